@@ -1,0 +1,27 @@
+"""The public record of a planted fault. No dependency beyond the standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted bug.
+
+    ``plant`` returns a context manager; it is entered around converting, compiling and running the
+    arms under test, never around the reference. ``recipes`` are globs of the recipes it can hit.
+    """
+
+    id: str
+    family: str
+    title: str
+    link: str
+    recipes: tuple[str, ...]
+    plant: Callable[[], AbstractContextManager[object]]
+
+    def __post_init__(self) -> None:
+        if not self.id or not self.recipes:
+            raise ValueError(f"fault {self.id!r} needs an id and at least one recipe glob")

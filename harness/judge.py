@@ -1,0 +1,186 @@
+"""judge(case) -> verdicts: run a case on its arms, apply every rule, fold consequences.
+
+The only place that sees both arms and oracles. pytest, campaign, replay and the minimiser all call
+it. Built programs are kept between calls (a Spec is built once and serves many data draws); that
+is a cache and does not change a verdict.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from harness.arms.ladder import EAGER, Arm, climb, unavailable
+from harness.arms.program import Program
+from harness.case import Case, Spec, compile_key
+from harness.data import make_tensors
+from harness.ledger import Ledger
+from harness.numerics.formats import F32
+from harness.oracles import BY_NAME, ORACLES
+from harness.oracles.evidence import Evidence
+from harness.oracles.oracle import Oracle, plain
+from harness.recipe import Recipe, unknown
+from harness.trace import Trace
+from harness.verdict import BAD, Verdict, fingerprint
+
+_KEPT_PROGRAMS = 16
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All verdicts of one case; ``causes`` are the first causes among the bad ones."""
+
+    case: Case
+    family: str
+    verdicts: tuple[Verdict, ...]
+    causes: tuple[Verdict, ...]
+    known: tuple[Verdict, ...]
+
+    def fingerprints(self) -> set[str]:
+        return {fingerprint(v, self.family) for v in self.causes}
+
+    def cause(self, wanted: str) -> Verdict | None:
+        """The first cause with this fingerprint."""
+        for verdict in self.causes:
+            if fingerprint(verdict, self.family) == wanted:
+                return verdict
+        return None
+
+
+@dataclass
+class Judge:
+    """Recipes, ledger and selected arms and oracles, plus the cache of built programs."""
+
+    recipes: Mapping[str, Recipe]
+    ledger: Ledger
+    arms: frozenset[str] | None = None
+    oracles: Sequence[Oracle] = ORACLES
+    compiles: int = 0
+    _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
+    _repeated: set[tuple[str, str]] = field(default_factory=set)
+
+    def judge(self, case: Case) -> Judgement:
+        """Run and judge one case. Raises ValueError if its recipe or backend does not exist."""
+        recipe = self.recipe(case.spec)
+        plan = recipe.plan(case.spec)
+        tensors = make_tensors(case, plan)
+        traces, repeats = self._run(case.spec, tensors)
+        evidence = Evidence(
+            case=case,
+            family=recipe.family,
+            plan=plan,
+            tensors=tensors,
+            traces=traces,
+            repeats=repeats,
+            elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
+            deviations=self.ledger.deviations(case.spec),
+            may_refuse=recipe.may_refuse(case.spec),
+            rerun=lambda tensors, spec: self._program(spec, EAGER).run(tensors, tap=True),
+        )
+        ran = traces[EAGER.name].error is None
+        verdicts: list[Verdict] = []
+        for oracle in self.oracles:
+            if ran or oracle.name == "contract":
+                verdicts += oracle.check(evidence)
+            else:
+                verdicts.append(plain(oracle.name, EAGER.name, "output", "not_applicable"))
+        return self._fold(case, recipe.family, verdicts)
+
+    def recipe(self, spec: Spec) -> Recipe:
+        """The Spec's recipe. Raises ValueError with the nearest match."""
+        if spec.recipe not in self.recipes:
+            raise ValueError(unknown("recipe", spec.recipe, self.recipes))
+        recipe = self.recipes[spec.recipe]
+        recipe.backend(spec)
+        return recipe
+
+    def rungs(self, spec: Spec) -> tuple[Arm, ...]:
+        """The arms this case runs on here; eager is always among them."""
+        return tuple(
+            arm
+            for arm in climb(spec)
+            if arm is EAGER
+            or ((self.arms is None or arm.name in self.arms) and not unavailable(arm))
+        )
+
+    def _run(
+        self, spec: Spec, tensors: dict[str, F32]
+    ) -> tuple[dict[str, Trace], dict[str, Trace]]:
+        traces: dict[str, Trace] = {}
+        repeats: dict[str, Trace] = {}
+        for arm in self.rungs(spec):
+            program = self._program(spec, arm)
+            traces[arm.name] = program.run(tensors, tap=True)
+            if traces[arm.name].error is not None and arm is EAGER:
+                break  # dearer rungs would only say the same
+            first_draw = (compile_key(spec), arm.name) not in self._repeated
+            if traces[arm.name].error is None and (arm is EAGER or first_draw):
+                repeats[arm.name] = program.run(tensors, tap=False)
+                self._repeated.add((compile_key(spec), arm.name))
+        return traces, repeats
+
+    def _program(self, spec: Spec, arm: Arm) -> Program:
+        key = (compile_key(spec), arm.name)
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            return self._programs[key]
+        if arm.compiler:
+            self._forget_compiled(compile_key(spec))
+            self.compiles += 1
+        program = Program(spec, self.recipes[spec.recipe], arm)
+        self._programs[key] = program
+        while len(self._programs) > _KEPT_PROGRAMS:
+            dropped, _ = self._programs.popitem(last=False)
+            self._repeated.discard(dropped)
+        return program
+
+    def _forget_compiled(self, keep: str) -> None:
+        """Drop other Specs' artefacts: Dynamo caches by code object and would recompile, then give
+        up compiling and silently run eager."""
+        stale = [k for k, p in self._programs.items() if p.arm.compiler and k[0] != keep]
+        if stale:
+            for key in stale:
+                del self._programs[key]
+                self._repeated.discard(key)
+            torch._dynamo.reset()
+
+    def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict]) -> Judgement:
+        """Keep first causes: a verdict explained by one upstream of it is its consequence."""
+        rung = {arm.name: i for i, arm in enumerate(climb(case.spec))}
+        rank = {oracle.name: i for i, oracle in enumerate(ORACLES)}
+        ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
+        roots: list[Verdict] = []
+        folded: list[Verdict] = []
+        for verdict in ordered:
+            if verdict.status == "known":
+                roots.append(verdict)
+            elif verdict.status in BAD:
+                root = _explained(verdict, roots)
+                if root is None:
+                    entry = self.ledger.match(fingerprint(verdict, family), case.spec)
+                    verdict = verdict.known(entry) if entry else verdict
+                    roots.append(verdict)
+                elif root.status == "known":
+                    verdict = verdict.known(root.explained_by)
+                else:
+                    folded.append(verdict)
+                    continue
+            folded.append(verdict)
+        causes = tuple(v for v in roots if v.status in BAD)
+        known = tuple(v for v in roots if v.status == "known")
+        return Judgement(case, family, tuple(folded), causes, known)
+
+
+def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
+    upstream = BY_NAME[verdict.oracle].upstream
+    for root in roots:
+        same = (root.oracle, root.symptom) == (verdict.oracle, verdict.symptom)
+        if root.role == verdict.role and (same or root.oracle in upstream):
+            return root
+        if root.oracle == "contract" and root.arm == verdict.arm and root.status in BAD:
+            if root.status == "crashed":
+                return root
+    return None

@@ -1,0 +1,112 @@
+"""The ledger: divergences of released libraries that are known, each with its script.
+
+One TOML file per cause in ``reports/known/``. An entry explains findings by fingerprint, or, better,
+by an *as-built deviation* that the reference then follows, so that every other rule stays sharp on
+the same case. It holds only for the versions it names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.metadata
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from harness.case import Spec
+from harness.content import content_dir
+from harness.numerics.reference import DEVIATIONS
+
+#: Deviations the oracles follow beyond those of the quantiser's reference.
+LAYER_DEVIATIONS = {"bias_ignored": "the layer returns its output without the bias"}
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One known divergence."""
+
+    id: str
+    title: str
+    #: What happens and why, with the library's function.
+    explanation: str
+    severity: str
+    link: str
+    recipes: tuple[str, ...]
+    #: Distribution -> version specifier.
+    versions: dict[str, str]
+    #: Date to look again.
+    review: str
+    #: Stand-alone script beside the entry: exits 1 while the divergence is there.
+    script: str
+    fingerprints: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ("*",)
+    deviation: str = ""
+    #: Smallest case, as JSON.
+    case: str = ""
+
+    def holds_for(self, recipe: str, backend: str) -> bool:
+        return any(fnmatch.fnmatch(recipe, g) for g in self.recipes) and any(
+            fnmatch.fnmatch(backend, g) for g in self.backends
+        )
+
+
+class Ledger:
+    """The entries that hold for the installed versions."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entries)
+
+    def deviations(self, spec: Spec) -> dict[str, str]:
+        """As-built deviations to follow for this Spec: deviation -> entry id."""
+        return {
+            entry.deviation: entry.id
+            for entry in self.entries
+            if entry.deviation and entry.holds_for(spec.recipe, spec.backend)
+        }
+
+    def match(self, fingerprint: str, spec: Spec) -> str:
+        """Id of the entry that explains a fingerprint, or ""."""
+        for entry in self.entries:
+            if entry.holds_for(spec.recipe, spec.backend) and any(
+                fnmatch.fnmatchcase(fingerprint, glob) for glob in entry.fingerprints
+            ):
+                return entry.id
+        return ""
+
+
+def known_dir() -> Path:
+    return content_dir("reports") / "known"
+
+
+def load_ledger() -> Ledger:
+    """All entries for the installed versions. Raises ValueError naming a file that is not valid."""
+    return Ledger(entry for entry in load_entries() if _installed(entry))
+
+
+def load_entries() -> list[Entry]:
+    entries = []
+    for path in sorted(known_dir().glob("*.toml")):
+        try:
+            entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"ledger entry {path.name}: {error}") from None
+        if entry.deviation and entry.deviation not in DEVIATIONS | LAYER_DEVIATIONS:
+            raise ValueError(f"ledger entry {path.name}: no deviation {entry.deviation!r}")
+        if not entry.deviation and not entry.fingerprints:
+            raise ValueError(f"ledger entry {path.name}: needs a deviation or a fingerprint")
+        entries.append(entry)
+    return entries
+
+
+def _installed(entry: Entry) -> bool:
+    for package, wanted in entry.versions.items():
+        try:
+            version = importlib.metadata.version(package)
+            if not SpecifierSet(wanted).contains(version.split("+")[0], prereleases=True):
+                return False
+        except importlib.metadata.PackageNotFoundError:
+            return False
+        except InvalidSpecifier:
+            raise ValueError(f"ledger entry {entry.id}: bad version {wanted!r}") from None
+    return True

@@ -1,0 +1,154 @@
+"""The reference of a quantised GEMM, executed from its plan.
+
+Four steps, each usable alone so that a rule can start from what was *observed*: amax of each
+granule, scale from amax, codes from scale, values from codes. All operands are in canonical
+orientation: [rows, C] with the contracted axis last.
+
+An *as-built deviation* is a named, documented departure of a released library from the plan. With
+one switched on, ``codes`` and ``scale_allowed`` follow the library instead, so a known bug can be
+counted as known while every other rule stays sharp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.numerics import scales
+from harness.numerics.formats import F32, F64, FORMATS, Codes, decode, encode, round_to
+from harness.numerics.plan import OPERANDS, Fp32Scale, GemmPlan, MxScale, OperandPlan, Role
+
+#: fp32 multiplicative scales, or E8M0 bytes.
+Scale = NDArray[np.float32] | NDArray[np.uint8]
+
+DEVIATIONS = {
+    "pow2_floor_by_log2": "floor(log2(s)) in fp32: just below a power of two the scale rounds up",
+    "mx_byte0_times_one": "MX scale byte 0 multiplies the data by 1 instead of 2^127",
+    "mx_byte0_min_normal": "MX scale byte 0 divides the data by 2^-126 but stores 2^-127",
+}
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """One operand: amax and scale per granule, codes and dequantised values per element."""
+
+    amax: F32
+    scale: Scale
+    codes: Codes
+    values: F64
+
+
+def canonical_operands(
+    role: Role, tensors: dict[str, NDArray[Any]]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A and B of ``role`` from the 2-D tensors input, weight and grad_output."""
+    (a, a_t), (b, b_t) = OPERANDS[role]
+    return (tensors[a].T if a_t else tensors[a]), (tensors[b].T if b_t else tensors[b])
+
+
+def amax(x: F32, plan: OperandPlan) -> F32:
+    """max|x| of each granule: shape () for tensor, [rows, 1] for row, [rows, C/block] for block.
+
+    NaN propagates; an empty granule has amax 0. Raises ValueError if C is not a multiple of block.
+    """
+    magnitude = np.abs(x)
+    if plan.granularity == "tensor":
+        return np.asarray(np.max(magnitude, initial=0.0), dtype=np.float32)
+    if plan.granularity == "row":
+        return np.asarray(np.max(magnitude, axis=1, keepdims=True, initial=0.0), dtype=np.float32)
+    rows, contracted = x.shape
+    if contracted % plan.block:
+        raise ValueError(f"contracted dimension {contracted} is not a multiple of {plan.block}")
+    blocked = magnitude.reshape(rows, contracted // plan.block, plan.block)
+    return np.asarray(np.max(blocked, axis=2, initial=0.0), dtype=np.float32)
+
+
+def scale(amax_: F32, plan: OperandPlan) -> Scale:
+    """The scale the plan's rule gives for each granule's amax."""
+    assert plan.format is not None
+    if isinstance(plan.scale, MxScale):
+        return scales.mx_scale(amax_, plan.format, plan.scale.mode, inf_byte=plan.scale.inf_byte)
+    assert isinstance(plan.scale, Fp32Scale)
+    s = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
+    return scales.pow2_floor(s) if plan.scale.power_of_two else s
+
+
+def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | None:
+    """The other scale that ``deviation`` allows per granule (0: none), or None if it has no say."""
+    if deviation != "pow2_floor_by_log2" or not isinstance(plan.scale, Fp32Scale):
+        return None
+    if not plan.scale.power_of_two:
+        return None
+    assert plan.format is not None
+    raw = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
+    return scales.pow2_floor_by_log2(raw)
+
+
+def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
+    """Broadcast a per-granule array so that it lines up with the elements."""
+    return np.repeat(per_granule, plan.block, axis=1) if plan.granularity == "block" else per_granule
+
+
+def codes(x: F32, scale_: Scale, plan: OperandPlan, *, deviation: str = "") -> Codes:
+    """Quantise ``x`` with the given (possibly observed) scales: one fp32 product, one cast."""
+    assert plan.format is not None
+    with np.errstate(all="ignore"):
+        if isinstance(plan.scale, MxScale):
+            assert scale_.dtype == np.uint8
+            scaled = x / spread(_mx_divisor(scale_, deviation), plan)
+        else:
+            scaled = (x * scale_).astype(np.float32)
+    return encode(scaled, plan.format, overflow=plan.overflow)
+
+
+def _mx_divisor(byte: NDArray[Any], deviation: str) -> F64:
+    factor = scales.mx_factor(byte)
+    if deviation == "mx_byte0_times_one":
+        return np.where(byte == 0, 1.0, factor)
+    if deviation == "mx_byte0_min_normal":
+        return np.where(byte == 0, 2.0**-126, factor)
+    return factor
+
+
+def values(codes_: Codes, scale_: Scale, plan: OperandPlan) -> F64:
+    """What the codes stand for: code / s, or code * X; exact up to float64 rounding."""
+    assert plan.format is not None
+    decoded = decode(codes_, plan.format)
+    with np.errstate(all="ignore"):
+        if isinstance(plan.scale, MxScale):
+            assert scale_.dtype == np.uint8
+            return decoded * spread(scales.mx_factor(scale_), plan)  # type: ignore[arg-type]
+        return decoded / scale_.astype(np.float64)
+
+
+def quantise(x: F32, plan: OperandPlan) -> Quantised | None:
+    """All four steps; None where the plan leaves the operand in high precision."""
+    if plan.format is None:
+        return None
+    a = amax(x, plan)
+    s = scale(a, plan)
+    c = codes(x, s, plan)
+    return Quantised(a, s, c, values(c, s, plan))
+
+
+def multiplied(values_: F64, gemm: GemmPlan, dtype: str) -> F64:
+    """The operand as it enters the multiply: rounded where the plan dequantises it first.
+
+    Quotients and products round to fp32's or the dtype's *range* (a value may overflow to Inf); the
+    relative rounding to fp32 is left to bound 3.2, which counts it.
+    """
+    if gemm.dequantise_to == "dtype":
+        return round_to(values_, FORMATS[dtype], overflow="ieee")
+    if gemm.dequantise_to == "fp32":
+        return round_to(values_, FORMATS["fp32"], overflow="ieee")
+    return values_
+
+
+def product(a: F64, b: F64) -> F64:
+    """A @ B^T in float64. Inf and NaN take part: an Inf that meets a 0 must come out as NaN."""
+    with np.errstate(all="ignore"):
+        return np.asarray(a @ b.T)
+

@@ -1,0 +1,145 @@
+"""What oracles look at: the case, its reference and the arms' traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from harness.case import Case, Spec
+from harness.numerics import bounds, reference
+from harness.numerics.formats import F32, F64, FORMATS
+from harness.numerics.plan import GemmPlan, OperandPlan, Plan, Role
+from harness.numerics.reference import Quantised
+from harness.trace import Seen, Trace
+
+#: Runs the eager arm again on other tensors (and possibly another Spec).
+Rerun = Callable[[dict[str, F32], Spec], Trace]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One canonical operand of one GEMM and what the plan makes of it."""
+
+    x: F32
+    plan: OperandPlan
+    quantised: Quantised | None
+
+
+class Reference:
+    """The plan, executed once per case and only as far as asked."""
+
+    def __init__(self, case: Case, plan: Plan, tensors: dict[str, F32]) -> None:
+        self.plan, self.tensors = plan, tensors
+        self.dtype = case.spec.dtype
+        self._operands: dict[tuple[Role, str], Operand] = {}
+        self._layer: dict[Role, tuple[F64, F64]] = {}
+
+    def operand(self, role: Role, side: str) -> Operand:
+        key = (role, side)
+        if key not in self._operands:
+            gemm = self.plan.gemms[role]
+            a, b = reference.canonical_operands(role, self.tensors)
+            x, plan = (a, gemm.a) if side == "a" else (b, gemm.b)
+            self._operands[key] = Operand(x, plan, reference.quantise(x, plan))
+        return self._operands[key]
+
+    def values(self, role: Role, side: str) -> F64:
+        """The operand as the plan multiplies it."""
+        operand = self.operand(role, side)
+        if operand.quantised is None:
+            return operand.x.astype(np.float64)
+        return reference.multiplied(operand.quantised.values, self.plan.gemms[role], self.dtype)
+
+    def centre(self, role: Role) -> F64:
+        """A @ B^T of the plan's operands."""
+        return reference.product(self.values(role, "a"), self.values(role, "b"))
+
+    def layer(self, role: Role) -> tuple[F64, F64]:
+        """Unquantised product and the radius of bound 3.3."""
+        if role not in self._layer:
+            gemm = self.plan.gemms[role]
+            a, b = self.operand(role, "a"), self.operand(role, "b")
+            centre = reference.product(a.x.astype(np.float64), b.x.astype(np.float64))
+            radius = bounds.layer_radius(a.x, b.x, _bound(a, gemm), _bound(b, gemm), gemm)
+            self._layer[role] = (centre, radius)
+        return self._layer[role]
+
+    def may_overflow(self, role: Role) -> Any:
+        """Elements whose partial sums, or sums with only one scale applied, may leave fp32's range.
+
+        Which order a kernel scales and sums in is its own business, so nothing is said of these.
+        """
+        gemm = self.plan.gemms[role]
+        a, b = np.abs(self.values(role, "a")), np.abs(self.values(role, "b"))
+        limit = FORMATS[self.dtype].max * 0.5
+        with np.errstate(all="ignore"):
+            risky = ~(a @ b.T < limit)
+            if gemm.b.format is not None and not gemm.dequantise_to:
+                risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
+            if gemm.a.format is not None and not gemm.dequantise_to:
+                risky |= ~(b.sum(axis=1) * gemm.a.format.max < limit)[None, :]
+        return risky
+
+
+def _bound(operand: Operand, gemm: GemmPlan) -> F64:
+    if operand.quantised is None:
+        return np.zeros(operand.x.shape)
+    return bounds.quantise_bound(operand.x, operand.quantised.scale, operand.plan)
+
+
+@dataclass
+class Evidence:
+    """Everything about one judged case. Traces are by arm name, in ladder order."""
+
+    case: Case
+    family: str
+    plan: Plan
+    tensors: dict[str, F32]
+    traces: dict[str, Trace]
+    #: Second runs of the same arm on the same case, untapped.
+    repeats: dict[str, Trace]
+    #: Arms whose inner roundings may be left out.
+    elides: frozenset[str]
+    #: As-built deviations switched on, each with the ledger entry that documents it.
+    deviations: Mapping[str, str]
+    #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
+    may_refuse: str
+    rerun: Rerun | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self.case, self.plan, self.tensors)
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    def compiled(self, arm: str) -> bool:
+        return arm.startswith(("aot_eager", "inductor"))
+
+    def seen_values(self, role: Role, side: str, seen: Seen) -> F64 | None:
+        """The operand that was really multiplied, or None where that is not observable."""
+        operand = self.reference.operand(role, side)
+        if operand.plan.format is None:
+            return operand.x.astype(np.float64)
+        if seen.values is not None:
+            return seen.values.astype(np.float64)
+        if seen.codes is None:
+            return None
+        assert operand.quantised is not None
+        scale = seen.scale
+        if self.scale_hidden(role, seen) or seen.scale_is_inverse:
+            # the reference's scale; whether the seen inverse agrees with it is O3's business
+            scale = operand.quantised.scale
+        assert scale is not None
+        values = reference.values(seen.codes, scale, operand.plan)
+        return reference.multiplied(values, self.plan.gemms[role], self.spec.dtype)
+
+    def scale_hidden(self, role: Role, seen: Seen) -> bool:
+        """True where the kernel runs on unit scales and rescales afterwards, out of sight."""
+        return seen.scale is None or (self.plan.gemms[role].post_scale and seen.scale_is_inverse)

@@ -1,0 +1,180 @@
+"""O5 and O15 (the multiply, from operands really seen), O6 (the layer), O7 (the lattice)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from harness.numerics import bounds
+from harness.numerics.formats import F32, F64
+from harness.numerics.plan import ROLES, Role
+from harness.oracles.evidence import Evidence
+from harness.oracles.oracle import first, number, plain
+from harness.trace import Seen, Trace
+from harness.verdict import Verdict
+
+_UNSEEN = Seen()
+
+
+def check_gemm_output(evidence: Evidence) -> Iterator[Verdict]:
+    """O5: output lies in the interval that bound 3.2 allows for the observed operands."""
+    yield from _check_gemm(evidence, "O5", ("output",))
+
+
+def check_gemm_grads(evidence: Evidence) -> Iterator[Verdict]:
+    """O15: grad_input and grad_weight obey bound 3.2 with their own plan."""
+    yield from _check_gemm(evidence, "O15", ("grad_input", "grad_weight"))
+
+
+def _check_gemm(evidence: Evidence, oracle: str, roles: tuple[Role, ...]) -> Iterator[Verdict]:
+    for arm, trace in evidence.traces.items():
+        for role in roles:
+            got = trace.outputs.get(role)
+            if trace.error is not None or got is None:
+                yield plain(oracle, arm, role, "not_applicable")
+                continue
+            a, b = _observed(evidence, trace, role)
+            if a is None or b is None:
+                why = trace.unobserved or "not tapped"
+                yield plain(oracle, arm, role, "inconclusive", why)
+                continue
+            centre = _product(a, b)
+            radius = bounds.gemm_radius(a, b, evidence.plan.gemms[role])
+            skip = evidence.reference.may_overflow(role) | np.isnan(centre)
+            yield _within(evidence, oracle, arm, role, got, centre, radius, skip)
+
+
+def _observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
+    site = trace.main_site(role)
+    if site is None and evidence.plan.gemms[role].a.format is not None:
+        return None, None
+    seen = (_UNSEEN, _UNSEEN) if site is None else (site.a, site.b)
+    return (
+        evidence.seen_values(role, "a", seen[0]),
+        evidence.seen_values(role, "b", seen[1]),
+    )
+
+
+def _product(a: F64, b: F64) -> F64:
+    with np.errstate(all="ignore"):
+        return np.asarray(a @ b.T)
+
+
+def check_layer(evidence: Evidence) -> Iterator[Verdict]:
+    """O6: every result lies within bound 3.3 of the unquantised product."""
+    for arm, trace in evidence.traces.items():
+        for role in ROLES:
+            got = trace.outputs.get(role)
+            if trace.error is not None or got is None:
+                yield plain("O6", arm, role, "not_applicable")
+                continue
+            centre, radius = evidence.reference.layer(role)
+            skip = evidence.reference.may_overflow(role) | ~np.isfinite(centre) | np.isnan(radius)
+            yield _within(evidence, "O6", arm, role, got, centre, radius, skip)
+
+
+def check_lattice(evidence: Evidence) -> Iterator[Verdict]:
+    """O7: where every partial sum is exact, every arm returns the one exact result."""
+    for arm, trace in evidence.traces.items():
+        for role in ROLES:
+            got = trace.outputs.get(role)
+            if trace.error is not None or got is None:
+                yield plain("O7", arm, role, "not_applicable")
+            elif not _on_lattice(evidence, role):
+                yield plain("O7", arm, role, "not_applicable", "sums are not exact")
+            else:
+                centre = evidence.reference.centre(role)
+                nothing = np.zeros(centre.shape, dtype=bool)
+                yield _within(evidence, "O7", arm, role, got, centre, 0.0, nothing)
+
+
+def _on_lattice(evidence: Evidence, role: Role) -> bool:
+    """All partial sums exact in fp32: operands are multiples of one unit and sums stay below 2^24
+    units. Checked on the reference's operands, not assumed from the regime."""
+    if evidence.case.data.regime != "lattice":
+        return False
+    unit = 1.0
+    magnitudes = []
+    for side in ("a", "b"):
+        operand = evidence.reference.operand(role, side)
+        values = evidence.reference.values(role, side)
+        if operand.quantised is not None:
+            if not np.array_equal(values, operand.x):
+                return False
+            scale = operand.quantised.scale
+            if scale.dtype == np.float32 and (np.frexp(scale)[0] != 0.5).any():
+                return False
+        magnitude = np.abs(values)
+        if not np.isfinite(magnitude).all():
+            return False
+        unit *= _grid(magnitude)
+        magnitudes.append(magnitude)
+    reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0))
+    return reach < 2.0**24 * unit and 2.0**-100 < unit and reach < 2.0**100
+
+
+def _grid(magnitude: F64) -> float:
+    """The largest power of two that divides every element."""
+    nonzero = magnitude[magnitude > 0]
+    if nonzero.size == 0:
+        return 1.0
+    mantissa, exponent = np.frexp(nonzero)
+    whole = (mantissa * 2.0**53).astype(np.int64)
+    trailing = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)
+    return float(2.0 ** int((exponent - 53 + trailing).min()))
+
+
+def _within(
+    evidence: Evidence, oracle: str, arm: str, role: Role,
+    got: F32, centre: F64, radius: F64 | float, skip: Any,
+) -> Verdict:  # fmt: skip
+    """``got`` against the interval around ``centre``, with the bias where there is one."""
+    if got.size and skip.all():
+        return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
+    bias = evidence.tensors.get("bias") if role == "output" else None
+    lo, hi = _interval(evidence, arm, role, centre, radius, bias)
+    bad = ~(bounds.contains(lo, hi, got) | skip)
+    if bias is not None:  # a NaN or Inf bias is the bias's business
+        bad &= np.isfinite(bias)[None, :]
+    if not bad.any():
+        return plain(oracle, arm, role, "ok")
+    if bias is not None and "bias_ignored" in evidence.deviations:
+        lo, hi = _interval(evidence, arm, role, centre, radius, None)
+        if (bounds.contains(lo, hi, got) | skip).all():
+            return plain(oracle, arm, role, "ok").known(evidence.deviations["bias_ignored"])
+    at = first(bad)
+    return Verdict(
+        oracle, arm, role, "diverged", _symptom(got, at), str(list(at)),
+        number(got[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
+        factor=_factor(got[at], centre[at], radius, at, bias), index=at,
+        lo=float(lo[at]), hi=float(hi[at]),
+    )  # fmt: skip
+
+
+def _interval(
+    evidence: Evidence, arm: str, role: Role, centre: F64, radius: F64 | float, bias: F32 | None
+) -> tuple[F64, F64]:
+    gemm, dtype = evidence.plan.gemms[role], evidence.spec.dtype
+    lo, hi = bounds.interval(
+        centre, radius, gemm, dtype, bias=bias, may_elide=arm in evidence.elides
+    )
+    if bias is not None and evidence.plan.bias == "either":
+        fused = bounds.interval(centre, radius, bounds.unrounded(gemm), dtype, bias=bias)
+        lo, hi = np.minimum(lo, fused[0]), np.maximum(hi, fused[1])
+    return lo, hi
+
+
+def _factor(got: Any, centre: Any, radius: Any, at: tuple[int, ...], bias: F32 | None) -> float:
+    allowed = float(radius if np.isscalar(radius) else radius[at])
+    if not (allowed > 0 and np.isfinite(got)):
+        return 0.0
+    centre = float(centre) + (float(bias[at[1]]) if bias is not None else 0.0)
+    return abs(float(got) - centre) / allowed
+
+
+def _symptom(got: F32, at: tuple[int, ...]) -> str:
+    if not np.isfinite(got[at]):
+        return "not finite"
+    return "wrong value"

@@ -1,0 +1,234 @@
+"""O2 cast-exact, O3 scale-exact, O4 amax-exact: the quantiser, part by part.
+
+Each part starts from what was observed of the part before, so a wrong amax is not also a wrong
+scale and a wrong scale not also wrong codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from harness.numerics import reference
+from harness.numerics.formats import E8M0_NAN, canonical, decode
+from harness.numerics.plan import ROLES, MxScale, OperandPlan, Role
+from harness.oracles.evidence import Evidence, Operand
+from harness.oracles.oracle import first, number, plain, same_bits
+from harness.trace import Seen, Trace
+from harness.verdict import Verdict
+
+
+def _operands(
+    evidence: Evidence, oracle: str
+) -> Iterator[tuple[Trace, Role, str, Seen, Operand] | Verdict]:
+    """Every observed quantised operand, or the verdict that says why there is none."""
+    for arm, trace in evidence.traces.items():
+        for role in ROLES:
+            gemm = evidence.plan.gemms[role]
+            if gemm.a.format is None or trace.error is not None:
+                yield plain(oracle, arm, role, "not_applicable")
+                continue
+            site = trace.main_site(role)
+            if site is None:
+                yield plain(oracle, arm, role, "inconclusive", trace.unobserved or "not tapped")
+                continue
+            for side, seen in (("a", site.a), ("b", site.b)):
+                yield trace, role, side, seen, evidence.reference.operand(role, side)
+
+
+def check_amax(evidence: Evidence) -> Iterator[Verdict]:
+    """O4: amax equals max|x| of its granule; max is exact in any order, so on every arm."""
+    for item in _operands(evidence, "O4"):
+        if isinstance(item, Verdict):
+            yield item
+            continue
+        trace, role, side, seen, operand = item
+        if seen.amax is None:
+            yield plain("O4", trace.arm, role, "not_applicable", "amax is not exposed")
+            continue
+        assert operand.quantised is not None
+        expected = operand.quantised.amax
+        bad = ~same_bits(seen.amax, expected)
+        if not bad.any():
+            yield plain("O4", trace.arm, role, "ok")
+            continue
+        at = first(bad)
+        yield Verdict(
+            "O4", trace.arm, role, "diverged", "amax", _name(side, at),
+            number(seen.amax[at]), number(expected[at]), side=side, index=at,
+        )  # fmt: skip
+
+
+def check_scale(evidence: Evidence) -> Iterator[Verdict]:
+    """O3: scale equals the plan's rule applied to amax, bit for bit."""
+    for item in _operands(evidence, "O3"):
+        if isinstance(item, Verdict):
+            yield item
+            continue
+        trace, role, side, seen, operand = item
+        if seen.values is not None or evidence.scale_hidden(role, seen):
+            yield plain("O3", trace.arm, role, "inconclusive", "scale is not observable")
+            continue
+        assert operand.quantised is not None and seen.scale is not None
+        amax = operand.quantised.amax if seen.amax is None else seen.amax
+        expected = reference.scale(amax, operand.plan)
+        got = seen.scale
+        if seen.scale_is_inverse:
+            with np.errstate(divide="ignore"):
+                expected = (np.float32(1.0) / expected).astype(np.float32)
+        bad = ~same_bits(got, expected)
+        if not bad.any():
+            yield plain("O3", trace.arm, role, "ok")
+            continue
+        known, bad = _explain_scale(evidence, operand.plan, amax, seen, bad)
+        if not bad.any():
+            yield plain("O3", trace.arm, role, "ok").known(known)
+            continue
+        at = first(bad)
+        yield Verdict(
+            "O3", trace.arm, role, "diverged",
+            _scale_symptom(got[at], expected[at], amax[at], operand.plan), _name(side, at),
+            _show_scale(got[at]), f"{_show_scale(expected[at])} for amax {number(amax[at])}",
+            side=side, index=at,
+        )  # fmt: skip
+
+
+def _explain_scale(
+    evidence: Evidence, plan: OperandPlan, amax: Any, seen: Seen, bad: Any
+) -> tuple[str, Any]:
+    for deviation, entry in evidence.deviations.items():
+        other = reference.scale_as_built(amax, plan, deviation)
+        if other is None:
+            continue
+        with np.errstate(divide="ignore"):
+            as_built = np.float32(1.0) / other if seen.scale_is_inverse else other
+        explained = bad & (other > 0) & (seen.scale == as_built)
+        if explained.any():
+            return entry, bad & ~explained
+    return "", bad
+
+
+def _scale_symptom(got: Any, expected: Any, amax: Any, plan: OperandPlan) -> str:
+    if isinstance(plan.scale, MxScale):
+        step = int(got) - int(expected)
+        if not np.isfinite(amax):
+            return "scale of a granule with Inf or NaN"
+        return f"scale byte {'+' if step > 0 else '-'}{'1' if abs(step) == 1 else 'n'}"
+    if not np.isfinite(amax) or not np.isfinite(got):
+        return "scale of a granule with Inf or NaN"
+    if got == 2 * expected or 2 * got == expected:
+        return "scale off by a factor 2"
+    return "scale value"
+
+
+def _show_scale(scale: Any) -> str:
+    return f"byte {int(scale)}" if np.asarray(scale).dtype == np.uint8 else number(scale)
+
+
+def check_cast(evidence: Evidence) -> Iterator[Verdict]:
+    """O2: codes equal nearest-even(x * s) with the scale that was observed."""
+    for item in _operands(evidence, "O2"):
+        if isinstance(item, Verdict):
+            yield item
+            continue
+        trace, role, side, seen, operand = item
+        if seen.values is not None:
+            yield _check_values(evidence, trace.arm, role, side, seen)
+            continue
+        yield _check_codes(evidence, trace.arm, role, side, seen, operand)
+
+
+def _check_codes(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    plan, fmt = operand.plan, operand.plan.format
+    assert fmt is not None and operand.quantised is not None and seen.codes is not None
+    scale = seen.scale
+    if scale is None or seen.scale_is_inverse:
+        scale = operand.quantised.scale
+    expected = reference.codes(operand.x, scale, plan)
+    bad = _code_mismatch(evidence, arm, seen.codes, expected, scale, plan)
+    if not bad.any():
+        return plain("O2", arm, role, "ok")
+    for deviation, entry in evidence.deviations.items():
+        as_built = reference.codes(operand.x, scale, plan, deviation=deviation)
+        if not (bad & _code_mismatch(evidence, arm, seen.codes, as_built, scale, plan)).any():
+            return plain("O2", arm, role, "ok").known(entry)
+    at = first(bad)
+    got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
+    return Verdict(
+        "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at), _name(side, at),
+        f"code {number(got)}", f"{number(want)} for x = {number(operand.x[at])}",
+        side=side, index=at,
+    )  # fmt: skip
+
+
+def _code_mismatch(
+    evidence: Evidence, arm: str, got: Any, want: Any, scale: Any, plan: OperandPlan
+) -> Any:
+    assert plan.format is not None
+    if evidence.compiled(arm):  # generated code does not keep the sign of zero
+        bad = ~same_bits(decode(got, plan.format), decode(want, plan.format))
+    else:
+        bad = canonical(got, plan.format) != canonical(want, plan.format)
+    if isinstance(plan.scale, MxScale):  # under a NaN scale the codes mean nothing
+        bad &= reference.spread(scale, plan) != E8M0_NAN
+    return bad
+
+
+def _code_symptom(got: Any, want: Any, scale: Any, plan: OperandPlan, at: tuple[int, ...]) -> str:
+    assert plan.format is not None
+    if isinstance(plan.scale, MxScale) and reference.spread(scale, plan)[at] == 0:
+        return "codes of an MX block with scale byte 0"
+    if np.isnan(got) or np.isnan(want):
+        return "NaN code"
+    if abs(want) == plan.format.max or abs(got) == plan.format.max:
+        return "saturated code"
+    return "rounded code"
+
+
+def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: Seen) -> Verdict:
+    """Level B: the dequantised operand itself, which pow-2 or correctly rounded quotients fix."""
+    expected = evidence.reference.values(role, side)
+    assert seen.values is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = ~same_bits(seen.values, expected.astype(np.float32))
+    if not bad.any():
+        return plain("O2", arm, role, "ok")
+    operand = evidence.reference.operand(role, side)
+    assert operand.quantised is not None
+    for deviation, entry in evidence.deviations.items():
+        as_built = _values_as_built(evidence, role, operand, deviation)
+        if any(not (bad & ~same_bits(seen.values, v)).any() for v in as_built):
+            return plain("O2", arm, role, "ok").known(entry)
+    at = first(bad)
+    return Verdict(
+        "O2", arm, role, "diverged", "dequantised value", _name(side, at),
+        number(seen.values[at]), f"{number(expected[at])} for x = {number(operand.x[at])}",
+        side=side, index=at,
+    )  # fmt: skip
+
+
+def _values_as_built(
+    evidence: Evidence, role: Role, operand: Operand, deviation: str
+) -> list[Any]:
+    assert operand.quantised is not None
+    gemm, scale = evidence.plan.gemms[role], operand.quantised.scale
+    scales: list[Any] = [scale]
+    other = reference.scale_as_built(operand.quantised.amax, operand.plan, deviation)
+    if other is not None:
+        scales.append(np.where(other > 0, other, scale).astype(np.float32))
+    values = []
+    for s in scales:
+        codes = reference.codes(operand.x, s, operand.plan, deviation=deviation)
+        exact = reference.values(codes, s, operand.plan)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = reference.multiplied(exact, gemm, evidence.spec.dtype)
+            values.append(rounded.astype(np.float32))
+    return values
+
+
+def _name(side: str, at: tuple[int, ...]) -> str:
+    return f"operand {side}{list(at)}"

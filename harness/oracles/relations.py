@@ -1,0 +1,275 @@
+"""Metamorphic relations: transform the data, run eager again, and know how the result must move.
+
+R1-R4, R12, R14, R15 and R17 rerun the eager arm; R13 only sorts what was seen. Outside a
+relation's precondition it is not applicable: skipped, never loosened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness.data import hash_bits
+from harness.numerics import reference
+from harness.numerics.formats import F32, FORMATS, decode, round_to
+from harness.numerics.plan import ROLES, Fp32Scale, MxScale, Role
+from harness.oracles.evidence import Evidence, Reference
+from harness.oracles.oracle import first, number, plain, same_bits
+from harness.trace import Trace
+from harness.verdict import Verdict
+
+#: What scaling each tensor by 2^k must do to (output, grad_input, grad_weight).
+_SCALES: dict[str, dict[Role, int]] = {
+    "input": {"output": 1, "grad_input": 0, "grad_weight": 1},
+    "grad_output": {"output": 0, "grad_input": 1, "grad_weight": 1},
+    "weight": {"output": 1, "grad_input": 1, "grad_weight": 0},
+}
+_RELATION = {"input": "R1", "grad_output": "R2", "weight": "R3"}
+
+
+def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
+    """R1-R3: tensor * 2^k multiplies the results it enters by 2^k exactly; codes stay."""
+    name = _RELATION[tensor]
+    k = (1, -1, 3, -4)[evidence.case.data.seed % 4]
+    base = _base(evidence)
+    scaled = {**evidence.tensors, tensor: np.ldexp(evidence.tensors[tensor], k)}
+    if base is None or not _scaling_is_exact(evidence, scaled, tensor):
+        yield plain(name, "eager", "output", "not_applicable", "scaling would not be exact")
+        return
+    after = _again(evidence, scaled)
+    if after is None:
+        yield plain(name, "eager", "output", "inconclusive", "the rerun failed")
+        return
+    for role in ROLES:
+        if role == "output" and "bias" in evidence.tensors and tensor != "grad_output":
+            continue  # the bias does not scale
+        want = np.ldexp(base.outputs[role], k * _SCALES[tensor][role])
+        yield _compare(name, role, after.outputs[role], want, "does not scale")
+
+
+def _scaling_is_exact(evidence: Evidence, scaled: dict[str, F32], tensor: str) -> bool:
+    """The plan itself says so: same codes before and after, and nothing near the range's ends."""
+    fmt = FORMATS[evidence.spec.dtype]
+    x = scaled[tensor]
+    if not all(np.isfinite(t).all() for t in scaled.values()):
+        return False
+    if not np.array_equal(round_to(x, fmt, overflow="ieee"), x):
+        return False
+    for t in (evidence.tensors[tensor], x, *evidence.tensors.values()):
+        magnitude = np.abs(t[t != 0])
+        if magnitude.size and not (magnitude.min() > 2.0**-30 and magnitude.max() < 2.0**30):
+            return False
+    return _same_codes(evidence, scaled)
+
+
+def _same_codes(evidence: Evidence, tensors: dict[str, F32]) -> bool:
+    other = Reference(evidence.case, evidence.plan, tensors)
+    for role in ROLES:
+        for side in ("a", "b"):
+            before = evidence.reference.operand(role, side).quantised
+            after = other.operand(role, side).quantised
+            if before is None or after is None:
+                continue
+            if not np.array_equal(before.codes, after.codes):
+                return False
+            if before.scale.dtype == np.uint8 and not _byte_inside(before.scale, after.scale):
+                return False
+    return True
+
+
+def _byte_inside(*scales: Any) -> bool:
+    return all(s.size == 0 or (s.min() >= 1 and s.max() <= 253) for s in scales)
+
+
+def check_negation(evidence: Evidence) -> Iterator[Verdict]:
+    """R4: negating the input negates output and grad_weight and leaves grad_input."""
+    base = _base(evidence)
+    if base is None:
+        yield plain("R4", "eager", "output", "not_applicable", "eager failed")
+        return
+    after = _again(evidence, {**evidence.tensors, "input": -evidence.tensors["input"]})
+    if after is None:
+        yield plain("R4", "eager", "output", "inconclusive", "the rerun failed")
+        return
+    for role, sign in (("output", -1), ("grad_input", 1), ("grad_weight", -1)):
+        if role == "output" and "bias" in evidence.tensors:
+            continue
+        yield _compare(
+            "R4", role, after.outputs[role], sign * base.outputs[role], "is not symmetric"
+        )
+
+
+def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
+    """R12: quantising what quantisation returned changes no value (power-of-two scales)."""
+    base, operand = _base(evidence), evidence.reference.operand("output", "a")
+    site = base.at("output", "forward") if base else None
+    plan = operand.plan
+    pow2 = isinstance(plan.scale, MxScale) or (
+        isinstance(plan.scale, Fp32Scale) and plan.scale.power_of_two
+    )
+    if site is None or not pow2:
+        yield plain("R12", "eager", "output", "not_applicable", "scales are not powers of two")
+        return
+    values = evidence.seen_values("output", "a", site.a)
+    assert values is not None
+    usual = (values == 0) | ((np.abs(values) > 2.0**-30) & (np.abs(values) < 2.0**100))
+    scale = site.a.scale
+    assert scale is not None
+    if not usual.all() or (scale.dtype == np.uint8 and not _byte_inside(scale)):
+        yield plain("R12", "eager", "output", "not_applicable", "values near the range's ends")
+        return
+    after = _again(evidence, {**evidence.tensors, "input": values.astype(np.float32)})
+    again = after.at("output", "forward") if after else None
+    if again is None:
+        yield plain("R12", "eager", "output", "inconclusive", "the rerun showed no operands")
+        return
+    requantised = evidence.seen_values("output", "a", again.a)
+    assert requantised is not None
+    yield _compare("R12", "output", requantised, values, "requantises to another value", side="a")
+
+
+def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
+    """R13: inside a granule a larger x never gets a smaller code."""
+    base = _base(evidence)
+    for role in ROLES:
+        site = base.main_site(role) if base else None
+        if site is None:
+            yield plain("R13", "eager", role, "not_applicable")
+            continue
+        for side, seen in (("a", site.a), ("b", site.b)):
+            operand = evidence.reference.operand(role, side)
+            if seen.codes is None or operand.plan.format is None:
+                continue
+            yield _monotone(role, side, operand.x, decode(seen.codes, operand.plan.format), operand)
+
+
+def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verdict:
+    plan = operand.plan
+    if plan.granularity == "tensor":
+        x, decoded = x.reshape(1, -1), decoded.reshape(1, -1)
+    elif plan.granularity == "block":
+        x, decoded = x.reshape(-1, plan.block), decoded.reshape(-1, plan.block)
+    ordinary = np.isfinite(x).all(axis=1)
+    order = np.argsort(x[ordinary], axis=1, kind="stable")
+    codes = np.take_along_axis(decoded[ordinary], order, axis=1)
+    bad = codes[:, 1:] < codes[:, :-1]
+    if not ordinary.any():
+        return plain("R13", "eager", role, "not_applicable", "every granule has an Inf or NaN")
+    if not bad.any():
+        return plain("R13", "eager", role, "ok")
+    row, col = first(bad)
+    return Verdict(
+        "R13", "eager", role, "diverged", "is not monotone", f"operand {side}, granule {row}",
+        number(codes[row, col + 1]), f"at least {number(codes[row, col])}", side=side,
+    )  # fmt: skip
+
+
+def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
+    """R14: moving one element, still below amax, changes no other code of its row."""
+    base, x = _base(evidence), evidence.tensors["input"]
+    site = base.at("output", "forward") if base else None
+    pick = _pick_small(evidence, x)
+    if site is None or pick is None:
+        yield plain("R14", "eager", "output", "not_applicable", "no element to move")
+        return
+    row, col = pick
+    moved = x.copy()
+    moved[row, col] = -0.5 * np.max(np.abs(x[row]))
+    mask = np.ones(x.shape, dtype=bool)
+    mask[row, col] = False
+    yield _codes_stay(evidence, "R14", site.a.codes, moved, mask)
+
+
+def _pick_small(evidence: Evidence, x: F32) -> tuple[int, int] | None:
+    """An element at most half of every amax it could matter to."""
+    if x.size < 2 or not np.isfinite(x).all():
+        return None
+    plan = evidence.reference.operand("output", "a").plan
+    if plan.format is None:
+        return None
+    limit = reference.spread(reference.amax(x, plan), plan) * np.float32(0.5)
+    row_limit = np.abs(x).max(axis=1, keepdims=True) * np.float32(0.5)
+    small = (np.abs(x) < limit) & (row_limit <= limit) & (row_limit > 2.0**-100)
+    if not small.any():
+        return None
+    choices = np.argwhere(small)
+    row, col = choices[evidence.case.data.seed % len(choices)]
+    return int(row), int(col)
+
+
+def check_locality(evidence: Evidence) -> Iterator[Verdict]:
+    """R15: data outside a granule does not change its codes or scale (row and block granules)."""
+    base, x = _base(evidence), evidence.tensors["input"]
+    plan = evidence.reference.operand("output", "a").plan
+    site = base.at("output", "forward") if base else None
+    if site is None or plan.granularity == "tensor" or plan.format is None or x.shape[0] < 2:
+        yield plain("R15", "eager", "output", "not_applicable", "one granule")
+        return
+    row = evidence.case.data.seed % x.shape[0]
+    moved = x.copy()
+    noise = hash_bits(evidence.case.data.seed + 1, "input", 1, x.shape[1]).astype(np.float64)[0]
+    moved[row] = round_to(noise * 2.0**-58 - 16.0, FORMATS[evidence.spec.dtype]).astype(np.float32)
+    mask = np.ones(x.shape, dtype=bool)
+    mask[row] = False
+    yield _codes_stay(evidence, "R15", site.a.codes, moved, mask)
+
+
+def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: Any) -> Verdict:
+    after = _again(evidence, {**evidence.tensors, "input": moved})
+    site = after.at("output", "forward") if after else None
+    if site is None or site.a.codes is None:
+        return plain(name, "eager", "output", "inconclusive", "the rerun showed no operands")
+    fmt = evidence.reference.operand("output", "a").plan.format
+    assert fmt is not None
+    got, want = decode(site.a.codes, fmt), decode(before, fmt)
+    return _compare(
+        name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
+        "leaks between granules" if name == "R15" else "depends on elements below amax", side="a",
+    )  # fmt: skip
+
+
+def check_flattened(evidence: Evidence) -> Iterator[Verdict]:
+    """R17: a 3-D input gives the bits of the flattened 2-D one."""
+    base, spec = _base(evidence), evidence.spec
+    if base is None or not spec.batch:
+        yield plain("R17", "eager", "output", "not_applicable", "input is 2-D")
+        return
+    flat = msgspec.structs.replace(
+        spec, batch=0, m=spec.tokens, input_layout="contiguous", grad_layout="contiguous"
+    )
+    after = _again(evidence, evidence.tensors, flat)
+    if after is None:
+        yield plain("R17", "eager", "output", "inconclusive", "the rerun failed")
+        return
+    fused = evidence.plan.bias == "either" and "bias" in evidence.tensors
+    for role in ROLES:
+        if role == "output" and fused:  # which shapes get a fused bias is the kernel's choice
+            yield plain("R17", "eager", role, "not_applicable", "the bias may be fused")
+            continue
+        yield _compare("R17", role, after.outputs[role], base.outputs[role], "depends on the shape")
+
+
+def _base(evidence: Evidence) -> Trace | None:
+    trace = evidence.traces.get("eager")
+    complete = trace is not None and trace.error is None and set(ROLES) <= set(trace.outputs)
+    return trace if complete else None
+
+
+def _again(evidence: Evidence, tensors: dict[str, F32], spec: Any = None) -> Trace | None:
+    assert evidence.rerun is not None
+    trace = evidence.rerun(tensors, spec or evidence.spec)
+    return trace if trace.error is None and set(ROLES) <= set(trace.outputs) else None
+
+
+def _compare(name: str, role: str, got: Any, want: Any, symptom: str, side: str = "") -> Verdict:
+    bad = ~same_bits(got, want)
+    if not bad.any():
+        return plain(name, "eager", role, "ok")
+    at = first(bad)
+    return Verdict(
+        name, "eager", role, "diverged", symptom, str(list(at)), number(got[at]),
+        number(want[at]), side=side, index=at,
+    )  # fmt: skip

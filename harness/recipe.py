@@ -1,0 +1,121 @@
+"""A recipe: the plan, how to build it with the real library, and where its GEMM sites are.
+
+Recipe files are content, loaded by path: the shipped ``recipes/``, a user's ``--recipe-file``, or
+an entry point of group ``narrowfuzz.recipes`` that names a file. A file defines ``RECIPES``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib.metadata
+import runpy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.case import Dtype, Spec
+from harness.content import content_dir
+from harness.numerics.plan import Plan
+from harness.trace import Seen
+
+#: Called by a recipe's tap with both operands of every GEMM, in the order they run.
+Emit = Callable[[Seen, Seen], None]
+
+
+def no_tap(emit: Emit) -> AbstractContextManager[None]:
+    """For recipes that quantise nothing: the operands are the graph's inputs."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class ScriptText:
+    """Source lines with which a stand-alone script builds, converts and taps this recipe."""
+
+    #: Import lines.
+    imports: str
+    #: An expression that converts ``model``; may use ``{backend}``-specific text.
+    convert: str
+    #: Lines defining ``record(seen)``: appends (a_codes, a_scale, b_codes, b_scale) per GEMM.
+    tap: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One thing under test."""
+
+    name: str
+    #: Findings of one family share fingerprints.
+    family: str
+    title: str
+    #: First one is the default.
+    backends: tuple[str, ...]
+    #: Distribution the recipe needs, besides torch; "" for none.
+    package: str
+    plan: Callable[[Spec], Plan]
+    #: Convert a model with the real library. Called inside a planted fault.
+    convert: Callable[[Any, Spec], Any]
+    #: Why the library may refuse this Spec, as the rule a clear message should state; "" if it
+    #: promises to run it.
+    may_refuse: Callable[[Spec], str]
+    script: Callable[[Spec], ScriptText]
+    #: Watch every quantised GEMM of an eager run.
+    tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
+    #: Dimensions worth drawing multiples of.
+    alignment: int = 16
+    dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
+
+    def backend(self, spec: Spec) -> str:
+        """The Spec's backend, checked. Raises ValueError with the nearest match."""
+        name = spec.backend or self.backends[0]
+        if name not in self.backends:
+            raise ValueError(unknown("backend", name, self.backends, of=self.name))
+        return name
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
+    """The sentence for a name that does not exist, with the nearest match."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
+
+
+def load_recipes(extra_files: Sequence[Path] = ()) -> dict[str, Recipe]:
+    """All recipes by name. Raises ValueError naming the file if one cannot be loaded."""
+    files = sorted(content_dir("recipes").glob("*.py"))
+    for entry in importlib.metadata.entry_points(group="narrowfuzz.recipes"):
+        files.append(Path(str(entry.load())))
+    recipes: dict[str, Recipe] = {}
+    for file in (*files, *extra_files):
+        for recipe in _load_file(file):
+            recipes[recipe.name] = recipe
+    return recipes
+
+
+def _load_file(file: Path) -> Sequence[Recipe]:
+    if not file.is_file():
+        raise ValueError(f"recipe file {file} does not exist")
+    try:
+        found = runpy.run_path(str(file)).get("RECIPES")
+    except Exception as error:
+        raise ValueError(
+            f"recipe file {file} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, list | tuple) or not all(isinstance(r, Recipe) for r in found):
+        raise ValueError(f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe")
+    return found
+
+
+def select(recipes: dict[str, Recipe], globs: Sequence[str]) -> dict[str, Recipe]:
+    """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
+    nothing."""
+    chosen: dict[str, Recipe] = {}
+    for glob in globs:
+        hits = fnmatch.filter(recipes, glob)
+        if not hits:
+            raise ValueError(unknown("recipe", glob, recipes))
+        chosen.update({name: recipes[name] for name in hits})
+    return chosen or dict(recipes)

@@ -1,0 +1,94 @@
+"""What a run left behind: numpy arrays, never live tensors, so oracles need no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from harness.numerics.formats import F32
+from harness.numerics.plan import Role
+
+Phase = Literal["forward", "recompute", "backward"]
+#: A: codes and scales. B: dequantised operands. C: graph inputs and outputs only.
+Level = Literal["A", "B", "C"]
+ErrorPhase = Literal["convert", "forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The name under which something was multiplied."""
+
+    module: str
+    role: Role
+    phase: Phase
+    step: int = 0
+    microbatch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.role}/{self.phase}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One operand as a GEMM saw it, canonical [rows, C]; which fields are set gives the level."""
+
+    #: Level A: element codes.
+    codes: NDArray[Any] | None = None
+    #: Level A: multiplicative fp32 scale s, or E8M0 bytes; None where the kernel never sees it.
+    scale: NDArray[Any] | None = None
+    #: True: ``scale`` holds fp32(1/s), as scaled-GEMM kernels take it.
+    scale_is_inverse: bool = False
+    #: max|x| per granule, where the library exposes it.
+    amax: F32 | None = None
+    #: Level B: dequantised values that entered the multiply.
+    values: F32 | None = None
+
+    @property
+    def level(self) -> Level:
+        return "A" if self.codes is not None else "B" if self.values is not None else "C"
+
+
+@dataclass(frozen=True)
+class SiteTrace:
+    """Both operands of one GEMM."""
+
+    site: Site
+    a: Seen
+    b: Seen
+
+
+@dataclass(frozen=True)
+class RunError:
+    """An exception a library raised: in which phase, and from which of its functions."""
+
+    phase: ErrorPhase
+    type: str
+    message: str
+    #: Innermost frame outside torch's dispatch machinery, as ``module.function``.
+    where: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One arm's run of one case."""
+
+    arm: str
+    #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, float32 carrying the dtype.
+    outputs: dict[str, F32] = field(default_factory=dict)
+    sites: tuple[SiteTrace, ...] = ()
+    error: RunError | None = None
+    #: Why operands could not be seen or counted although the arm should expose them.
+    unobserved: str = ""
+
+    def at(self, role: Role, phase: Phase) -> SiteTrace | None:
+        """The site of ``role`` in ``phase``, or None where it was not recorded."""
+        for record in self.sites:
+            if record.site.role == role and record.site.phase == phase:
+                return record
+        return None
+
+    def main_site(self, role: Role) -> SiteTrace | None:
+        return self.at(role, "forward" if role == "output" else "backward")

@@ -1,0 +1,48 @@
+"""The baselines: a plain nn.Linear in fp32 and bf16. Nothing is quantised; nothing may be found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.case import Spec
+from harness.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
+from harness.recipe import Recipe, ScriptText
+
+# fp32 products round once more than the sum; bf16 products are exact in the fp32 accumulator.
+_FP32 = Plan(
+    {role: GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1) for role in ROLES},
+    bias="either",
+)
+_BF16 = Plan(
+    {role: GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=0) for role in ROLES},
+    bias="either",
+)
+
+
+def _keep(model: Any, spec: Spec) -> Any:
+    return model
+
+
+def _never_refuses(spec: Spec) -> str:
+    return ""
+
+
+def _script(spec: Spec) -> ScriptText:
+    return ScriptText(imports="", convert="model")
+
+
+RECIPES = [
+    Recipe(
+        name=f"torch.{dtype}",
+        family="torch",
+        title=f"plain nn.Linear, {dtype} parameters",
+        backends=("native",),
+        package="",
+        dtypes=(dtype,),
+        plan=lambda spec, plan=plan: plan,
+        convert=_keep,
+        may_refuse=_never_refuses,
+        script=_script,
+    )
+    for dtype, plan in (("fp32", _FP32), ("bf16", _BF16))
+]

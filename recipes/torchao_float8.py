@@ -1,0 +1,155 @@
+"""torchao float8 training linears: tensorwise and rowwise, on the real and the emulated GEMM.
+
+Plans follow torchao 0.18 ``float8/config.py``, ``float8_utils.py``, ``float8_ops.py``:
+
+    tensorwise  one scale a tensor; input and weight E4M3, grad_output E5M2; fp32 scales
+    rowwise     one scale a row of the contracted axis; all E4M3; scales rounded down to 2^k
+
+``real`` is torch._scaled_mm: rowwise always leaves the kernel in bf16 (fp32 layers too), and its
+two backward GEMMs run on unit scales and are rescaled afterwards. ``emulated`` multiplies
+dequantised fp32 operands and rounds once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.case import Spec
+from harness.numerics.formats import E4M3FN, E5M2
+from harness.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
+from harness.recipe import Emit, Recipe, ScriptText
+
+EPS = 1e-12
+
+
+def _tensorwise(spec: Spec) -> Plan:
+    scale = Fp32Scale(eps=EPS, power_of_two=False)
+    e4m3 = OperandPlan(E4M3FN, "tensor", 0, scale)
+    e5m2 = OperandPlan(E5M2, "tensor", 0, scale)
+    # real: two reciprocals and two applications; emulated: two quotients and one product
+    emulated = spec.backend == "emulated"
+    kw: dict[str, Any] = {
+        "scale_roundings": 3 if emulated else 4,
+        "kernel_rounds": not emulated,
+        "dequantise_to": "fp32" if emulated else "",
+    }
+    return Plan(
+        {
+            "output": GemmPlan(e4m3, e4m3, **kw),
+            "grad_input": GemmPlan(e5m2, e4m3, **kw),
+            "grad_weight": GemmPlan(e5m2, e4m3, **kw),
+        }
+    )
+
+
+def _rowwise(spec: Spec) -> Plan:
+    row = OperandPlan(E4M3FN, "row", 0, Fp32Scale(eps=EPS, power_of_two=True))
+    if spec.backend == "emulated":
+        gemm = GemmPlan(
+            row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32"
+        )
+        return Plan({role: gemm for role in ROLES})
+    forward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"))
+    backward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"), post_scale=True)
+    return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})
+
+
+def _convert(recipe: str) -> Any:
+    def convert(model: Any, spec: Spec) -> Any:
+        import dataclasses
+
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig.from_recipe_name(recipe)
+        config = dataclasses.replace(config, emulate=spec.backend == "emulated")
+        return convert_to_float8_training(model, config=config)
+
+    return convert
+
+
+@contextmanager
+def _tap(emit: Emit) -> Iterator[None]:
+    """Stand in front of the float8 tensor's own mm: operands arrive with codes and scales.
+
+    The amax of the two operands is what the two latest calls of ``tensor_to_amax`` returned.
+    """
+    import torch
+    from torchao.float8 import float8_ops, float8_utils
+
+    from harness.arms.tensors import fp8_codes, fp32_array
+    from harness.trace import Seen
+
+    table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
+    multiply, to_amax = table[op], float8_utils.tensor_to_amax
+    amaxes: list[Any] = []
+
+    def watch_amax(*args: Any, **kwargs: Any) -> Any:
+        amaxes.append(to_amax(*args, **kwargs))
+        return amaxes[-1]
+
+    def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
+        a, b = args
+        amax_a, amax_b = (fp32_array(t) for t in amaxes[-2:])
+        b_amax = amax_b.T if amax_b.ndim == 2 else amax_b
+        emit(
+            Seen(fp8_codes(a._data), fp32_array(a._scale), amax=_as(amax_a, a._scale)),
+            Seen(fp8_codes(b._data).T, fp32_array(b._scale).T, amax=_as(b_amax, b._scale.t())),
+        )
+        return multiply(aten_op, args, kwargs)
+
+    table[op], float8_utils.tensor_to_amax = watch, watch_amax
+    try:
+        yield
+    finally:
+        table[op], float8_utils.tensor_to_amax = multiply, to_amax
+
+
+def _as(amax: Any, scale: Any) -> Any:
+    """amax in the scale's shape: a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]."""
+    return amax.reshape(tuple(scale.shape))
+
+
+def _never_refuses(spec: Spec) -> str:
+    return ""  # CPU _scaled_mm takes any shape, and the emulation too
+
+
+def _script(recipe: str) -> Any:
+    def script(spec: Spec) -> ScriptText:
+        emulate = spec.backend == "emulated"
+        return ScriptText(
+            imports="import dataclasses\n"
+            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float8_ops",
+            convert="convert_to_float8_training(model, config=dataclasses.replace("
+            f'Float8LinearConfig.from_recipe_name("{recipe}"), emulate={emulate}))',
+            tap="table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default\n"
+            "multiply = table[op]\n"
+            "def watch(aten_op, args, kwargs=None):\n"
+            "    a, b = args\n"
+            "    seen.append((a._data, a._scale, b._data.t(), b._scale.t()))\n"
+            "    return multiply(aten_op, args, kwargs)\n"
+            "table[op] = watch",
+        )
+
+    return script
+
+
+RECIPES = [
+    Recipe(
+        name=f"torchao.float8.{name}",
+        family="torchao.float8",
+        title=title,
+        backends=("real", "emulated"),
+        package="torchao",
+        plan=plan,
+        convert=_convert(name),
+        may_refuse=_never_refuses,
+        script=_script(name),
+        tap=_tap,
+    )
+    for name, title, plan in (
+        ("tensorwise", "one fp32 scale a tensor, E4M3 forward, E5M2 gradients", _tensorwise),
+        ("rowwise", "one power-of-two scale a row, E4M3 everywhere", _rowwise),
+    )
+]
