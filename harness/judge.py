@@ -22,6 +22,7 @@ from harness.numerics.formats import F32
 from harness.oracles import BY_NAME, ORACLES
 from harness.oracles.evidence import Evidence
 from harness.oracles.oracle import Oracle, plain
+from harness.oracles.quantiser import LEVEL_B
 from harness.recipe import Recipe, unknown
 from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
@@ -38,6 +39,8 @@ class Judgement:
     verdicts: tuple[Verdict, ...]
     causes: tuple[Verdict, ...]
     known: tuple[Verdict, ...]
+    #: False: the eager arm raised, and will on every data draw of this Spec.
+    ran: bool = True
 
     def fingerprints(self) -> set[str]:
         return {fingerprint(v, self.family) for v in self.causes}
@@ -58,11 +61,12 @@ class Judge:
     ledger: Ledger
     arms: frozenset[str] | None = None
     oracles: Sequence[Oracle] = ORACLES
+    device: str = "cpu"
     compiles: int = 0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _repeated: set[tuple[str, str]] = field(default_factory=set)
 
-    def judge(self, case: Case) -> Judgement:
+    def judge(self, case: Case, oracles: Sequence[Oracle] | None = None) -> Judgement:
         """Run and judge one case. Raises ValueError if its recipe or backend does not exist."""
         recipe = self.recipe(case.spec)
         plan = recipe.plan(case.spec)
@@ -82,12 +86,12 @@ class Judge:
         )
         ran = traces[EAGER.name].error is None
         verdicts: list[Verdict] = []
-        for oracle in self.oracles:
+        for oracle in self.oracles if oracles is None else oracles:
             if ran or oracle.name == "contract":
                 verdicts += oracle.check(evidence)
             else:
                 verdicts.append(plain(oracle.name, EAGER.name, "output", "not_applicable"))
-        return self._fold(case, recipe.family, verdicts)
+        return self._fold(case, recipe.family, verdicts, ran)
 
     def recipe(self, spec: Spec) -> Recipe:
         """The Spec's recipe. Raises ValueError with the nearest match."""
@@ -130,7 +134,7 @@ class Judge:
         if arm.compiler:
             self._forget_compiled(compile_key(spec))
             self.compiles += 1
-        program = Program(spec, self.recipes[spec.recipe], arm)
+        program = Program(spec, self.recipes[spec.recipe], arm, device=self.device)
         self._programs[key] = program
         while len(self._programs) > _KEPT_PROGRAMS:
             dropped, _ = self._programs.popitem(last=False)
@@ -147,7 +151,9 @@ class Judge:
                 self._repeated.discard(key)
             torch._dynamo.reset()
 
-    def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict]) -> Judgement:
+    def _fold(
+        self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool
+    ) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
         rung = {arm.name: i for i, arm in enumerate(climb(case.spec))}
         rank = {oracle.name: i for i, oracle in enumerate(ORACLES)}
@@ -171,13 +177,15 @@ class Judge:
             folded.append(verdict)
         causes = tuple(v for v in roots if v.status in BAD)
         known = tuple(v for v in roots if v.status == "known")
-        return Judgement(case, family, tuple(folded), causes, known)
+        return Judgement(case, family, tuple(folded), causes, known, ran)
 
 
 def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
     upstream = BY_NAME[verdict.oracle].upstream
     for root in roots:
-        same = (root.oracle, root.symptom) == (verdict.oracle, verdict.symptom)
+        # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
+        symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
+        same = root.oracle == verdict.oracle and root.symptom in symptoms
         if root.role == verdict.role and (same or root.oracle in upstream):
             return root
         if root.oracle == "contract" and root.arm == verdict.arm and root.status in BAD:

@@ -111,7 +111,7 @@ class Program:
         for name, parameter in (("grad_weight", linear.weight), ("grad_bias", linear.bias)):
             if parameter is not None and parameter.grad is not None:
                 grad: Any = parameter.grad
-                named[name] = fp32_array(getattr(grad, "_data", grad).cpu())
+                named[name] = fp32_array(getattr(grad, "_data", grad))
         return named
 
 

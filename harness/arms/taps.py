@@ -44,18 +44,19 @@ class _GemmWatch(TorchDispatchMode):
                     _scaled(named["b"], named["scale_b"], transpose=True),
                 )
             )
-        elif packet is _aten.mm:
-            a, b = args[0], args[1]
+        elif packet in (_aten.mm, _aten.addmm):
+            a, b = args[:2] if packet is _aten.mm else args[1:3]
             if a.dtype in (torch.float32, torch.bfloat16):
                 self._records.append(
-                    (Seen(values=fp32_array(a)), Seen(values=fp32_array(b).T))
+                    (Seen(values=fp32_array(a).copy()), Seen(values=fp32_array(b).T.copy()))
                 )
         return func(*args, **(kwargs or {}))
 
 
 def _scaled(codes: torch.Tensor, inverse: torch.Tensor, *, transpose: bool) -> Seen:
     assert codes.dtype in _FP8, codes.dtype
-    bytes_, scale = fp8_codes(codes), fp32_array(inverse)
+    # copies: compiled code reuses its buffers as soon as the GEMM has read them
+    bytes_, scale = fp8_codes(codes).copy(), fp32_array(inverse).copy()
     if transpose:
         bytes_, scale = bytes_.T, scale.T
     return Seen(bytes_, scale, scale_is_inverse=True)

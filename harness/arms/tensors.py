@@ -16,7 +16,7 @@ TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def fp32_array(t: torch.Tensor) -> F32:
     """An fp32 or bf16 tensor as float32 values."""
-    t = t.detach()
+    t = t.detach().cpu()
     if t.dtype == torch.bfloat16:
         bits = t.view(torch.int16).numpy().view(np.uint16)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -26,7 +26,7 @@ def fp32_array(t: torch.Tensor) -> F32:
 
 def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:
     """The bytes of an 8-bit float tensor."""
-    return np.asarray(t.detach().view(torch.uint8).numpy())
+    return np.asarray(t.detach().view(torch.uint8).cpu().numpy())
 
 
 def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:
@@ -58,4 +58,4 @@ def grad_tensor(g: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
 
 def as_rows(t: Any, spec: Spec, width: int) -> F32:
     """An output or gradient as float32 [tokens, width]."""
-    return fp32_array(t.detach().cpu()).reshape(spec.tokens, width)
+    return fp32_array(t).reshape(spec.tokens, width)

@@ -11,9 +11,9 @@ import numpy as np
 
 from harness.case import Case, Spec
 from harness.numerics import bounds, reference
-from harness.numerics.formats import F32, F64, FORMATS
+from harness.numerics.formats import F32, F64, FORMATS, decode
 from harness.numerics.plan import GemmPlan, OperandPlan, Plan, Role
-from harness.numerics.reference import Quantised
+from harness.numerics.reference import Quantised, Scale
 from harness.trace import Seen, Trace
 
 #: Runs the eager arm again on other tensors (and possibly another Spec).
@@ -125,21 +125,54 @@ class Evidence:
     def seen_values(self, role: Role, side: str, seen: Seen) -> F64 | None:
         """The operand that was really multiplied, or None where that is not observable."""
         operand = self.reference.operand(role, side)
+        gemm, dtype = self.plan.gemms[role], self.spec.dtype
         if operand.plan.format is None:
             return operand.x.astype(np.float64)
         if seen.values is not None:
             return seen.values.astype(np.float64)
         if seen.codes is None:
             return None
-        assert operand.quantised is not None
-        scale = seen.scale
-        if self.scale_hidden(role, seen) or seen.scale_is_inverse:
-            # the reference's scale; whether the seen inverse agrees with it is O3's business
-            scale = operand.quantised.scale
-        assert scale is not None
-        values = reference.values(seen.codes, scale, operand.plan)
-        return reference.multiplied(values, self.plan.gemms[role], self.spec.dtype)
+        if seen.scale is not None and seen.scale_is_inverse and not gemm.post_scale:
+            decoded = decode(seen.codes, operand.plan.format)
+            with np.errstate(all="ignore"):
+                return decoded * seen.scale.astype(np.float64)
+        scale = self.seen_scale(role, side, seen)
+        if scale is None:
+            return None
+        return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
+
+    def seen_scale(self, role: Role, side: str, seen: Seen) -> Scale | None:
+        """The scale the codes were made with, or None where it cannot be known.
+
+        A kernel that takes inverses fixes s where 1/s is exact or agrees with the reference's. One
+        that runs on unit scales shows none: then s is the plan's, unless a known deviation of the
+        library leaves two candidates.
+        """
+        quantised = self.reference.operand(role, side).quantised
+        assert quantised is not None
+        if seen.scale is not None and not seen.scale_is_inverse:
+            return seen.scale
+        planned = quantised.scale
+        if self.scale_hidden(role, seen):
+            return None if self._ambiguous(role, side, quantised) else planned
+        assert seen.scale is not None
+        with np.errstate(all="ignore"):
+            if same_bits(np.float32(1.0) / planned, seen.scale).all():
+                return planned
+            exact = np.float32(1.0) / seen.scale
+            return exact if (np.frexp(seen.scale)[0] == 0.5).all() else None
+
+    def _ambiguous(self, role: Role, side: str, quantised: Quantised) -> bool:
+        plan = self.reference.operand(role, side).plan
+        others = (reference.scale_as_built(quantised.amax, plan, d) for d in reference.DEVIATIONS)
+        return any(other is not None and (other > 0).any() for other in others)
 
     def scale_hidden(self, role: Role, seen: Seen) -> bool:
         """True where the kernel runs on unit scales and rescales afterwards, out of sight."""
         return seen.scale is None or (self.plan.gemms[role].post_scale and seen.scale_is_inverse)
+
+
+def same_bits(x: Any, y: Any) -> Any:
+    """Elementwise equality with NaN equal to NaN and -0 equal to +0."""
+    with np.errstate(invalid="ignore"):
+        return (x == y) | (np.isnan(x) & np.isnan(y))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.oracles.evidence import Evidence
+from harness.oracles.evidence import Evidence, same_bits
 from harness.trace import Level
 from harness.verdict import Status, Strength, Verdict
 
@@ -41,10 +41,7 @@ def first(bad: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(bad)[0])
 
 
-def same_bits(x: Any, y: Any) -> Any:
-    """Elementwise equality with NaN equal to NaN and -0 equal to +0."""
-    with np.errstate(invalid="ignore"):
-        return (x == y) | (np.isnan(x) & np.isnan(y))
+__all__ = ["Check", "Oracle", "first", "number", "plain", "same_bits"]
 
 
 def number(x: float) -> str:

@@ -20,6 +20,10 @@ from harness.trace import Seen, Trace
 from harness.verdict import Verdict
 
 
+#: Symptom of a level-B operand, which cannot tell a wrong code from a wrong scale.
+LEVEL_B = "dequantised value"
+
+
 def _operands(
     evidence: Evidence, oracle: str
 ) -> Iterator[tuple[Trace, Role, str, Seen, Operand] | Verdict]:
@@ -145,9 +149,9 @@ def _check_codes(
 ) -> Verdict:
     plan, fmt = operand.plan, operand.plan.format
     assert fmt is not None and operand.quantised is not None and seen.codes is not None
-    scale = seen.scale
-    if scale is None or seen.scale_is_inverse:
-        scale = operand.quantised.scale
+    scale = evidence.seen_scale(role, side, seen)
+    if scale is None:
+        return plain("O2", arm, role, "inconclusive", "scale is not observable")
     expected = reference.codes(operand.x, scale, plan)
     bad = _code_mismatch(evidence, arm, seen.codes, expected, scale, plan)
     if not bad.any():
@@ -200,12 +204,14 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
     operand = evidence.reference.operand(role, side)
     assert operand.quantised is not None
     for deviation, entry in evidence.deviations.items():
-        as_built = _values_as_built(evidence, role, operand, deviation)
-        if any(not (bad & ~same_bits(seen.values, v)).any() for v in as_built):
+        explained = np.zeros(bad.shape, dtype=bool)
+        for values in _values_as_built(evidence, role, operand, deviation):
+            explained |= same_bits(seen.values, values)
+        if not (bad & ~explained).any():
             return plain("O2", arm, role, "ok").known(entry)
     at = first(bad)
     return Verdict(
-        "O2", arm, role, "diverged", "dequantised value", _name(side, at),
+        "O2", arm, role, "diverged", LEVEL_B, _name(side, at),
         number(seen.values[at]), f"{number(expected[at])} for x = {number(operand.x[at])}",
         side=side, index=at,
     )  # fmt: skip

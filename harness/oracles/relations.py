@@ -15,25 +15,25 @@ import numpy as np
 from harness.data import hash_bits
 from harness.numerics import reference
 from harness.numerics.formats import F32, FORMATS, decode, round_to
-from harness.numerics.plan import ROLES, Fp32Scale, MxScale, Role
+from harness.numerics.plan import ROLES, Fp32Scale, MxScale, OperandPlan, Role
 from harness.oracles.evidence import Evidence, Reference
 from harness.oracles.oracle import first, number, plain, same_bits
 from harness.trace import Trace
 from harness.verdict import Verdict
 
 #: What scaling each tensor by 2^k must do to (output, grad_input, grad_weight).
-_SCALES: dict[str, dict[Role, int]] = {
+SCALES: dict[str, dict[Role, int]] = {
     "input": {"output": 1, "grad_input": 0, "grad_weight": 1},
     "grad_output": {"output": 0, "grad_input": 1, "grad_weight": 1},
     "weight": {"output": 1, "grad_input": 1, "grad_weight": 0},
 }
-_RELATION = {"input": "R1", "grad_output": "R2", "weight": "R3"}
+SCALED_BY = {"input": "R1", "grad_output": "R2", "weight": "R3"}
 
 
 def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     """R1-R3: tensor * 2^k multiplies the results it enters by 2^k exactly; codes stay."""
-    name = _RELATION[tensor]
-    k = (1, -1, 3, -4)[evidence.case.data.seed % 4]
+    name = SCALED_BY[tensor]
+    k = scaling_exponent(evidence.case.data.seed)
     base = _base(evidence)
     scaled = {**evidence.tensors, tensor: np.ldexp(evidence.tensors[tensor], k)}
     if base is None or not _scaling_is_exact(evidence, scaled, tensor):
@@ -46,8 +46,13 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     for role in ROLES:
         if role == "output" and "bias" in evidence.tensors and tensor != "grad_output":
             continue  # the bias does not scale
-        want = np.ldexp(base.outputs[role], k * _SCALES[tensor][role])
+        want = np.ldexp(base.outputs[role], k * SCALES[tensor][role])
         yield _compare(name, role, after.outputs[role], want, "does not scale")
+
+
+def scaling_exponent(seed: int) -> int:
+    """The k of R1-R3 for a seed."""
+    return (1, -1, 3, -4)[seed % 4]
 
 
 def _scaling_is_exact(evidence: Evidence, scaled: dict[str, F32], tensor: str) -> bool:
@@ -169,26 +174,18 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
 
 def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
     """R14: moving one element, still below amax, changes no other code of its row."""
-    base, x = _base(evidence), evidence.tensors["input"]
+    base, operand = _base(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
-    pick = _pick_small(evidence, x)
-    if site is None or pick is None:
+    moved = move_below_amax(operand.x, operand.plan, evidence.case.data.seed)
+    if site is None or moved is None:
         yield plain("R14", "eager", "output", "not_applicable", "no element to move")
         return
-    row, col = pick
-    moved = x.copy()
-    moved[row, col] = -0.5 * np.max(np.abs(x[row]))
-    mask = np.ones(x.shape, dtype=bool)
-    mask[row, col] = False
-    yield _codes_stay(evidence, "R14", site.a.codes, moved, mask)
+    yield _codes_stay(evidence, "R14", site.a.codes, moved, moved == operand.x)
 
 
-def _pick_small(evidence: Evidence, x: F32) -> tuple[int, int] | None:
-    """An element at most half of every amax it could matter to."""
-    if x.size < 2 or not np.isfinite(x).all():
-        return None
-    plan = evidence.reference.operand("output", "a").plan
-    if plan.format is None:
+def move_below_amax(x: F32, plan: OperandPlan, seed: int) -> F32 | None:
+    """``x`` with one element, at most half of every amax it could matter to, set to minus half."""
+    if x.size < 2 or plan.format is None or not np.isfinite(x).all():
         return None
     limit = reference.spread(reference.amax(x, plan), plan) * np.float32(0.5)
     row_limit = np.abs(x).max(axis=1, keepdims=True) * np.float32(0.5)
@@ -196,25 +193,33 @@ def _pick_small(evidence: Evidence, x: F32) -> tuple[int, int] | None:
     if not small.any():
         return None
     choices = np.argwhere(small)
-    row, col = choices[evidence.case.data.seed % len(choices)]
-    return int(row), int(col)
+    row, col = choices[seed % len(choices)]
+    moved = x.copy()
+    moved[row, col] = -row_limit[row, 0]
+    return moved
 
 
 def check_locality(evidence: Evidence) -> Iterator[Verdict]:
     """R15: data outside a granule does not change its codes or scale (row and block granules)."""
-    base, x = _base(evidence), evidence.tensors["input"]
-    plan = evidence.reference.operand("output", "a").plan
+    base, operand = _base(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
+    plan, x = operand.plan, operand.x
     if site is None or plan.granularity == "tensor" or plan.format is None or x.shape[0] < 2:
         yield plain("R15", "eager", "output", "not_applicable", "one granule")
         return
+    moved = replace_row(x, evidence.case.data.seed, evidence.spec.dtype)
     row = evidence.case.data.seed % x.shape[0]
+    others = np.ones(x.shape, dtype=bool)
+    others[row] = False
+    yield _codes_stay(evidence, "R15", site.a.codes, moved, others)
+
+
+def replace_row(x: F32, seed: int, dtype: str) -> F32:
+    """``x`` with row ``seed mod rows`` replaced by values between -16 and 48."""
+    noise = hash_bits(seed + 1, "input", 1, x.shape[1]).astype(np.float64)[0]
     moved = x.copy()
-    noise = hash_bits(evidence.case.data.seed + 1, "input", 1, x.shape[1]).astype(np.float64)[0]
-    moved[row] = round_to(noise * 2.0**-58 - 16.0, FORMATS[evidence.spec.dtype]).astype(np.float32)
-    mask = np.ones(x.shape, dtype=bool)
-    mask[row] = False
-    yield _codes_stay(evidence, "R15", site.a.codes, moved, mask)
+    moved[seed % x.shape[0]] = round_to(noise * 2.0**-58 - 16.0, FORMATS[dtype])
+    return moved
 
 
 def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: Any) -> Verdict:

@@ -1,0 +1,37 @@
+# Every target makes the environment first. Two commands do everything: `make fuzz`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MINUTES ?= 2
+ARGS ?=
+
+export OMP_NUM_THREADS = 1
+
+.PHONY: fuzz test lint bench nightly clean
+
+fuzz: $(READY)
+	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS) tests properties --nf-profile smoke
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+nightly: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Campaigns: a supervisor, its workers, and the store of findings."""

@@ -1,0 +1,38 @@
+"""What a campaign is asked to do. Plain and picklable: workers get a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Config:
+    """Validated options of ``narrowfuzz run``."""
+
+    out: Path
+    minutes: float = 2.0
+    workers: int = 2
+    seed: int = 0
+    recipes: tuple[str, ...] = ()
+    recipe_files: tuple[Path, ...] = ()
+    arms: tuple[str, ...] = ()
+    device: str = "cpu"
+    ledger: bool = True
+    #: Distinguishes the draws of a resumed run from those before it.
+    part: int = 0
+    #: Plant this fault in every worker: (fault file or "", fault id).
+    fault: tuple[str, str] | None = None
+    #: A worker silent for this long is killed and its case becomes a finding.
+    hang_seconds: float = 240.0
+    #: Data draws per Spec: eager, and per compiled artefact.
+    draws: int = 16
+    compiled_draws: int = 100
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes <= 60 * 24 * 7:
+            raise ValueError(f"--minutes must be above 0 and at most a week, got {self.minutes:g}")
+        if not 1 <= self.workers <= 64:
+            raise ValueError(f"--workers must be between 1 and 64, got {self.workers}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")

@@ -1,0 +1,170 @@
+"""``narrowfuzz run``: validate, prepare the environment, run, report."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.arms.ladder import select_arms
+from harness.campaign.config import Config
+from harness.campaign.store import Store
+from harness.content import in_checkout
+from harness.environment import prepare
+
+
+def run_command(
+    *,
+    minutes: float,
+    workers: int,
+    recipes: tuple[str, ...],
+    recipe_files: tuple[Path, ...],
+    arms: tuple[str, ...],
+    device: str,
+    seed: int | None,
+    out: Path | None,
+    resume: bool,
+    ledger: bool,
+    plant: str,
+) -> int:
+    """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
+    if resume and out is None:
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, got {device!r}")
+    select_arms(arms)
+    fault = _fault(plant)
+    prepare(plant)
+    from harness.ledger import Ledger, load_ledger
+    from harness.recipe import load_recipes, select
+
+    chosen = select(load_recipes(recipe_files), recipes)
+    loaded = load_ledger() if ledger else Ledger([])
+    if device == "cuda":
+        _require_cuda()
+    folder = _output(out, resume)
+    config = Config(
+        out=folder,
+        minutes=minutes,
+        workers=workers or os.cpu_count() or 1,
+        seed=secrets.randbelow(2**32) if seed is None else seed,
+        recipes=tuple(chosen),
+        recipe_files=recipe_files,
+        arms=arms,
+        device=device,
+        ledger=ledger,
+        part=sum(1 for _ in (folder / "journal").glob("*.json")) if folder.exists() else 0,
+        fault=fault,
+    )
+    return _campaign(config, Store(folder), loaded)
+
+
+def _campaign(config: Config, store: Store, ledger: object) -> int:
+    from harness.campaign.summary import print_summary, rule_counts
+    from harness.campaign.supervisor import Tally, run_campaign
+    from harness.environment import versions
+    from harness.policy import cast_policies
+
+    console = Console(highlight=False)
+    found = versions()
+    console.print(
+        f"narrowfuzz {found['narrowfuzz']}  torch {found['torch']}  torchao {found['torchao']}  "
+        f"device {config.device}  workers {config.workers}  seed {config.seed}",
+        soft_wrap=True,
+    )
+    policies = "; ".join(f"{k}: {v}" for k, v in cast_policies().items())
+    console.print(f"cast policies (probed): {policies}", soft_wrap=True)
+    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    live = _Live(console, config.minutes)
+    tally: Tally = run_campaign(config, store, live.show)
+    live.close()
+    print_summary(console, tally, store, ledger)  # type: ignore[arg-type]
+    store.write_json("env.json", {"versions": found, "policies": cast_policies()})
+    store.write_json(
+        "summary.json",
+        {
+            "cases": tally.counts["cases"],
+            "specs": tally.counts["specs"],
+            "compiles": tally.counts["compiles"],
+            "seconds": round(tally.seconds, 1),
+            "first_verdict_seconds": round(tally.first_verdict, 1),
+            "new": tally.new,
+            "unconfirmed": tally.unconfirmed,
+            "lost_workers": tally.lost_workers,
+            "interrupted": tally.interrupted,
+            "seed": config.seed,
+            "rules": rule_counts(tally.counts),
+        },
+    )
+    if tally.interrupted:
+        return 130
+    if tally.broken:
+        return 2
+    return 1 if store.findings() else 0
+
+
+class _Live:
+    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds."""
+
+    def __init__(self, console: Console, minutes: float) -> None:
+        self.minutes, self.last = minutes, 0.0
+        self.status = console.status("starting workers") if console.is_terminal else None
+        self.every = 0.25 if self.status else 10.0
+        if self.status:
+            self.status.start()
+
+    def show(self, tally: object) -> None:
+        from harness.campaign.supervisor import Tally
+
+        assert isinstance(tally, Tally)
+        if time.monotonic() - self.last < self.every:
+            return
+        self.last = time.monotonic()
+        counts, seconds = tally.counts, tally.seconds
+        line = (
+            f"{seconds:4.0f} s of {self.minutes * 60:.0f}   {counts['cases']} cases "
+            f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
+            f"{counts['compiles']} compiles   {tally.new} findings"
+        )
+        if self.status:
+            self.status.update(line)
+        else:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        if self.status:
+            self.status.stop()
+
+
+def _fault(plant: str) -> tuple[str, str] | None:
+    if not plant:
+        return None
+    file, _, fault_id = plant.rpartition(":")
+    return file, fault_id
+
+
+def _require_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here; run with --device cpu")
+
+
+def _output(out: Path | None, resume: bool) -> Path:
+    if out is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        root = Path("reports/runs") if in_checkout() and Path("harness").is_dir() else None
+        return (root or Path("narrowfuzz-runs")) / f"{stamp}-{os.getpid()}"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file: name a folder")
+    if out.is_dir() and (out / "findings.db").exists() and not resume:
+        raise ValueError(f"--out {out} holds an earlier run: add --resume or name another folder")
+    if resume and not (out / "findings.db").exists():
+        raise ValueError(f"--resume: {out} holds no run to go on with")
+    return out
+
+

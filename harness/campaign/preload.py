@@ -1,0 +1,12 @@
+"""Imported once by the fork server, so that every worker starts with torch and torchao loaded."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch  # noqa: F401
+import torch._dynamo  # noqa: F401
+
+with contextlib.suppress(ImportError):  # a recipe that needs it says so when it is used
+    import torchao.float8
+    import torchao.quantization  # noqa: F401

@@ -1,0 +1,102 @@
+"""What a run says at its end: findings by severity, what is known, and how often each rule judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.campaign.store import Store
+from harness.campaign.supervisor import Tally
+from harness.ledger import Ledger, known_dir
+from harness.oracles import ORACLES
+from harness.triage.finding import report
+
+_JUDGED = ("ok", "diverged", "crashed", "known")
+
+
+def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
+    """oracle -> recipe -> [judged, inconclusive, not applicable]."""
+    table: dict[str, dict[str, list[int]]] = {}
+    for key, n in counts.items():
+        if not (isinstance(key, tuple) and len(key) == 3):
+            continue
+        oracle, recipe, status = key
+        cell = table.setdefault(oracle, {}).setdefault(recipe, [0, 0, 0])
+        cell[0 if status in _JUDGED else 1 if status == "inconclusive" else 2] += n
+    return table
+
+
+def print_summary(console: Console, tally: Tally, store: Store, ledger: Ledger) -> None:
+    """Everything a reader needs, most important last line first on the screen's end."""
+    _print_rules(console, tally.counts)
+    _print_known(console, tally.counts, ledger)
+    for finding in store.findings():
+        console.print()
+        console.print(escape(report(finding)), soft_wrap=True)
+        script = store.out / "findings" / finding.id / "repro.py"
+        console.print(f"  script: {escape(str(script))}", soft_wrap=True)
+    for finding in store.findings("unconfirmed"):
+        console.print(
+            f"[yellow]not reported[/] ({finding.flake}): {escape(finding.fingerprint)}",
+            soft_wrap=True,
+        )
+    for note in tally.notes:
+        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    counts = tally.counts
+    by_severity = Counter(f.severity for f in store.findings())
+    words = ", ".join(f"{by_severity[s]} {s}" for s in ("high", "medium", "low") if by_severity[s])
+    console.print(
+        f"\n{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
+        f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
+        f"[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}. "
+        f"Output: {escape(str(store.out))}",
+        soft_wrap=True,
+    )
+    if not counts["cases"]:
+        console.print("[yellow]Nothing was judged: this run says nothing.[/]")
+
+
+def _print_rules(console: Console, counts: Counter[Any]) -> None:
+    table = rule_counts(counts)
+    recipes = sorted({r for row in table.values() for r in row})
+    view = Table(title="judged / inconclusive / not applicable", title_justify="left", box=None)
+    view.add_column("rule", no_wrap=True)
+    for recipe in recipes:
+        view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
+    for oracle in ORACLES:
+        row = table.get(oracle.name, {})
+        cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in recipes]
+        view.add_row(f"{oracle.name} {oracle.title}", *cells)
+    if recipes:
+        console.print(view)
+
+
+def _short(n: int) -> str:
+    return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
+
+
+def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None:
+    hits = {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+    if not hits:
+        return
+    console.print("\nknown divergences that still show:")
+    for entry in ledger.entries:
+        if entry.id in hits:
+            script = _relative(known_dir() / entry.script)
+            console.print(
+                f"  {entry.id} ({entry.severity}, {hits[entry.id]} hits): {escape(entry.title)}"
+                f"  [dim]{escape(script)}[/]",
+                soft_wrap=True,
+            )
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,81 @@
+"""What a worker's process must look like before torch is imported, and what it then is.
+
+One thread per worker: two on a shared machine spin-wait each other into the ground. Compiled
+artefacts live in a folder named by everything that shapes them, because a monkey-patched library
+(a planted fault) is not in Inductor's own cache key.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "torchao", "numpy", "hypothesis", "narrowfuzz")
+_SWITCHES = ("TORCHINDUCTOR_EMULATE_PRECISION_CASTS", "TORCH_LOGS", "TORCH_COMPILE_DISABLE")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what matters, "absent" where a package is not there."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+def cache_identity(fault: str = "") -> str:
+    """Hash of versions, environment switches and planted fault."""
+    switches = {name: os.environ.get(name, "") for name in _SWITCHES}
+    raw = json.dumps([versions(), switches, platform.machine(), fault], sort_keys=True)
+    return hashlib.sha256(raw.encode()).hexdigest()[:16]
+
+
+def prepare(fault: str = "") -> None:
+    """Set the environment of this process and its children. Call before torch is imported."""
+    root = Path(tempfile.gettempdir()) / f"narrowfuzz-{getpass.getuser()}" / cache_identity(fault)
+    root.mkdir(parents=True, exist_ok=True)
+    os.environ.update(
+        OMP_NUM_THREADS="1",
+        MKL_NUM_THREADS="1",
+        TORCHINDUCTOR_CACHE_DIR=str(root),
+        TORCHINDUCTOR_COMPILE_THREADS="1",
+    )
+
+
+def settle() -> None:
+    """Make torch single-threaded and quiet. Call once in each process that runs cases."""
+    import logging
+    import warnings
+
+    import torch
+
+    torch.set_num_threads(1)
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for name in ("torch._inductor", "torch._dynamo", "torch.utils._pytree", "torchao"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")
+
+
+def describe() -> dict[str, Any]:
+    """The environment as recorded beside every finding."""
+    import torch
+
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.is_available(),
+        "switches": {name: os.environ[name] for name in _SWITCHES if name in os.environ},
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }

@@ -1,0 +1,103 @@
+"""How faults are planted: replace attributes or table entries, and put them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``owner.name`` becomes ``make(original)`` for the time of the context."""
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def float8_mm(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[None]:
+    """``change(a, b, result, role)`` replaces the result of every float8 mm of torchao."""
+    import torch
+    from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
+    from torchao.float8.float8_training_tensor import GemmInputRole
+
+    op = torch.ops.aten.mm.default
+    original = FLOAT8_OPS_TABLE[op]
+
+    def role_of(a: Any, b: Any) -> str:
+        if a._gemm_input_role is GemmInputRole.INPUT:
+            return "output"
+        return "grad_input" if b._gemm_input_role is GemmInputRole.WEIGHT else "grad_weight"
+
+    def multiply(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
+        a, b = args
+        return change(a, b, original(aten_op, args, kwargs), role_of(a, b))
+
+    FLOAT8_OPS_TABLE[op] = multiply
+    try:
+        yield
+    finally:
+        FLOAT8_OPS_TABLE[op] = original
+
+
+@contextmanager
+def float8_cast(change: Callable[[Any], Any]) -> Iterator[None]:
+    """``change(x)`` is applied to the scaled data right before torchao casts it to FP8."""
+    from torchao.float8 import float8_training_tensor
+
+    def make(original: Any) -> Any:
+        return lambda x, dtype: original(change(x), dtype)
+
+    with replaced(float8_training_tensor, "to_fp8_saturated", make):
+        yield
+
+
+@contextmanager
+def float8_operand(role: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """``change(x)`` is applied to the high-precision operand of that role before quantisation."""
+    from torchao.float8 import float8_linear
+
+    def make(original: Any) -> Any:
+        def cast(x: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = kwargs["gemm_input_role"].value == role
+            return original(change(x) if wanted else x, *args, **kwargs)
+
+        return cast
+
+    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
+def float8_forward(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    """``change(forward, layer, input)`` replaces Float8Linear's forward."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    def make(original: Any) -> Any:
+        return lambda self, input: change(original, self, input)
+
+    with replaced(Float8Linear, "forward", make):
+        yield
+
+
+@contextmanager
+def mx_quantiser(change: Callable[..., Any]) -> Iterator[None]:
+    """``change(to_mx, data, *args)`` replaces torchao's MX quantiser."""
+    from torchao.prototype.mx_formats import mx_tensor
+
+    def make(original: Any) -> Any:
+        return lambda data, *args, **kwargs: change(original, data, *args, **kwargs)
+
+    with replaced(mx_tensor, "to_mx", make):
+        yield
+
+
+def in_backward() -> bool:
+    """True while autograd runs a backward, recomputation included."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1

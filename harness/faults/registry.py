@@ -1,0 +1,38 @@
+"""Finding faults: the built-in ones and those of a user's fault file."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from harness.faults.fault import Fault
+from harness.recipe import unknown
+
+
+def builtin_faults() -> dict[str, Fault]:
+    """All built-in faults by id."""
+    from harness.faults import casts, contract, gemm, recompute, scales
+
+    families = (scales.FAULTS, casts.FAULTS, gemm.FAULTS, recompute.FAULTS, contract.FAULTS)
+    return {fault.id: fault for family in families for fault in family}
+
+
+def load_fault_file(file: Path) -> dict[str, Fault]:
+    """Faults of a user's file. Raises ValueError naming the file if it cannot be used."""
+    if not file.is_file():
+        raise ValueError(f"fault file {file} does not exist")
+    try:
+        found = runpy.run_path(str(file)).get("FAULTS")
+    except Exception as error:
+        raise ValueError(f"fault file {file} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, list | tuple) or not all(isinstance(f, Fault) for f in found):
+        raise ValueError(f"fault file {file} must define FAULTS, a list of harness.Fault")
+    return {fault.id: fault for fault in found}
+
+
+def find_fault(file: str, fault_id: str) -> Fault:
+    """The fault with this id, from a fault file or, with "", from the built-in ones."""
+    faults = load_fault_file(Path(file)) if file else builtin_faults()
+    if fault_id not in faults:
+        raise ValueError(unknown("fault", fault_id, faults))
+    return faults[fault_id]

@@ -1,0 +1,103 @@
+"""``narrowfuzz list`` and ``narrowfuzz doctor``."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.environment import prepare, versions
+from harness.recipe import unknown
+
+_KINDS = ("recipes", "models", "arms", "oracles", "faults", "known")
+
+
+def list_command(what: str, files: tuple[Path, ...]) -> None:
+    """Print one kind of thing. Raises ValueError for a kind that does not exist."""
+    if what not in _KINDS:
+        raise ValueError(unknown("list", what, _KINDS))
+    prepare()
+    header, rows = _rows(what, files)
+    table = Table(box=None, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
+    if what == "recipes":
+        from harness.recipe import load_recipes
+
+        recipes = load_recipes(files).values()
+        return ("recipe", "backends", "what"), (
+            (r.name, ", ".join(r.backends), r.title) for r in recipes
+        )
+    if what == "models":
+        return ("model", "what"), [("linear", "one linear inside a container")]
+    if what == "arms":
+        from harness.arms.ladder import LADDER, unavailable
+
+        return ("arm", "what", "here"), (
+            (a.name, a.title, unavailable(a) or "available") for a in LADDER
+        )
+    if what == "oracles":
+        from harness.oracles import ORACLES
+
+        return ("rule", "what", "strength", "level", "applies where"), (
+            (o.name, o.title, o.strength, o.level, o.precondition) for o in ORACLES
+        )
+    if what == "faults":
+        from harness.faults.registry import builtin_faults
+
+        faults = builtin_faults().values()
+        return ("fault", "family", "what"), ((f.id, f.family, f.title) for f in faults)
+    from harness.ledger import load_entries
+
+    return ("entry", "severity", "recipes", "what"), (
+        (e.id, e.severity, ", ".join(e.recipes), e.title) for e in load_entries()
+    )
+
+
+def doctor_command() -> int:
+    """Print what this machine has and lacks; returns 0 if the main job can run, else 2."""
+    prepare()
+    console = Console(highlight=False, markup=False)
+    found = versions()
+    for name, version in found.items():
+        console.print(f"{name:12} {version}")
+    problems = []
+    if sys.version_info < (3, 11):
+        problems.append(f"Python {platform.python_version()}: needs 3.11 or newer")
+    if found["torch"] == "absent":
+        problems.append("torch is not installed: pip install torch==2.13.0")
+    else:
+        _torch_facts(console)
+    console.print(f"{'g++':12} {shutil.which('g++') or 'absent: compiled arms cannot run'}")
+    from harness.arms.ladder import LADDER, unavailable
+
+    for arm in LADDER:
+        console.print(f"{'arm':12} {arm.name}: {unavailable(arm) or 'available'}")
+    for problem in problems:
+        console.print(f"problem: {problem}")
+    return 2 if problems else 0
+
+
+def _torch_facts(console: Console) -> None:
+    import torch
+
+    from harness.environment import settle
+    from harness.policy import cast_policies
+
+    settle()
+    console.print(f"{'cpu':12} {torch.backends.cpu.get_cpu_capability()}")
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: CPU only"
+    console.print(f"{'gpu':12} {cuda}")
+    for name, policy in cast_policies().items():
+        console.print(f"{'cast':12} {name}: {policy}")

@@ -1,0 +1,146 @@
+"""pytest plugin: options, profiles and fixtures for ``properties/``.
+
+Options start with ``--nf-``. The plugin costs nothing where they are not used: torch is imported by
+the fixtures, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+#: Examples per property: eager, aot_eager and inductor ones.
+PROFILES = {"smoke": (12, 2, 0), "ci": (60, 12, 2), "nightly": (600, 60, 12)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("narrowfuzz")
+    group.addoption(
+        "--nf-profile", choices=sorted(PROFILES), default="ci", help="how much to draw"
+    )
+    group.addoption(
+        "--nf-recipe", action="append", default=[], metavar="GLOB", help="recipes to test"
+    )
+    group.addoption(
+        "--nf-recipe-file", action="append", default=[], metavar="FILE", help="file with RECIPES"
+    )
+    group.addoption("--nf-device", choices=("cpu", "cuda"), default="cpu", help="where to run")
+    group.addoption(
+        "--nf-no-ledger", action="store_true", help="known divergences fail like new ones"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from harness.environment import versions
+
+    found = versions()
+    return (
+        f"narrowfuzz: profile {config.getoption('--nf-profile')}, torch {found['torch']}, "
+        f"torchao {found['torchao']}, device {config.getoption('--nf-device')}"
+    )
+
+
+class Harness:
+    """What a property needs: the selected recipes, a judge, and the profile's settings."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from pathlib import Path
+
+        from harness.environment import prepare, settle
+
+        prepare()
+        settle()
+        from harness.judge import Judge
+        from harness.ledger import Ledger, load_ledger
+        from harness.recipe import load_recipes, select
+
+        device = config.getoption("--nf-device")
+        if device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                raise pytest.UsageError("--nf-device cuda: torch sees no CUDA device here")
+        files = [Path(f) for f in config.getoption("--nf-recipe-file")]
+        try:
+            everything = load_recipes(files)
+            self.recipes = list(select(everything, config.getoption("--nf-recipe")).values())
+            ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger()
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        self.judge = Judge(everything, ledger, device=device)
+        self.profile = config.getoption("--nf-profile")
+
+    def examples(self, compile: str = "none") -> int:
+        """How many examples a property draws under the profile."""
+        return PROFILES[self.profile][("none", "aot_eager", "inductor").index(compile)]
+
+    def settings(self, compile: str = "none") -> Any:
+        """Hypothesis settings: generation only (our own minimiser works on cases), fixed draws
+        except in the nightly profile."""
+        from hypothesis import HealthCheck, Phase, settings
+
+        return settings(
+            max_examples=max(1, self.examples(compile)),
+            phases=[Phase.explicit, Phase.generate],
+            database=None,
+            deadline=None,
+            derandomize=self.profile != "nightly",
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        )
+
+    def check(self, strategy: Any, rules: tuple[str, ...], *, compile: str = "none") -> None:
+        """Draw cases and fail with the full sentence of every first cause of these rules.
+
+        Skips, with the reason, where the profile draws nothing of this kind. Fails if no case was
+        ever judged: a property that never applies is not one that holds.
+        """
+        from hypothesis import given
+
+        from harness.oracles import BY_NAME
+        from harness.triage.triage import needed
+
+        __tracebackhide__ = True
+        if not self.examples(compile):
+            pytest.skip(f"profile {self.profile} draws no {compile} cases")
+        oracles = tuple({o.name: o for rule in rules for o in needed(rule)}.values())
+        assert all(rule in BY_NAME for rule in rules)
+        judged = 0
+
+        @self.settings(compile)
+        @given(strategy)
+        def run(case: Any) -> None:
+            nonlocal judged
+            __tracebackhide__ = True
+            judgement = self.judge.judge(case, oracles)
+            judged += sum(
+                v.oracle in rules and v.status in ("ok", "diverged", "crashed", "known")
+                for v in judgement.verdicts
+            )
+            bad = [v for v in judgement.causes if v.oracle in rules]
+            if bad:
+                pytest.fail(_failure(case, bad), pytrace=False)
+
+        run()
+        if not judged:
+            pytest.fail(f"{', '.join(rules)}: no case was judged", pytrace=False)
+
+
+def _failure(case: Any, bad: list[Any]) -> str:
+    from harness.case import dump_case
+
+    lines = [f"{v.sentence()}   [{v.oracle}, arm {v.arm}]" for v in bad]
+    return "\n".join(
+        [
+            f"{case.spec.recipe} ({case.spec.backend}), case {case.id}",
+            *lines,
+            f"replay: save as case.json, then narrowfuzz replay case.json\n{dump_case(case).decode()}",
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """Recipes, judge and profile of this session."""
+    return Harness(request.config)

@@ -1,0 +1,102 @@
+"""``narrowfuzz replay``: one case again; fixed, still failing, or cannot run here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from harness.arms.ladder import climb, select_arms, unavailable
+from harness.case import Case, load_case
+from harness.environment import prepare
+
+FIXED, FAILING, CANNOT = 0, 1, 125
+
+
+def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) -> int:
+    """Replay a case file, a finding's folder or a finding's id; returns the exit code.
+
+    Raises ValueError if the target is none of these or its case is not valid.
+    """
+    chosen = select_arms(arms)
+    case, wanted = _load(target)
+    prepare()
+    from harness.recipe import load_recipes
+
+    recipes = load_recipes(files)
+    from harness.judge import Judge
+    from harness.ledger import Ledger, load_ledger
+
+    judge = Judge(recipes, Ledger([]), chosen)
+    recipe = judge.recipe(case.spec)
+    console = Console(highlight=False)
+    for reason in _obstacles(case, recipe.package, chosen):
+        console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
+        return CANNOT
+    from harness.environment import settle
+    from harness.verdict import fingerprint
+
+    settle()
+    judgement = judge.judge(case)
+    causes = [
+        v for v in judgement.causes if not wanted or fingerprint(v, judgement.family) == wanted
+    ]
+    if not causes:
+        console.print(f"fixed: case {case.id} shows no divergence on {_arms(judge, case)}")
+        return FIXED
+    ledger = load_ledger()
+    explained = {v.explained_by for v in Judge(recipes, ledger, chosen).judge(case).known}
+    for verdict in causes:
+        entry = ledger.match(fingerprint(verdict, judgement.family), case.spec)
+        console.print(f"still failing: {escape(verdict.sentence())}", soft_wrap=True)
+        console.print(f"  rule {verdict.oracle}, arm {verdict.arm}, {case.spec.recipe}")
+        if entry or explained:
+            console.print(f"  in the ledger: {entry or ', '.join(sorted(explained))}")
+    return FAILING
+
+
+def _arms(judge: object, case: Case) -> str:
+    from harness.judge import Judge
+
+    assert isinstance(judge, Judge)
+    return ", ".join(arm.name for arm in judge.rungs(case.spec))
+
+
+def _obstacles(case: Case, package: str, chosen: frozenset[str]) -> list[str]:
+    import importlib.util
+
+    found = []
+    if package and importlib.util.find_spec(package) is None:
+        found.append(f"{case.spec.recipe} needs {package}: pip install {package}")
+    for arm in climb(case.spec):
+        if arm.name in chosen and unavailable(arm):
+            found.append(f"{arm.name}: {unavailable(arm)}")
+    return found
+
+
+def _load(target: str) -> tuple[Case, str]:
+    """The case, and the fingerprint it was kept for ("" for a bare case)."""
+    path = Path(target)
+    if path.is_dir():
+        return _finding(path)
+    if path.is_file():
+        return load_case(path.read_bytes()), ""
+    roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
+    hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
+    if not hits:
+        raise ValueError(f"{target!r} is no case file, no finding folder and no finding's id here")
+    if len({p.name for p in hits}) > 1:
+        raise ValueError(f"{target!r} fits several findings: {', '.join(p.name for p in hits)}")
+    return _finding(hits[-1])
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name if c.isalnum()) or "?" * 64
+
+
+def _finding(folder: Path) -> tuple[Case, str]:
+    from harness.campaign.store import load_finding
+
+    finding = load_finding(folder)
+    return finding.minimal, finding.fingerprint

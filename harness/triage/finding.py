@@ -1,0 +1,95 @@
+"""A finding: first cause, minimal case, fingerprint, severity and what triage learnt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from harness.case import Case
+from harness.verdict import Verdict
+
+Severity = Literal["high", "medium", "low"]
+Flake = Literal["always", "per process", "flaky", "not shown by its script"]
+
+#: What a symptom costs a user who does not know of it.
+_SYMPTOM_WEIGHT = {"contract": 2, "O1": 3, "O13": 3, "O12": 3}
+_DEFAULT_WEIGHT = 3
+#: How much of that is left when only this data shows it.
+_REACH_DISCOUNT = {
+    "gaussian": 0,
+    "zero_rows": 0,
+    "outlier": 0,
+    "heavy_tail": 0,
+    "binade_edges": 1,
+    "near_max": 1,
+    "subnormal": 1,
+    "inf_nan": 2,
+}
+
+
+class Finding(msgspec.Struct, kw_only=True):
+    """One first cause."""
+
+    id: str
+    fingerprint: str
+    severity: Severity
+    recipe: str
+    #: Sentence pieces of the verdict.
+    oracle: str
+    arm: str
+    role: str
+    symptom: str
+    sentence: str
+    strength: str
+    reach: str
+    case: Case
+    minimal: Case
+    flake: Flake
+    attempts: int = 0
+    untried: list[str] = msgspec.field(default_factory=list)
+    script_output: str = ""
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def reach_of(case: Case) -> str:
+    """The tamest data class that shows it; the minimiser has already looked for a tamer one."""
+    if any(_special(s.bits) for s in case.data.spikes):
+        return "inf_nan"
+    if case.data.regime == "lattice":
+        return "gaussian"
+    return case.data.values
+
+
+def _special(bits: str) -> bool:
+    return (int(bits, 16) & 0x7F800000) == 0x7F800000
+
+
+def severity_of(verdict: Verdict, case: Case) -> Severity:
+    """Symptom times reach."""
+    weight = _SYMPTOM_WEIGHT.get(verdict.oracle, _DEFAULT_WEIGHT)
+    if verdict.oracle == "contract":
+        if verdict.status == "diverged" or "only under compile" in verdict.symptom:
+            weight = 3
+        elif verdict.symptom.startswith(("refusal names", "unclear refusal of an empty")):
+            weight = 1
+    else:
+        weight -= _REACH_DISCOUNT[reach_of(case)]
+    return "high" if weight >= 3 else "medium" if weight == 2 else "low"
+
+
+def report(finding: Finding) -> str:
+    """What a failure says: what, where, how far, the smallest case, and the one command."""
+    spec, data = finding.minimal.spec, finding.minimal.data
+    shape = f"M={spec.tokens} K={spec.k} N={spec.n}"
+    lines = [
+        f"{finding.sentence}",
+        f"  {spec.recipe} ({spec.backend or 'default backend'}) / {finding.arm} vs reference"
+        f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
+        f" ({finding.reach} data)",
+        f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}"
+        f"   id {finding.id}   replay: narrowfuzz replay {finding.id}",
+    ]
+    if finding.flake != "always":
+        lines.append(f"  repeats: {finding.flake}")
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""A worker was lost: find out, in processes of their own, what its case does to one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from harness.arms.ladder import climb
+from harness.campaign.config import Config
+from harness.case import Case
+from harness.environment import describe
+from harness.recipe import load_recipes
+from harness.triage.finding import Finding, reach_of
+from harness.triage.minimise import minimise
+from harness.triage.script import write_script
+from harness.triage.triage import Triaged
+from harness.triage.verify import ScriptRun, run_script
+from harness.verdict import Verdict, fingerprint
+
+_SECONDS = 90.0
+
+
+def triage_loss(case: Case, how: str, config: Config) -> Triaged | None:
+    """The finding behind a lost worker, or None if no fresh process is lost on that case."""
+    recipe = load_recipes(config.recipe_files)[case.spec.recipe]
+    hangs = how == "hangs"
+
+    def verdict_of(arm: str) -> Verdict:
+        return Verdict("contract", arm, "forward", "hung" if hangs else "crashed", how,
+                       measured=how, allowed="a result or an exception")  # fmt: skip
+
+    def run(candidate: Case, arm: str) -> ScriptRun:
+        with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
+            path = Path(folder) / "repro.py"
+            path.write_text(write_script(candidate, verdict_of(arm), recipe))
+            return run_script(path, timeout=60.0, plant=config.fault)
+
+    def lost(result: ScriptRun) -> bool:
+        return result.code is None if hangs else result.crashed
+
+    guilty = next((a.name for a in climb(case.spec) if lost(run(case, a.name))), None)
+    if guilty is None:
+        return None
+    small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
+    verdict = verdict_of(guilty)
+    finding = Finding(
+        id=small.case.id,
+        fingerprint=fingerprint(verdict, recipe.family),
+        severity="high",
+        recipe=recipe.name,
+        oracle="contract",
+        arm=guilty,
+        role="forward",
+        symptom=how,
+        sentence=verdict.sentence(),
+        strength="exact",
+        reach=reach_of(small.case),
+        case=case,
+        minimal=small.case,
+        flake="always",
+        attempts=small.attempts,
+        untried=small.untried,
+        script_output=how,
+        environment=describe(),
+    )
+    return Triaged(finding, write_script(small.case, verdict, recipe), True)

@@ -1,0 +1,153 @@
+"""Our own minimiser, on Case JSON: every attempt keeps the fingerprint.
+
+Hypothesis cannot shrink a journalled crash or a loaded file, and shrinking through compiles needs a
+budget. An attempt counts if the fingerprint shows on any of five data draws. On eager rungs it goes
+on until no single field can be reset to its default and no dimension halved; on compiled rungs
+fields are reset in groups within a budget of builds, and what was not tried is listed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from harness.case import Case, DataSpec, Spec
+
+#: True if the case still shows the fingerprint that is being minimised.
+Shows = Callable[[Case], bool]
+
+DRAWS = 5
+_DIMS = ("m", "k", "n", "batch")
+_KEPT = ("recipe", "backend", "compile", "m", "k", "n", "batch")
+#: Tamest first: the class a finding ends with is its reach.
+REACH = ("gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "near_max", "subnormal")
+
+
+@dataclass
+class Minimised:
+    """The smallest case found, and how far the search got."""
+
+    case: Case
+    attempts: int = 0
+    untried: list[str] = field(default_factory=list)
+
+
+def minimise(case: Case, shows: Shows, *, builds: int = 0, seconds: float = 60.0) -> Minimised:
+    """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
+    (each costs a compile); 0 means no such limit."""
+    search = _Search(case, shows, builds or None, time.monotonic() + seconds)
+    if builds:
+        search.group_resets()
+    search.to_fixpoint()
+    return Minimised(search.best, search.attempts, search.untried)
+
+
+class _Search:
+    def __init__(self, case: Case, shows: Shows, builds: int | None, deadline: float) -> None:
+        self.best, self.shows = case, shows
+        self.builds, self.deadline = builds, deadline
+        self.attempts = 0
+        self.untried: list[str] = []
+
+    def attempt(self, name: str, candidate: Case) -> bool:
+        """Keep ``candidate`` if it shows the fingerprint on any of five draws."""
+        if candidate == self.best:
+            return False
+        rebuilds = candidate.spec != self.best.spec
+        out_of_builds = rebuilds and self.builds is not None and self.builds <= 0
+        if out_of_builds or time.monotonic() > self.deadline:
+            if name not in self.untried:
+                self.untried.append(name)
+            return False
+        if rebuilds and self.builds is not None:
+            self.builds -= 1
+        for draw in range(DRAWS):
+            seed = candidate.data.seed if draw == 0 else draw
+            drawn = _with_data(candidate, seed=seed)
+            self.attempts += 1
+            if self.shows(drawn):
+                self.best = drawn
+                return True
+        return False
+
+    def group_resets(self) -> None:
+        """All irrelevant Spec fields at once, then by halves: few builds where each is dear."""
+        fields = [f for f in _changed(self.best.spec) if f not in _KEPT]
+        groups = [fields, fields[: len(fields) // 2], fields[len(fields) // 2 :]]
+        for group in groups:
+            if group:
+                defaults = {name: _default(Spec, name) for name in group}
+                self.attempt("+".join(group), _with_spec(self.best, **defaults))
+
+    def to_fixpoint(self) -> None:
+        progress = True
+        while progress and time.monotonic() < self.deadline:
+            progress = False
+            for name, candidate in self._candidates():
+                if self.attempt(name, candidate(self.best)):
+                    progress = True
+                    self.untried = [u for u in self.untried if u != name]
+
+    def _candidates(self) -> Iterator[tuple[str, Callable[[Case], Case]]]:
+        """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""
+        for i in reversed(range(len(self.best.data.spikes))):
+            yield f"spike {i}", lambda case, i=i: _without_spike(case, i)
+        for name in ("regime", "input_exponent", "weight_exponent", "grad_exponent"):
+            default = _default(DataSpec, name)
+            yield name, lambda case, n=name, d=default: _with_data(case, **{n: d})
+        for values in REACH:
+            yield f"values={values}", lambda case, v=values: _tamer(case, v)
+        for name in _changed(self.best.spec):
+            if name not in _KEPT:
+                default = _default(Spec, name)
+                yield name, lambda case, n=name, d=default: _with_spec(case, **{n: d})
+        for name in _DIMS:
+            yield f"{name} to {_default(Spec, name)}", lambda case, n=name: _dim_to_default(case, n)
+            yield f"{name}/2", lambda case, n=name: _halved(case, n)
+
+
+def _with_spec(case: Case, **changes: Any) -> Case:
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+
+
+def _with_data(case: Case, **changes: Any) -> Case:
+    return msgspec.structs.replace(case, data=msgspec.structs.replace(case.data, **changes))
+
+
+def _without_spike(case: Case, index: int) -> Case:
+    spikes = tuple(s for i, s in enumerate(case.data.spikes) if i != index)
+    return _with_data(case, spikes=spikes)
+
+
+def _tamer(case: Case, values: str) -> Case:
+    """The value class, if it is tamer than the present one."""
+    order = (*REACH, "inf_nan")
+    if order.index(values) >= order.index(case.data.values):
+        return case
+    return _with_data(case, values=values)
+
+
+def _halved(case: Case, name: str) -> Case:
+    size = getattr(case.spec, name)
+    return _with_spec(case, **{name: size // 2}) if size >= 2 else case
+
+
+def _dim_to_default(case: Case, name: str) -> Case:
+    size, default = getattr(case.spec, name), _default(Spec, name)
+    wants = size > default if name != "batch" else size != default
+    return _with_spec(case, **{name: default}) if wants else case
+
+
+def _changed(spec: Spec) -> list[str]:
+    return [f for f in spec.__struct_fields__ if f != "recipe" and getattr(spec, f) != _default(Spec, f)]
+
+
+def _default(struct: type[msgspec.Struct], name: str) -> Any:
+    for info in msgspec.structs.fields(struct):
+        if info.name == name:
+            return info.default
+    raise AssertionError(name)

@@ -1,0 +1,67 @@
+"""Run a script in a fresh interpreter and say what it showed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SHOWN, GONE = 1, 0
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """Exit code and output of one fresh process. ``code`` None: it ran out of time."""
+
+    code: int | None
+    output: str
+
+    @property
+    def shown(self) -> bool:
+        """The script ran to its own check and the divergence was there (a traceback is not that)."""
+        return self.code == SHOWN and "Traceback (most recent call last)" not in self.output
+
+    @property
+    def crashed(self) -> bool:
+        """A signal ended the process: a library aborted it."""
+        return self.code is not None and self.code < 0
+
+
+def run_script(
+    path: Path, *, timeout: float = 180.0, plant: tuple[str, str] | None = None
+) -> ScriptRun:
+    """Run ``path``; with ``plant`` = (fault file or "", fault id), under that planted fault."""
+    command = [sys.executable, str(path)]
+    if plant is not None:
+        command = [sys.executable, "-m", "harness.faults.run_script", *plant, str(path)]
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
+        env = dict(
+            os.environ,
+            OMP_NUM_THREADS="1",
+            TORCHINDUCTOR_CACHE_DIR=cache,
+            TORCHINDUCTOR_COMPILE_THREADS="1",
+            PYTHONPATH=_python_path(plant is not None),
+        )
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, env=env, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return ScriptRun(None, f"no verdict within {timeout:.0f} s")
+    noise = ("Failed to load ", "W1", "I1")
+    lines = (done.stdout + done.stderr).splitlines()
+    return ScriptRun(
+        done.returncode, "\n".join(line for line in lines if not line.startswith(noise))[-4000:]
+    )
+
+
+def _python_path(with_harness: bool) -> str:
+    """A script must not see the harness; a planted fault needs it."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    if not with_harness:
+        return inherited
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(p for p in (root, inherited) if p)
