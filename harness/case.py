@@ -41,7 +41,7 @@ TensorName = Literal["input", "weight", "grad_output", "bias"]
 
 Dim = Annotated[int, Meta(ge=0, le=4096)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
-HexBits = Annotated[str, Meta(pattern="^0x[0-9a-f]{8}$")]
+HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,14 +130,14 @@ def load_case(raw: bytes) -> Case:
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")
         return msgspec.json.decode(raw, type=Case)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a valid case: {error}") from None
     except RecursionError:
         raise ValueError("not a valid case: nested too deeply") from None
 
 
 class _Versioned(msgspec.Struct):
-    schema: int
+    schema: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
 
 def compile_key(spec: Spec) -> str:

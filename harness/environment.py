@@ -54,14 +54,19 @@ def prepare(fault: str = "") -> None:
 
 def settle() -> None:
     """Make torch single-threaded and quiet. Call once in each process that runs cases."""
-    import logging
-    import warnings
-
     import torch
 
     torch.set_num_threads(1)
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    for name in ("torch._inductor", "torch._dynamo", "torch.utils._pytree", "torchao"):
+    quieten()
+
+
+def quieten() -> None:
+    """Silence what libraries log about themselves: what they raise is recorded in the traces."""
+    import logging
+    import warnings
+
+    for name in ("torch._inductor", "torch._dynamo", "torch.utils._pytree", "torchao", "torch"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")
 

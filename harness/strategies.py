@@ -35,6 +35,9 @@ SPIKES = (
 )  # fmt: skip
 
 
+SPECIAL = SPIKES[:3]
+
+
 @st.composite
 def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
     """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
@@ -67,7 +70,7 @@ def specs(
     batch = draw(st.sampled_from([0, 0, 2, 3]))
     if batch and recipe.alignment == 32 and not misalign and dims["m"] > 32:
         dims["m"] //= 2
-        dims["m"] -= dims["m"] % 16 if batch == 2 else 0
+        dims["m"] -= dims["m"] % (16 if batch == 2 else 32)
     return Spec(
         recipe=recipe.name,
         backend=draw(st.sampled_from(recipe.backends)),
@@ -96,18 +99,20 @@ def data_specs(draw: st.DrawFn) -> DataSpec:
     if values in ("near_max", "subnormal"):
         exponents = {}
     spikes: tuple[Spike, ...] = ()
-    if values == "inf_nan" or draw(st.integers(0, 4)) == 4:
+    if values == "inf_nan":
+        spikes = (draw(_spikes(SPECIAL)), *draw(st.lists(_spikes(), max_size=2)))
+    elif draw(st.integers(0, 4)) == 4:
         spikes = tuple(draw(st.lists(_spikes(), min_size=1, max_size=3)))
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
 
 
 @st.composite
-def _spikes(draw: st.DrawFn) -> Spike:
+def _spikes(draw: st.DrawFn, patterns: Sequence[str] = SPIKES) -> Spike:
     return Spike(
         draw(st.sampled_from(["input", "weight", "grad_output", "bias"])),
         draw(st.integers(0, 255)),
         draw(st.integers(0, 255)),
-        draw(st.sampled_from(SPIKES)),
+        draw(st.sampled_from(patterns)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import sys
 import time
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def _campaign(config: Config, store: Store, ledger: object) -> int:
     from harness.environment import versions
     from harness.policy import cast_policies
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     found = versions()
     console.print(
         f"narrowfuzz {found['narrowfuzz']}  torch {found['torch']}  torchao {found['torchao']}  "

@@ -7,6 +7,9 @@ import contextlib
 import torch  # noqa: F401
 import torch._dynamo  # noqa: F401
 
+from harness.environment import quieten
+
+quieten()
 with contextlib.suppress(ImportError):  # a recipe that needs it says so when it is used
     import torchao.float8
     import torchao.quantization  # noqa: F401

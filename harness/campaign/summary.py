@@ -16,6 +16,7 @@ from harness.ledger import Ledger, known_dir
 from harness.oracles import ORACLES
 from harness.triage.finding import report
 
+_RULE_WIDTH, _CELL_WIDTH = 29, 18
 _JUDGED = ("ok", "diverged", "crashed", "known")
 
 
@@ -64,15 +65,17 @@ def print_summary(console: Console, tally: Tally, store: Store, ledger: Ledger) 
 def _print_rules(console: Console, counts: Counter[Any]) -> None:
     table = rule_counts(counts)
     recipes = sorted({r for row in table.values() for r in row})
-    view = Table(title="judged / inconclusive / not applicable", title_justify="left", box=None)
-    view.add_column("rule", no_wrap=True)
-    for recipe in recipes:
-        view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
-    for oracle in ORACLES:
-        row = table.get(oracle.name, {})
-        cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in recipes]
-        view.add_row(f"{oracle.name} {oracle.title}", *cells)
-    if recipes:
+    at_once = max(1, (console.width - _RULE_WIDTH) // _CELL_WIDTH)
+    for start in range(0, len(recipes), at_once):
+        shown = recipes[start : start + at_once]
+        view = Table(title="judged / inconclusive / not applicable", title_justify="left", box=None)
+        view.add_column("rule", no_wrap=True, width=_RULE_WIDTH)
+        for recipe in shown:
+            view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
+        for oracle in ORACLES:
+            row = table.get(oracle.name, {})
+            cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
+            view.add_row(f"{oracle.name} {oracle.title}", *cells)
         console.print(view)
 
 

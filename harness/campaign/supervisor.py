@@ -60,7 +60,7 @@ def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
     """Run workers until the time is up or the user interrupts; everything found is in ``store``."""
     tally = Tally()
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["harness.campaign.worker", "harness.campaign.preload"])
+    context.set_forkserver_preload(["harness.campaign.preload", "harness.campaign.worker"])
     deadline = time.monotonic() + config.minutes * 60.0
     seats = [_Seat(number) for number in range(config.workers)]
     stop = _Interrupt(tally)

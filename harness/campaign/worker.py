@@ -36,7 +36,12 @@ from harness.verdict import fingerprint
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 #: Seconds per slice of each kind, and the order a worker takes them in.
-_SLICES: tuple[tuple[Compile, float], ...] = (("none", 8.0), ("inductor", 12.0), ("aot_eager", 5.0))
+_SLICES: tuple[tuple[Compile, float], ...] = (
+    ("none", 10.0),
+    ("aot_eager", 4.0),
+    ("none", 10.0),
+    ("inductor", 10.0),
+)
 _REPORT_EVERY = 0.5
 
 
@@ -65,7 +70,7 @@ class _Worker:
         self.judge = Judge(recipes, ledger, self.arms, device=config.device)
         self.journal = config.out / "journal" / f"{number}.json"
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
-        self.first_slice = number % 2
+        self.first_slice = 2 * (number % 2)
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.reported = time.monotonic()
 
@@ -83,12 +88,13 @@ class _Worker:
             arms = [names[kind]] + (["inductor_strict"] if kind == "inductor" else [])
             return any(a in self.arms and not unavailable(ARMS[a]) for a in arms)
 
-        return [(k, s) for k, s in _SLICES if wanted(k)] or [_SLICES[0]]
+        return [(kind, seconds) for kind, seconds in _SLICES if wanted(kind)] or [_SLICES[0]]
 
     def _slice(self, kind: Compile, until: float) -> None:
         """Draw batches with Hypothesis until the slice's time is up; only generation, no shrinking."""
         draws = self.config.draws if kind == "none" else 4
-        strategy = batches(self.recipes, compile=kind, draws=draws, largest=64 if kind != "none" else 128)
+        largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
+        strategy = batches(self.recipes, compile=kind, draws=draws, largest=largest)
 
         @seed(self.rng.getrandbits(64))
         @settings(
@@ -144,7 +150,7 @@ class _Worker:
 
     def _triage(self, case: Case, verdict: Any) -> None:
         self.flush()
-        left = max(10.0, min(40.0, self.deadline - time.monotonic()))
+        left = max(5.0, min(25.0, self.deadline - time.monotonic()))
         result = triage(self.judge, case, verdict, seconds=left, plant=self.config.fault)
         self.out.send(("finding", result))
 

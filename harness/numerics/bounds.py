@@ -109,13 +109,24 @@ def interval(
     hull of both outcomes.
     """
     with np.errstate(all="ignore"):
-        ends = centre - radius, centre + radius
-        lo, hi = (_finish(end, gemm.rounding, dtype, bias) for end in ends)
+        ends = np.stack([centre - radius, centre + radius])
+        lo, hi = _finish(ends, gemm.rounding, dtype, bias)
         kept = gemm.rounding[:1] if gemm.kernel_rounds else ()
         if may_elide and kept != gemm.rounding:
-            lo_kept, hi_kept = (_finish(end, kept, dtype, bias) for end in ends)
+            lo_kept, hi_kept = _finish(ends, kept, dtype, bias)
             lo, hi = np.minimum(lo, lo_kept), np.maximum(hi, hi_kept)
     return lo, hi
+
+
+def fused_bias_radius(centre: F64, radius: F64, bias: F32, contracted: int) -> F64:
+    """``radius`` where the kernel adds the bias between, not after, the partial sums.
+
+    Proof. The bias is one more term of the sum: gamma_K (S + |bias|) with S = |A||B|^T. For K >= 2
+    gamma_K S <= 3 gamma_{K-1} S <= 3 radius; for K = 1, S = |centre|.
+    """
+    with np.errstate(all="ignore"):
+        slack = 2.0 * U32 * np.abs(centre) + gamma(contracted + 1) * np.abs(bias)[None, :]
+        return np.asarray(3.0 * radius + slack)
 
 
 def unrounded(gemm: GemmPlan) -> GemmPlan:
@@ -123,13 +134,16 @@ def unrounded(gemm: GemmPlan) -> GemmPlan:
     return replace(gemm, rounding=(), kernel_rounds=True)
 
 
-def _finish(end: F64, rounding: tuple[Rounding, ...], dtype: str, bias: F32 | None) -> F64:
+def _finish(ends: F64, rounding: tuple[Rounding, ...], dtype: str, bias: F32 | None) -> F64:
     out = FORMATS[dtype]
     for step in rounding:
-        end = round_to(end, _BF16_WIDE if step == "bf16" else out, overflow="ieee")
+        ends = round_to(ends, _BF16_WIDE if step == "bf16" else out, overflow="ieee")
     if bias is not None:
-        end = end + bias.astype(np.float64)
-    return round_to(end, out, overflow="ieee")
+        # the addition itself is fp32, whatever the output: it rounds first
+        ends = round_to(ends + bias.astype(np.float64), FORMATS["fp32"], overflow="ieee")
+    elif rounding and rounding[-1] == "out":
+        return ends
+    return round_to(ends, out, overflow="ieee")
 
 
 def contains(lo: F64, hi: F64, got: NDArray[Any]) -> NDArray[np.bool_]:

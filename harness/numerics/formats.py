@@ -135,13 +135,16 @@ def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F
     The quantum 2^q of each element is known from its exponent; adding and subtracting
     1.5 * 2^(q+52) makes float64's own rounding do the work, exactly (at most 24 bits are kept).
     """
-    with np.errstate(invalid="ignore"):  # widening a signalling NaN raises the flag
-        x = np.asarray(x, dtype=np.float64)
-    exponent = (x.view(np.int64) >> _F64_MANTISSA) & 0x7FF
-    exponent = np.clip(exponent, fmt.emin + _F64_BIAS, fmt.emax + 1 + _F64_BIAS)
-    magic_bits = ((exponent + (_F64_MANTISSA - fmt.mantissa_bits)) << _F64_MANTISSA) | (1 << 51)
-    magic = magic_bits.view(np.float64)
+    # invalid: widening a signalling NaN raises the flag
     with np.errstate(invalid="ignore", over="ignore"):
+        x = np.asarray(x, dtype=np.float64)
+        exponent = np.asarray((x.view(np.int64) >> _F64_MANTISSA) & 0x7FF)
+        np.maximum(exponent, fmt.emin + _F64_BIAS, out=exponent)
+        np.minimum(exponent, fmt.emax + 1 + _F64_BIAS, out=exponent)
+        exponent += _F64_MANTISSA - fmt.mantissa_bits
+        exponent <<= _F64_MANTISSA
+        exponent |= 1 << 51
+        magic = exponent.view(np.float64)
         rounded = np.copysign((x + magic) - magic, x)
         too_big = np.abs(rounded) > fmt.max
     if not too_big.any():

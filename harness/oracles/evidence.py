@@ -37,6 +37,8 @@ class Reference:
         self.dtype = case.spec.dtype
         self._operands: dict[tuple[Role, str], Operand] = {}
         self._layer: dict[Role, tuple[F64, F64]] = {}
+        self._risky: dict[Role, Any] = {}
+        self._values: dict[tuple[Role, str], F64] = {}
 
     def operand(self, role: Role, side: str) -> Operand:
         key = (role, side)
@@ -49,10 +51,15 @@ class Reference:
 
     def values(self, role: Role, side: str) -> F64:
         """The operand as the plan multiplies it."""
-        operand = self.operand(role, side)
-        if operand.quantised is None:
-            return operand.x.astype(np.float64)
-        return reference.multiplied(operand.quantised.values, self.plan.gemms[role], self.dtype)
+        key = (role, side)
+        if key not in self._values:
+            operand, gemm = self.operand(role, side), self.plan.gemms[role]
+            self._values[key] = (
+                operand.x.astype(np.float64)
+                if operand.quantised is None
+                else reference.multiplied(operand.quantised.values, gemm, self.dtype)
+            )
+        return self._values[key]
 
     def centre(self, role: Role) -> F64:
         """A @ B^T of the plan's operands."""
@@ -73,6 +80,8 @@ class Reference:
 
         Which order a kernel scales and sums in is its own business, so nothing is said of these.
         """
+        if role in self._risky:
+            return self._risky[role]
         gemm = self.plan.gemms[role]
         a, b = np.abs(self.values(role, "a")), np.abs(self.values(role, "b"))
         limit = FORMATS[self.dtype].max * 0.5
@@ -82,6 +91,7 @@ class Reference:
                 risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
             if gemm.a.format is not None and not gemm.dequantise_to:
                 risky |= ~(b.sum(axis=1) * gemm.a.format.max < limit)[None, :]
+        self._risky[role] = risky
         return risky
 
 

@@ -161,6 +161,8 @@ def _interval(
         centre, radius, gemm, dtype, bias=bias, may_elide=arm in evidence.elides
     )
     if bias is not None and evidence.plan.bias == "either":
+        if not np.isscalar(radius):
+            radius = bounds.fused_bias_radius(centre, np.asarray(radius), bias, evidence.spec.k)
         fused = bounds.interval(centre, radius, bounds.unrounded(gemm), dtype, bias=bias)
         lo, hi = np.minimum(lo, fused[0]), np.maximum(hi, fused[1])
     return lo, hi

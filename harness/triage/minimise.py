@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from harness.case import Case, DataSpec, Spec
+from harness.case import Case, DataSpec, Spec, Spike
 
 #: True if the case still shows the fingerprint that is being minimised.
 Shows = Callable[[Case], bool]
@@ -36,10 +36,21 @@ class Minimised:
     untried: list[str] = field(default_factory=list)
 
 
-def minimise(case: Case, shows: Shows, *, builds: int = 0, seconds: float = 60.0) -> Minimised:
+def minimise(
+    case: Case,
+    shows: Shows,
+    *,
+    builds: int = 0,
+    seconds: float = 60.0,
+    hint: Spike | None = None,
+) -> Minimised:
     """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
-    (each costs a compile); 0 means no such limit."""
+    (each costs a compile); 0 means no such limit. ``hint`` is an element that may be all it takes:
+    tried alone in gaussian data, so that the rest can shrink without losing it."""
     search = _Search(case, shows, builds or None, time.monotonic() + seconds)
+    if hint is not None:
+        alone = DataSpec(seed=case.data.seed, spikes=(hint,))
+        search.attempt("hint", msgspec.structs.replace(case, data=alone))
     if builds:
         search.group_resets()
     search.to_fixpoint()

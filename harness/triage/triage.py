@@ -6,10 +6,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from harness.arms.ladder import BY_NAME as ARMS
-from harness.case import Case
+from harness.case import Case, Spike
+from harness.data import make_tensors
 from harness.environment import describe
 from harness.judge import Judge
+from harness.numerics.formats import F32
+from harness.numerics.plan import OPERANDS, Role
+from harness.numerics.reference import canonical_operands
 from harness.oracles import BY_NAME, ORACLES
 from harness.oracles.oracle import Oracle
 from harness.triage.finding import Finding, Flake, reach_of, severity_of
@@ -46,9 +53,16 @@ def triage(
     def shows(candidate: Case) -> bool:
         return judge.judge(candidate, oracles).cause(wanted) is not None
 
+    case = _only_as_dear(case, verdict.arm)
     repeats = shows(case)
     compiled = bool(ARMS[verdict.arm].compiler)
-    small = minimise(case, shows, builds=_BUILDS if compiled else 0, seconds=seconds)
+    small = minimise(
+        case,
+        shows,
+        builds=_BUILDS if compiled else 0,
+        seconds=seconds,
+        hint=_hint(case, verdict, make_tensors(case, recipe.plan(case.spec))),
+    )
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
@@ -84,6 +98,31 @@ def triage(
         environment=describe(),
     )
     return Triaged(finding, script, confirmed)
+
+
+def _only_as_dear(case: Case, arm: str) -> Case:
+    """The same case without the rungs above the guilty one."""
+    changes: dict[str, str] = {}
+    if not ARMS[arm].compiler:
+        changes["compile"] = "none"
+    elif arm == "aot_eager":
+        changes["compile"] = "aot_eager"
+    if not ARMS[arm].checkpoint:
+        changes["checkpoint"] = "none"
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+
+
+def _hint(case: Case, verdict: Verdict, tensors: dict[str, F32]) -> Spike | None:
+    """The largest element of the operand row a quantiser rule was broken in."""
+    if verdict.oracle not in ("O2", "O3", "O4") or not verdict.index:
+        return None
+    role: Role = verdict.role  # type: ignore[assignment]
+    a, b = canonical_operands(role, tensors)
+    row = (a if verdict.side == "a" else b)[verdict.index[0]]
+    name, _ = OPERANDS[role][verdict.side == "b"]
+    value = row[np.argmax(np.abs(row))]
+    bits = f"0x{int(np.float32(value).view(np.uint32)):08x}"
+    return Spike(name, 0, 0, bits)
 
 
 def needed(name: str) -> tuple[Oracle, ...]:

@@ -195,7 +195,7 @@ FORMATS8 = st.sampled_from([E4M3FN, E5M2])
 
 
 @EXAMPLES
-@given(CODES, SHAPES, FORMATS8, st.sampled_from([0, -40, -70, 50]), SEEDS)
+@given(CODES, SHAPES, FORMATS8, st.sampled_from([0, -40, -70, 40]), SEEDS)
 def test_no_order_of_fp32_additions_leaves_bound_3_2(
     kind: str, k: int, fmt: Format, exponent: int, seed: int
 ) -> None:
@@ -257,10 +257,10 @@ def test_an_error_of_three_times_bound_3_2_is_rejected() -> None:
     a, b = codes_like(rng, "random", 8, 64, E4M3FN), codes_like(rng, "random", 8, 64, E4M3FN)
     centre, radius = a @ b.T, bounds.gemm_radius(a, b, gemm())
     assert not bounds.contains(centre - radius, centre + radius, centre + 3 * radius).any()
-    # in absolute terms: a dropped product or a bf16 accumulator is far outside
-    dropped = a[:, 1:] @ b[:, 1:].T
-    gone = np.abs(centre - dropped) > 0
-    assert not bounds.contains(centre - radius, centre + radius, dropped)[gone].any()
+    # and in absolute terms: losing one product of ordinary size is seen in every element
+    a[:, 0] = b[:, 0] = 16.0
+    centre, radius = a @ b.T, bounds.gemm_radius(a, b, gemm())
+    assert not bounds.contains(centre - radius, centre + radius, centre - 256.0).any()
 
 
 def test_bound_3_2_of_an_empty_contraction_is_zero() -> None:
@@ -316,7 +316,7 @@ def test_bound_3_3_is_used_and_rejects_three_times_itself(name: str) -> None:
     assert 1e-2 < max(used) <= 1.0
 
 
-# --- interval: from the accumulator to what the layer returns --------------------------------------
+# --- interval: from the accumulator to what the layer returns -------------------------------------
 
 
 def out(x: NDArray[np.float32], dtype: str) -> F32:
@@ -396,7 +396,7 @@ def test_a_fused_bias_on_a_bf16_tie_is_allowed_as_torch_computes_it() -> None:
     assert bounds.contains(lo, hi, got).all(), (lo, hi)
 
 
-@pytest.mark.parametrize("order", ("sequential", "reversed", "blocked"))
+@pytest.mark.parametrize("order", ["sequential", "reversed", "blocked"])
 def test_a_bias_inside_the_accumulation_is_one_more_contracted_column(order: str) -> None:
     # beta = 1 kernels start from the bias, and split-K ones add it between two panels
     rng = np.random.default_rng(0)
@@ -440,7 +440,7 @@ def test_a_rounding_that_may_not_be_elided_is_demanded() -> None:
     assert not bounds.contains(*own, centre).any()
 
 
-@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_with_radius_zero_the_interval_is_one_value(dtype: str) -> None:
     acc = near_bf16_ties(np.random.default_rng(0), 256)
     lo, hi = bounds.interval(acc.astype(np.float64), 0.0, gemm(), dtype)

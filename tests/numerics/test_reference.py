@@ -142,8 +142,8 @@ def test_an_unquantised_operand_has_no_quantised_form() -> None:
     assert reference.quantise(data(), HIGH_PRECISION) is None
 
 
-@pytest.mark.parametrize("plan", (tensor(), row(), block()), ids=("tensor", "row", "block"))
-@pytest.mark.parametrize("shape", ((0, 32), (3, 0), (0, 0)))
+@pytest.mark.parametrize("plan", [tensor(), row(), block()], ids=("tensor", "row", "block"))
+@pytest.mark.parametrize("shape", [(0, 32), (3, 0), (0, 0)])
 def test_empty_operands_quantise_to_empty_ones(plan: OperandPlan, shape: tuple[int, int]) -> None:
     got = reference.quantise(np.zeros(shape, dtype=np.float32), plan)
     assert got is not None and got.codes.shape == shape and got.values.shape == shape
@@ -155,7 +155,7 @@ def test_a_contracted_axis_that_is_no_multiple_of_the_block_is_refused() -> None
         reference.amax(np.zeros((2, 33), dtype=np.float32), block())
 
 
-@pytest.mark.parametrize("plan", (tensor(), row(), block()), ids=("tensor", "row", "block"))
+@pytest.mark.parametrize("plan", [tensor(), row(), block()], ids=("tensor", "row", "block"))
 def test_nan_spoils_its_granule_and_no_other(plan: OperandPlan) -> None:
     x = np.ones((3, 64), dtype=np.float32)
     x[1, 40] = np.nan
@@ -206,7 +206,11 @@ def test_operands_are_oriented_so_that_a_times_b_transposed_is_each_gemm() -> No
 def test_the_contracted_axis_is_last_in_both_operands(
     role: str, a: tuple[int, int], b: tuple[int, int]
 ) -> None:
-    tensors = {"input": np.zeros((5, 7)), "weight": np.zeros((3, 7)), "grad_output": np.zeros((5, 3))}
+    tensors = {
+        "input": np.zeros((5, 7)),
+        "weight": np.zeros((3, 7)),
+        "grad_output": np.zeros((5, 3)),
+    }
     got = reference.canonical_operands(role, tensors)  # type: ignore[arg-type]
     assert (got[0].shape, got[1].shape) == (a, b)
 
@@ -277,5 +281,10 @@ def test_values_are_rounded_to_what_the_plan_dequantises_to() -> None:
     with np.errstate(over="ignore"):
         assert np.array_equal(reference.multiplied(values, fp32, "bf16"), values.astype(np.float32))
     # bf16's maximum is 3.3895e38, and 3.4e38 lies past the tie above it
-    assert reference.multiplied(values, dtype, "bf16").tolist() == [0.333984375, np.inf, np.inf, np.inf]
+    assert reference.multiplied(values, dtype, "bf16").tolist() == [
+        0.333984375,
+        np.inf,
+        np.inf,
+        np.inf,
+    ]
     assert reference.multiplied(values, dtype, "fp32")[1] == np.float32(3.4e38)

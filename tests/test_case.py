@@ -1,0 +1,216 @@
+"""Cases: strict on the way in, canonical on the way out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.case import (
+    MAX_CASE_BYTES,
+    SCHEMA,
+    Case,
+    DataSpec,
+    Spec,
+    Spike,
+    compile_key,
+    dump_case,
+    load_case,
+)
+
+EXAMPLES = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+SIMPLEST = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+RICH = Case(
+    spec=Spec(
+        recipe="torchao.mxfp8.rceil", backend="wrapper", m=0, k=4096, n=1, batch=3, bias=True,
+        dtype="fp32", input_layout="strided", grad_layout="expanded", checkpoint="reentrant",
+        compile="inductor",
+    ),
+    data=DataSpec(
+        regime="lattice", values="inf_nan", seed=2**32 - 1, input_exponent=-60, weight_exponent=60,
+        grad_exponent=1, spikes=(Spike("bias", 0, 1 << 20, "0x7fc00000"),) * 16,
+    ),
+)  # fmt: skip
+
+
+def edited(path: str, value: Any) -> bytes:
+    """The rich case as JSON with one field replaced."""
+    raw = json.loads(dump_case(RICH))
+    *parents, last = path.split(".")
+    node = raw
+    for name in parents:
+        node = node[int(name)] if isinstance(node, list) else node[name]
+    node[int(last) if isinstance(node, list) else last] = value
+    return json.dumps(raw).encode()
+
+
+def complaint(raw: bytes) -> str:
+    """The one sentence of the ValueError; exactly that type, so no decoder's own error leaks."""
+    with pytest.raises(ValueError, match="case") as caught:
+        load_case(raw)
+    assert type(caught.value) is ValueError, repr(caught.value)
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("case", [SIMPLEST, RICH], ids=("simplest", "rich"))
+def test_a_case_survives_a_round_trip(case: Case) -> None:
+    assert load_case(dump_case(case)) == case
+    assert dump_case(load_case(dump_case(case))) == dump_case(case)
+
+
+def test_ids_are_pinned_because_reports_and_ledgers_quote_them() -> None:
+    assert SIMPLEST.id == "68e5fe0f95db"
+
+
+def test_the_id_depends_on_content_and_not_on_spelling() -> None:
+    raw = json.loads(dump_case(RICH))
+    shuffled = json.dumps(dict(reversed(raw.items())), indent=4).encode()
+    assert load_case(shuffled).id == RICH.id
+    assert load_case(edited("data.seed", 1)).id != RICH.id
+
+
+def test_missing_fields_take_the_simplest_value() -> None:
+    assert load_case(b'{"schema":1,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
+
+
+def test_compile_key_ignores_data_and_nothing_of_the_spec() -> None:
+    assert compile_key(SIMPLEST.spec) == compile_key(load_case(dump_case(SIMPLEST)).spec)
+    assert compile_key(SIMPLEST.spec) != compile_key(Spec(recipe="torch.fp32", m=33))
+
+
+def test_shapes_follow_from_the_dimensions() -> None:
+    flat, batched = Spec(recipe="r", m=3, k=4, n=5), Spec(recipe="r", m=3, k=4, n=5, batch=2)
+    assert (flat.tokens, flat.input_shape, flat.output_shape) == (3, (3, 4), (3, 5))
+    assert (batched.tokens, batched.input_shape, batched.output_shape) == (6, (2, 3, 4), (2, 3, 5))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("colour", 1, "unknown field `colour`"),
+        ("spec.gpu", 1, "unknown field `gpu`"),
+        ("data.spikes.0.extra", 1, "unknown field `extra`"),
+        ("spec.recipe", 7, "$.spec.recipe"),
+        ("spec.m", "32", "$.spec.m"),
+        ("spec.m", 32.0, "$.spec.m"),
+        ("spec.m", True, "$.spec.m"),
+        ("spec.m", None, "$.spec.m"),
+        ("spec.m", -1, "$.spec.m"),
+        ("spec.k", 4097, "<= 4096"),
+        ("spec.n", 10**30, "$.spec.n"),
+        ("spec.batch", 65, "<= 64"),
+        ("spec.bias", 1, "$.spec.bias"),
+        ("spec.dtype", "fp8", "$.spec.dtype"),
+        ("spec.model", "mlp", "$.spec.model"),
+        ("spec.input_layout", "expanded", "$.spec.input_layout"),
+        ("spec.grad_layout", "strided", "$.spec.grad_layout"),
+        ("spec.checkpoint", "half", "$.spec.checkpoint"),
+        ("spec.compile", "eager", "$.spec.compile"),
+        ("spec", [], "$.spec"),
+        ("data.regime", "tame", "$.data.regime"),
+        ("data.values", "uniform", "$.data.values"),
+        ("data.seed", 2**32, "$.data.seed"),
+        ("data.seed", -1, "$.data.seed"),
+        ("data.input_exponent", 61, "<= 60"),
+        ("data.grad_exponent", -61, ">= -60"),
+        ("data.spikes", [{}] * 17, "$.data.spikes"),
+        ("data.spikes.0.tensor", "output", "tensor"),
+        ("data.spikes.0.row", (1 << 20) + 1, "row"),
+        ("data.spikes.0.bits", "0x7F800000", "bits"),
+        ("data.spikes.0.bits", "0x7f8", "bits"),
+        ("data.spikes.0.bits", "0x7f800000\n", "bits"),  # would give one case two ids
+        ("data.spikes.0.bits", 1, "bits"),
+        ("schema", SCHEMA + 1, "update narrowfuzz"),
+        ("schema", 0, "the first schema is 1"),
+        ("schema", -3, "the first schema is 1"),
+        ("schema", "1", "$.schema"),
+        ("schema", None, "$.schema"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_refused_by_name(path: str, value: Any, says: str) -> None:
+    assert says in complaint(edited(path, value))
+
+
+@pytest.mark.parametrize("missing", ["schema", "spec", "data", "spec.recipe"])
+def test_a_missing_field_is_refused_by_name(missing: str) -> None:
+    raw = json.loads(dump_case(SIMPLEST))
+    *parents, last = missing.split(".")
+    del (raw[parents[0]] if parents else raw)[last]
+    assert last in complaint(json.dumps(raw).encode())
+
+
+GOOD = dump_case(SIMPLEST)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b" ",
+        b"null",
+        b"[]",
+        b"1",
+        b'"case"',
+        b"[" * 100_000,
+        b'{"schema":1,"x":' + b"[" * 100_000,
+        b'{"schema":1,"spec":' + b'{"recipe":' * 100_000,
+        b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        GOOD + b"{}",
+        b"\xef\xbb\xbf" + GOOD,
+        GOOD.replace(b'"m":32', b'"m":NaN'),
+        GOOD.replace(b'"m":32', b'"m":Infinity'),
+        GOOD.replace(b'"m":32', b'"m":1e400'),
+        GOOD.replace(b'"m":32', b'"m":0x20'),
+        b'{"schema":' + b"9" * 5000 + b"}",
+        b"\xff\xfe" + GOOD,
+        GOOD.replace(b"torch.fp32", b"\xff\xfe"),
+        GOOD.replace(b'"recipe"', b'"\xff"'),
+        GOOD.replace(b"torch.fp32", b"\\ud800"),
+        GOOD.decode().encode("utf-16"),
+        b"\0" * 100,
+        b" " * (MAX_CASE_BYTES + 1),
+    ],
+    ids=lambda raw: f"{len(raw)}:{raw[:24]!r}",
+)  # fmt: skip
+def test_what_is_no_json_case_at_all_is_refused_in_one_sentence(raw: bytes) -> None:
+    assert "case" in complaint(raw)
+
+
+def test_a_truncated_case_is_refused_wherever_it_is_cut() -> None:
+    for cut in range(len(GOOD)):
+        complaint(GOOD[:cut])
+
+
+def test_an_error_message_never_grows_with_the_file() -> None:
+    # the sentence goes to terminals and logs; it must not carry the input back
+    for raw in (b'{"schema":' + b"9" * 4000 + b"}", GOOD.replace(b"fp32", b"x" * 4000)[:-9]):
+        assert len(complaint(raw)) < 500
+
+
+def test_the_size_limit_is_said_in_bytes() -> None:
+    assert str(MAX_CASE_BYTES) in complaint(b"{" + b" " * MAX_CASE_BYTES)
+
+
+def test_a_file_just_under_the_limit_is_read() -> None:
+    assert load_case(GOOD + b" " * (MAX_CASE_BYTES - len(GOOD))) == SIMPLEST
+
+
+@EXAMPLES
+@given(st.binary(max_size=64), st.integers(0, len(GOOD)), st.integers(0, 8))
+def test_damaged_bytes_never_raise_anything_but_value_error(
+    junk: bytes, at: int, removed: int
+) -> None:
+    assert error_of(GOOD[:at] + junk + GOOD[at + removed :]) in (None, ValueError)
+
+
+def error_of(raw: bytes) -> type[Exception] | None:
+    try:
+        load_case(raw)
+    except ValueError as error:  # its subclasses are decoders' own errors: told apart by type
+        return type(error)
+    return None
