@@ -66,7 +66,8 @@ def quieten() -> None:
     import logging
     import warnings
 
-    for name in ("torch._inductor", "torch._dynamo", "torch.utils._pytree", "torchao", "torch"):
+    names = ("torch", "torch.__trace", "torch._inductor", "torch._dynamo", "torch.utils._pytree")
+    for name in (*names, "torchao"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")
 

@@ -39,6 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     review: str
     #: Stand-alone script beside the entry: exits 1 while the divergence is there.
     script: str
+    #: Globs; none and no deviation: confirmed by hand, and no case expresses it yet.
     fingerprints: tuple[str, ...] = ()
     backends: tuple[str, ...] = ("*",)
     deviation: str = ""
@@ -93,8 +94,6 @@ def load_entries() -> list[Entry]:
             raise ValueError(f"ledger entry {path.name}: {error}") from None
         if entry.deviation and entry.deviation not in DEVIATIONS | LAYER_DEVIATIONS:
             raise ValueError(f"ledger entry {path.name}: no deviation {entry.deviation!r}")
-        if not entry.deviation and not entry.fingerprints:
-            raise ValueError(f"ledger entry {path.name}: needs a deviation or a fingerprint")
         entries.append(entry)
     return entries
 

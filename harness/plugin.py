@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 #: Examples per property: eager, aot_eager and inductor ones.
-PROFILES = {"smoke": (12, 2, 0), "ci": (60, 12, 2), "nightly": (600, 60, 12)}
+PROFILES = {"smoke": (40, 10, 0), "ci": (150, 40, 3), "nightly": (1500, 200, 25)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,6 +26,7 @@ Scale = NDArray[np.float32] | NDArray[np.uint8]
 
 DEVIATIONS = {
     "pow2_floor_by_log2": "floor(log2(s)) in fp32: just below a power of two the scale rounds up",
+    "rceil_by_log2": "ceil(log2(amax/max)) in fp32: just above max * 2^k the byte is one too small",
     "mx_byte0_times_one": "MX scale byte 0 multiplies the data by 1 instead of 2^127",
     "mx_byte0_min_normal": "MX scale byte 0 divides the data by 2^-126 but stores 2^-127",
 }
@@ -78,11 +79,14 @@ def scale(amax_: F32, plan: OperandPlan) -> Scale:
 
 def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | None:
     """The other scale that ``deviation`` allows per granule (0: none), or None if it has no say."""
-    if deviation != "pow2_floor_by_log2" or not isinstance(plan.scale, Fp32Scale):
-        return None
-    if not plan.scale.power_of_two:
-        return None
     assert plan.format is not None
+    if isinstance(plan.scale, MxScale):
+        if deviation == "rceil_by_log2" and plan.scale.mode == "rceil":
+            return scales.mx_rceil_by_log2(amax_, plan.format)
+        return None
+    assert isinstance(plan.scale, Fp32Scale)
+    if deviation != "pow2_floor_by_log2" or not plan.scale.power_of_two:
+        return None
     raw = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
     return scales.pow2_floor_by_log2(raw)
 

@@ -225,7 +225,7 @@ def _values_as_built(
     scales: list[Any] = [scale]
     other = reference.scale_as_built(operand.quantised.amax, operand.plan, deviation)
     if other is not None:
-        scales.append(np.where(other > 0, other, scale).astype(np.float32))
+        scales.append(np.where(other > 0, other, scale).astype(scale.dtype))
     values = []
     for s in scales:
         codes = reference.codes(operand.x, s, operand.plan, deviation=deviation)

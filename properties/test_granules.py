@@ -1,0 +1,12 @@
+"""A granule's codes depend on its own data alone, monotonically."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R12", "R13", "R14", "R15",)
+
+
+def test_granules(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

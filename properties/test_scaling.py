@@ -1,0 +1,12 @@
+"""Powers of two and signs pass through a quantised layer exactly."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R1", "R2", "R3", "R4",)
+
+
+def test_scaling(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

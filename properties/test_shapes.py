@@ -1,0 +1,12 @@
+"""Batched and flattened inputs give the same bits."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R17",)
+
+
+def test_shapes(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

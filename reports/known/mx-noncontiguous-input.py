@@ -1,0 +1,55 @@
+"""MX: a non-contiguous input (2-D, or 3-D that flattens to a view) or weight dies with the single word "unsupported".
+"""
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+import sys
+import torch
+from torch import nn
+from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
+from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+
+def mx(lin, mode):
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
+    new.weight, new.bias = lin.weight, lin.bias
+    return new
+
+
+def attempt(name, m, x):
+    try:
+        y = m(x)
+    except Exception as e:
+        return f"{name}: FORWARD {type(e).__name__}: {' '.join(str(e).split())[:120]}"
+    try:
+        y.backward(torch.ones_like(y))
+    except Exception as e:
+        return f"{name}: BACKWARD {type(e).__name__}: {' '.join(str(e).split())[:120]}"
+    return f"{name}: ok"
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+bad = 0
+cases = {
+    "2-D transposed": lambda: torch.randn(64, 32).t(),
+    "2-D column slice": lambda: torch.randn(32, 128)[:, :64],
+    "2-D row step 2": lambda: torch.randn(64, 64)[::2],
+    "2-D expanded row": lambda: torch.randn(1, 64).expand(32, 64),
+    "3-D last-dim slice": lambda: torch.randn(2, 32, 128)[..., :64],
+    "3-D swapped batch/time": lambda: torch.randn(32, 2, 64).transpose(0, 1),
+}
+for name, make in cases.items():
+    for dt in (torch.float32, torch.bfloat16):
+        x = make().to(dt)
+        x = torch.empty_strided(x.size(), x.stride(), dtype=dt).copy_(x) if 0 not in x.stride() else x
+        r = attempt(f"{dt} {name} stride {x.stride()}", mx(nn.Linear(64, 32, dtype=dt), Mode.RCEIL), x.requires_grad_())
+        print(r)
+        bad += not r.endswith(": ok")
+lin = nn.Linear(64, 32)
+lin.weight = nn.Parameter(lin.weight.data.t().contiguous().t())
+r = attempt("column-major weight", mx(lin, Mode.RCEIL), torch.randn(32, 64, requires_grad=True))
+print(r)
+sys.exit(bool(bad or not r.endswith(": ok")))

@@ -1,0 +1,36 @@
+"""quantize_(MXFP8TrainingOpConfig): the bias of a converted Linear is ignored and gets no gradient.
+"""
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+import sys
+import torch
+from torch import nn
+from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
+from torchao.quantization import quantize_
+from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+
+def mq(lin, mode):
+    seq = nn.Sequential(lin)
+    quantize_(seq, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED,
+                                         scale_calculation_mode=mode))
+    return seq[0]
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+bad = 0
+for mode in (Mode.FLOOR, Mode.RCEIL):
+    for dt in (torch.float32, torch.bfloat16):
+        lin = nn.Linear(64, 32, bias=True, dtype=dt)
+        with torch.no_grad():
+            lin.bias.fill_(100.0)
+        m = mq(lin, mode)
+        y = m(torch.randn(32, 64).to(dt))
+        y.sum().backward()
+        db = m.bias.grad
+        print(f"{mode} {dt}: mean output {y.mean().item():.3f} (rule: about 100), bias.grad "
+              f"{None if db is None else db[0].item()} (rule: 32.0), bias type {type(m.bias.data).__name__}")
+        bad += abs(y.mean().item() - 100) > 5 or db is None
+sys.exit(bool(bad))

@@ -1,0 +1,151 @@
+"""Every rule catches a planted fault by itself and leaves the same cases alone without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from harness.case import Case, DataSpec, Spec, Spike
+from harness.environment import prepare, settle
+from harness.faults.registry import builtin_faults
+from harness.judge import Judge
+from harness.ledger import Ledger
+from harness.oracles import BY_NAME, ORACLES
+from harness.recipe import load_recipes
+from harness.verdict import BAD, Verdict
+
+prepare()
+settle()
+
+ROWWISE = "torchao.float8.rowwise"
+TENSORWISE = "torchao.float8.tensorwise"
+NAN = Spike("input", 3, 5, "0x7fc00000")
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """One rule, one fault, and where to look."""
+
+    oracle: str
+    fault: str
+    recipe: str = ROWWISE
+    spec: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+HUNTS = [
+    Hunt("contract", "backward-unsupported"),
+    Hunt("contract", "bias-forgotten", spec={"bias": True}),
+    Hunt("O1", "gemm-races"),
+    Hunt("O2", "cast-truncates"),
+    Hunt("O2", "cast-rounds-upwards", recipe=TENSORWISE),
+    Hunt("O3", "scale-doubled"),
+    Hunt("O3", "scale-through-bf16", recipe=TENSORWISE),
+    Hunt("O3", "mx-scale-byte-plus-one", recipe="torchao.mxfp8.rceil"),
+    Hunt("O4", "amax-ignores-negatives"),
+    Hunt("O5", "gemm-gain"),
+    Hunt("O5", "bias-forgotten", spec={"bias": True}),
+    Hunt("O6", "layer-gain"),
+    Hunt("O7", "gemm-narrow-accumulator", data={"regime": "lattice"}),
+    Hunt("O10", "gemm-overflows"),
+    Hunt("O11", "cast-swallows-nan", data={"values": "inf_nan", "spikes": (NAN,)}),
+    Hunt("O12", "recompute-drifts", spec={"checkpoint": "full"}),
+    Hunt("O12", "recompute-drifts", spec={"checkpoint": "reentrant"}),
+    Hunt("O13", "recompute-drifts", spec={"checkpoint": "full"}),
+    Hunt("O15", "gemm-loses-element"),
+    Hunt("R1", "input-flushed"),
+    Hunt("R2", "gradient-flushed"),
+    Hunt("R3", "weight-flushed"),
+    Hunt("R4", "cast-rounds-upwards"),
+    Hunt("R12", "cast-shrinks"),
+    Hunt("R13", "cast-swaps-codes"),
+    Hunt("R14", "cast-sees-neighbours"),
+    Hunt("R15", "mx-block-leaks-rows", recipe="torchao.mxfp8.floor"),
+    Hunt("R17", "batched-gain", spec={"batch": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def recipes() -> dict[str, Any]:
+    return load_recipes()
+
+
+def cases(hunt: Hunt) -> list[Case]:
+    """A few draws, over both dtypes and the recipe's two backends."""
+    backends = load_recipes()[hunt.recipe].backends[:1 if "mxfp8" in hunt.recipe else 2]
+    return [
+        Case(
+            spec=Spec(
+                recipe=hunt.recipe, backend=backend, m=32, k=64, n=32, dtype=dtype, **hunt.spec
+            ),
+            data=DataSpec(seed=seed, **hunt.data),
+        )
+        for dtype in ("bf16", "fp32")
+        for backend in backends
+        for seed in range(3)
+    ]
+
+
+def bad_verdicts(judge: Judge, hunt: Hunt) -> list[Verdict]:
+    oracle = BY_NAME[hunt.oracle]
+    return [
+        verdict
+        for case in cases(hunt)
+        for verdict in judge.judge(case, [oracle]).verdicts
+        if verdict.status in BAD and verdict.oracle == hunt.oracle
+    ]
+
+
+@pytest.mark.parametrize("hunt", HUNTS, ids=lambda h: f"{h.oracle}-{h.fault}")
+def test_a_rule_catches_its_fault_alone(hunt: Hunt, recipes: dict[str, Any]) -> None:
+    with builtin_faults()[hunt.fault].plant():
+        assert bad_verdicts(Judge(recipes, Ledger([])), hunt)
+
+
+@pytest.mark.parametrize("hunt", HUNTS, ids=lambda h: f"{h.oracle}-{h.fault}")
+def test_a_rule_judges_the_clean_library_and_stays_silent(
+    hunt: Hunt, recipes: dict[str, Any]
+) -> None:
+    judge = Judge(recipes, Ledger([]))
+    judged = 0
+    for case in cases(hunt):
+        verdicts = judge.judge(case, [BY_NAME[hunt.oracle]]).verdicts
+        assert not [v.sentence() for v in verdicts if v.status in BAD]
+        judged += sum(v.status == "ok" for v in verdicts)
+    assert judged, "a rule that never applies proves nothing"
+
+
+def test_every_rule_has_a_fault() -> None:
+    assert {hunt.oracle for hunt in HUNTS} == {oracle.name for oracle in ORACLES}
+
+
+def test_every_fault_is_hunted_or_ends_the_process() -> None:
+    hunted = {hunt.fault for hunt in HUNTS}
+    assert set(builtin_faults()) - hunted == {"kernel-aborts", "eps-too-large"}
+
+
+def test_a_fault_is_gone_after_its_context(recipes: dict[str, Any]) -> None:
+    hunt = Hunt("O5", "gemm-gain")
+    with builtin_faults()["gemm-gain"].plant():
+        pass
+    assert not bad_verdicts(Judge(recipes, Ledger([])), hunt)
+
+
+def all_causes(judge: Judge, hunts: Sequence[Hunt]) -> list[set[str]]:
+    return [{v.oracle for c in cases(h) for v in judge.judge(c).causes} for h in hunts]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("scale-doubled", {"O3"}), ("cast-truncates", {"O2"}), ("amax-ignores-negatives", {"O4"})],
+)
+def test_consequences_fold_under_the_first_cause(
+    fault: str, cause: set[str], recipes: dict[str, Any]
+) -> None:
+    """One wrong scale byte is one finding, although a dozen rules see it."""
+    with builtin_faults()[fault].plant():
+        judge = Judge(recipes, Ledger([]))
+        assert all_causes(judge, [Hunt("O2", fault)]) == [cause]

@@ -1,0 +1,42 @@
+"""The ledger's scripts: stand-alone, short, and still showing what they say."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.ledger import Entry, known_dir, load_entries
+from harness.triage.verify import run_script
+
+ENTRIES = load_entries()
+ALLOWED = {"torch", "torchao"} | set(sys.stdlib_module_names)
+
+
+def script(entry: Entry) -> Path:
+    return known_dir() / entry.script
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_a_script_is_short_and_stands_alone(entry: Entry) -> None:
+    source = script(entry).read_text()
+    assert len(source.splitlines()) <= 60
+    for node in ast.walk(ast.parse(source)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert {name.split(".")[0] for name in names} <= ALLOWED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_a_known_divergence_still_shows(entry: Entry) -> None:
+    """Fails when it no longer does: fixed upstream, remove the entry."""
+    result = run_script(script(entry))
+    assert result.shown, result.output
+
+
+def test_every_script_belongs_to_an_entry() -> None:
+    scripts = {path.name for path in known_dir().glob("*.py")}
+    assert scripts == {entry.script for entry in ENTRIES}
