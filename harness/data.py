@@ -92,7 +92,9 @@ def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
     if kind == "zero_rows":
         return _zero_rows(x, data.seed)
     if kind == "near_max":
-        return np.ldexp(np.sign(x) * (1.0 + np.abs(x) % 1.0), 120 + (fresh % np.uint64(8)).astype(int))
+        return np.ldexp(
+            np.sign(x) * (1.0 + np.abs(x) % 1.0), 120 + (fresh % np.uint64(8)).astype(int)
+        )
     if kind == "subnormal":
         return _small(x, fresh, data.seed)
     assert kind == "binade_edges", kind
@@ -119,9 +121,9 @@ def _edges(h: U64, fresh: U64, spec: Spec) -> F64:
     anchors = np.array([1.0, 1.75, 1.5, 1.875, 1.8125, 1.0625, 1.1875, 1.3125])
     pick = anchors[(h & np.uint64(7)).astype(np.int64)]
     step = (fresh % np.uint64(3)).astype(np.int64) - 1
-    ulp = 2.0**-7 if spec.dtype == "bf16" else 2.0**-23
+    spacing = 2.0**-7 if spec.dtype == "bf16" else 2.0**-23
     # below a power of two the numbers lie twice as close
-    ulp = np.where((pick == 1.0) & (step < 0), ulp / 2, ulp)
+    ulp = np.where((pick == 1.0) & (step < 0), spacing / 2, spacing)
     exponent = ((h >> np.uint64(8)) % np.uint64(12)).astype(np.int64) - 8
     sign = np.where((h >> np.uint64(16)) & np.uint64(1), -1.0, 1.0)
     return sign * np.ldexp(pick + step * ulp, exponent)
@@ -139,10 +141,10 @@ def lattice_format(tensor: str, plan: Plan) -> Format:
 
 
 def _lattice(name: str, rows: int, cols: int, data: DataSpec, plan: Plan) -> F64:
-    """Small integers times a power of two, with one element of every granule pinned to the maximum.
+    """Small integers times a power of two, one element of every granule pinned to the maximum.
 
-    Pins on every diagonal of period min(32, rows, cols) give each row, column, 32-block of a row and
-    32-block of a column one, so every scale is the same power of two under every recipe.
+    Pins on every diagonal of period min(32, rows, cols) give each row, column and 32-block of
+    either one, so every scale is the same power of two under every recipe.
     """
     largest, shift = _LATTICE[lattice_format(name, plan).name]
     h = hash_bits(data.seed, name, rows, cols)

@@ -151,9 +151,7 @@ class Judge:
                 self._repeated.discard(key)
             torch._dynamo.reset()
 
-    def _fold(
-        self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool
-    ) -> Judgement:
+    def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
         rung = {arm.name: i for i, arm in enumerate(climb(case.spec))}
         rank = {oracle.name: i for i, oracle in enumerate(ORACLES)}
@@ -188,7 +186,6 @@ def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
         same = root.oracle == verdict.oracle and root.symptom in symptoms
         if root.role == verdict.role and (same or root.oracle in upstream):
             return root
-        if root.oracle == "contract" and root.arm == verdict.arm and root.status in BAD:
-            if root.status == "crashed":
-                return root
+        if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
+            return root
     return None

@@ -1,6 +1,6 @@
 """The ledger: divergences of released libraries that are known, each with its script.
 
-One TOML file per cause in ``reports/known/``. An entry explains findings by fingerprint, or, better,
+One TOML file per cause in ``reports/known/``. An entry explains findings by fingerprint or, better,
 by an *as-built deviation* that the reference then follows, so that every other rule stays sharp on
 the same case. It holds only for the versions it names.
 """

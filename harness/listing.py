@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -73,8 +71,6 @@ def doctor_command() -> int:
     for name, version in found.items():
         console.print(f"{name:12} {version}")
     problems = []
-    if sys.version_info < (3, 11):
-        problems.append(f"Python {platform.python_version()}: needs 3.11 or newer")
     if found["torch"] == "absent":
         problems.append("torch is not installed: pip install torch==2.13.0")
     else:

@@ -16,9 +16,7 @@ PROFILES = {"smoke": (40, 10, 0), "ci": (150, 40, 3), "nightly": (1500, 200, 25)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("narrowfuzz")
-    group.addoption(
-        "--nf-profile", choices=sorted(PROFILES), default="ci", help="how much to draw"
-    )
+    group.addoption("--nf-profile", choices=sorted(PROFILES), default="ci", help="how much to draw")
     group.addoption(
         "--nf-recipe", action="append", default=[], metavar="GLOB", help="recipes to test"
     )
@@ -135,7 +133,8 @@ def _failure(case: Any, bad: list[Any]) -> str:
         [
             f"{case.spec.recipe} ({case.spec.backend}), case {case.id}",
             *lines,
-            f"replay: save as case.json, then narrowfuzz replay case.json\n{dump_case(case).decode()}",
+            "replay: save as case.json, then narrowfuzz replay case.json",
+            dump_case(case).decode(),
         ]
     )
 

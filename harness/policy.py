@@ -1,4 +1,4 @@
-"""Probed cast policies: what this torch does where versions differ. Never assumed, always printed."""
+"""Probed cast policies: what this torch does where versions differ. Printed, never assumed."""
 
 from __future__ import annotations
 

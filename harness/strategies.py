@@ -1,20 +1,21 @@
 """Hypothesis strategies for Specs and DataSpecs.
 
 A Spec is drawn rarely (it is built, maybe compiled), its DataSpecs often. Sizes are "multiple of q
-plus remainder", so aligned and misaligned dimensions both occur; deliberate nastiness (misalignment,
-empty dimensions, spikes) sits behind a branch of its own.
+plus remainder", so aligned and misaligned dimensions both occur; deliberate nastiness
+(misalignment, empty dimensions, spikes) sits behind a branch of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Compile, DataSpec, Spec, Spike
+from harness.case import Case, Compile, DataSpec, Spec, Spike, ValueClass
 from harness.recipe import Recipe
 
-WILD = (
+WILD: tuple[ValueClass, ...] = (
     "gaussian",
     "outlier",
     "heavy_tail",
@@ -61,7 +62,7 @@ def specs(
     """A Spec of one of ``recipes``. ``wild_shapes`` allows misaligned and empty dimensions."""
     recipe = draw(st.sampled_from(list(recipes)))
     misalign = wild_shapes and draw(st.integers(0, 3)) == 3
-    dims = {}
+    dims: dict[str, Any] = {}
     for name in ("m", "k", "n"):
         off = misalign and draw(st.booleans())
         dims[name] = draw(sizes(recipe.alignment, aligned=not off, largest=largest))
@@ -89,7 +90,7 @@ def specs(
 def data_specs(draw: st.DrawFn) -> DataSpec:
     """Half lattice, half wild. Exponent windows stay where products neither over- nor underflow."""
     seed = draw(st.integers(0, 2**32 - 1))
-    exponents = {
+    exponents: dict[str, Any] = {
         f"{name}_exponent": draw(st.sampled_from([0, 0, 1, -3, 7, -9]))
         for name in ("input", "weight", "grad")
     }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("O12", "O13",)
+RULES = (
+    "O12",
+    "O13",
+)
 
 
 def test_checkpoint(harness: Harness) -> None:

@@ -8,7 +8,10 @@ from harness.case import Compile
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("O5", "O15",)
+RULES = (
+    "O5",
+    "O15",
+)
 
 
 @pytest.mark.parametrize("compile", ["none", "aot_eager", "inductor"])

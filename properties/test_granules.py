@@ -5,7 +5,12 @@ from __future__ import annotations
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("R12", "R13", "R14", "R15",)
+RULES = (
+    "R12",
+    "R13",
+    "R14",
+    "R15",
+)
 
 
 def test_granules(harness: Harness) -> None:

@@ -8,7 +8,11 @@ from harness.case import Compile
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("O4", "O3", "O2",)
+RULES = (
+    "O4",
+    "O3",
+    "O2",
+)
 
 
 @pytest.mark.parametrize("compile", ["none", "aot_eager", "inductor"])

@@ -5,7 +5,12 @@ from __future__ import annotations
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("R1", "R2", "R3", "R4",)
+RULES = (
+    "R1",
+    "R2",
+    "R3",
+    "R4",
+)
 
 
 def test_scaling(harness: Harness) -> None:

@@ -8,7 +8,10 @@ from harness.case import Compile
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("O10", "O11",)
+RULES = (
+    "O10",
+    "O11",
+)
 
 
 @pytest.mark.parametrize("compile", ["none", "aot_eager", "inductor"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.case import Spec
+from harness.case import Dtype, Spec
 from harness.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
 from harness.recipe import Recipe, ScriptText
 
@@ -31,18 +31,19 @@ def _script(spec: Spec) -> ScriptText:
     return ScriptText(imports="", convert="model")
 
 
-RECIPES = [
-    Recipe(
+def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
+    return Recipe(
         name=f"torch.{dtype}",
         family="torch",
         title=f"plain nn.Linear, {dtype} parameters",
         backends=("native",),
         package="",
         dtypes=(dtype,),
-        plan=lambda spec, plan=plan: plan,
+        plan=lambda spec: plan,
         convert=_keep,
         may_refuse=_never_refuses,
         script=_script,
     )
-    for dtype, plan in (("fp32", _FP32), ("bf16", _BF16))
-]
+
+
+RECIPES = [_recipe("fp32", _FP32), _recipe("bf16", _BF16)]

@@ -47,10 +47,8 @@ def _tensorwise(spec: Spec) -> Plan:
 def _rowwise(spec: Spec) -> Plan:
     row = OperandPlan(E4M3FN, "row", 0, Fp32Scale(eps=EPS, power_of_two=True))
     if spec.backend == "emulated":
-        gemm = GemmPlan(
-            row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32"
-        )
-        return Plan({role: gemm for role in ROLES})
+        gemm = GemmPlan(row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32")
+        return Plan(dict.fromkeys(ROLES, gemm))
     forward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"))
     backward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"), post_scale=True)
     return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})

@@ -1,6 +1,6 @@
 """torchao MXFP8 training linears, emulated: 1x32 blocks along the contracted axis, E8M0 scales.
 
-Plans follow torchao 0.18 ``prototype/mx_formats/mx_tensor.py`` and ``moe_training/mxfp8_linear.py``:
+Plans follow torchao 0.18 ``mx_formats/mx_tensor.py`` and ``moe_training/mxfp8_linear.py``:
 operands are dequantised to the layer's dtype and multiplied there. Two public ways in:
 
     linear    the MXFP8Linear module
@@ -27,7 +27,7 @@ def _plan(mode: str) -> Any:
     operand = OperandPlan(E4M3FN, "block", BLOCK, MxScale(mode, _INF_BYTE[mode]))  # type: ignore[arg-type]
     # the compiler may fuse the multiply and the bias into addmm, so no rounding is the kernel's own
     gemm = GemmPlan(operand, operand, scale_roundings=0, kernel_rounds=False, dequantise_to="dtype")
-    plan = Plan({role: gemm for role in ROLES})
+    plan = Plan(dict.fromkeys(ROLES, gemm))
     return lambda spec: plan
 
 

@@ -16,7 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.arms.ladder import Arm
 from harness.arms.taps import CompiledTap, name_sites, tapped_backend
-from harness.arms.tensors import TORCH_DTYPE, as_rows, fp32_array, grad_tensor, input_tensor, to_torch
+from harness.arms.tensors import (
+    TORCH_DTYPE,
+    as_rows,
+    fp32_array,
+    grad_tensor,
+    input_tensor,
+    to_torch,
+)
 from harness.case import Spec
 from harness.numerics.formats import F32
 from harness.recipe import Recipe

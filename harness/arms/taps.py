@@ -137,9 +137,7 @@ def _watch_inductor() -> None:
 
 def expected_sites(arm: Arm) -> tuple[tuple[Role, Phase], ...]:
     """The GEMMs one forward and backward of a quantised linear must show, in order."""
-    recompute: tuple[tuple[Role, Phase], ...] = (
-        (("output", "recompute"),) if arm.checkpoint else ()
-    )
+    recompute: tuple[tuple[Role, Phase], ...] = (("output", "recompute"),) if arm.checkpoint else ()
     return (
         ("output", "forward"),
         *recompute,

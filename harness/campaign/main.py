@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import sys
 import time
 from pathlib import Path
 
@@ -167,5 +166,3 @@ def _output(out: Path | None, resume: bool) -> Path:
     if resume and not (out / "findings.db").exists():
         raise ValueError(f"--resume: {out} holds no run to go on with")
     return out
-
-

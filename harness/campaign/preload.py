@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-import torch  # noqa: F401
+import torch
 import torch._dynamo  # noqa: F401
 
 from harness.environment import quieten

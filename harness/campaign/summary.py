@@ -1,4 +1,4 @@
-"""What a run says at its end: findings by severity, what is known, and how often each rule judged."""
+"""What a run says at its end: findings, known divergences, and how often each rule judged."""
 
 from __future__ import annotations
 

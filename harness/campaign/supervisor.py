@@ -151,7 +151,7 @@ def _look_after(
     if hung:
         seat.process.kill()
         seat.process.join(10)
-    if seat.process.is_alive() or seat.channel is not None and not hung:
+    if seat.process.is_alive() or (seat.channel is not None and not hung):
         return
     tally.lost_workers += 1
     if (seat.process.exitcode or 0) > 0:

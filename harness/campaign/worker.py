@@ -71,7 +71,7 @@ class _Worker:
         self.journal = config.out / "journal" / f"{number}.json"
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         self.first_slice = 2 * (number % 2)
-        self.counts: Counter[tuple[str, ...]] = Counter()
+        self.counts: Counter[Any] = Counter()
         self.reported = time.monotonic()
 
     def loop(self) -> None:
@@ -91,7 +91,7 @@ class _Worker:
         return [(kind, seconds) for kind, seconds in _SLICES if wanted(kind)] or [_SLICES[0]]
 
     def _slice(self, kind: Compile, until: float) -> None:
-        """Draw batches with Hypothesis until the slice's time is up; only generation, no shrinking."""
+        """Draw batches with Hypothesis until the slice's time is up; generation only."""
         draws = self.config.draws if kind == "none" else 4
         largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
         strategy = batches(self.recipes, compile=kind, draws=draws, largest=largest)

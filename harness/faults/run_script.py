@@ -1,4 +1,4 @@
-"""Run a stand-alone script with a fault planted: python -m harness.faults.run_script FILE ID PATH."""
+"""Run a script with a fault planted: python -m harness.faults.run_script FILE ID PATH."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.numerics import scales
-from harness.numerics.formats import FORMATS, F32, F64, Format, round_to
+from harness.numerics.formats import F32, F64, FORMATS, Format, round_to
 from harness.numerics.plan import GemmPlan, MxScale, OperandPlan, Rounding
 from harness.numerics.reference import Scale, spread
 
@@ -62,7 +62,7 @@ def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
 
     Proof. K exact products and K-1 rounded additions in any order and blocking err by at most
     gamma_{K-1} |A||B|^T (Higham 3.1); each of the c roundings of scales, operands or products adds
-    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Whatever falls below fp32's normal range
+    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Whatever falls below fp32's normals
     may be rounded to a multiple of 2^-149 or flushed: at most 2^-126 for each of K products and K
     sums, and 2^-126 times the other operand for each operand: the last term. float64's own error
     (2^-53 K) is below the slack left by the factor 1 + 2^-20.

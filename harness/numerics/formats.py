@@ -73,7 +73,7 @@ class Format:
 
     @cached_property
     def unit_roundoff(self) -> float:
-        """u = 2^-p with p significant bits: the relative error of one rounding is at most u/(1+u)."""
+        """u = 2^-p with p significant bits: one rounding errs by at most u/(1+u), relatively."""
         return float(2.0 ** -(self.mantissa_bits + 1))
 
     @cached_property

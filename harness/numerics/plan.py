@@ -81,7 +81,7 @@ class GemmPlan:
     rounding: tuple[Rounding, ...] = ("out",)
     #: True: the first rounding happens inside the kernel, so no compiler can fuse it away.
     kernel_rounds: bool = True
-    #: The format operands are dequantised to before they are multiplied; "": the kernel takes codes.
+    #: What operands are dequantised to before they are multiplied; "": the kernel takes codes.
     dequantise_to: Literal["", "fp32", "dtype"] = ""
     #: True: the kernel multiplies unit-scaled codes and scales the result afterwards, in fp32.
     post_scale: bool = False
@@ -91,8 +91,8 @@ class GemmPlan:
 class Plan:
     """The three GEMMs of one recipe on one backend.
 
-    ``bias``: ``separate`` rounds the GEMM's output, adds and rounds again; ``either`` allows a fused
-    addition as well (which one runs is the kernel's choice, not the recipe's promise).
+    ``bias``: ``separate`` rounds the GEMM's output, adds and rounds again; ``either`` allows a
+    fused addition as well (which one runs is the kernel's choice, not the recipe's promise).
     """
 
     gemms: dict[Role, GemmPlan] = field(hash=False)

@@ -93,7 +93,9 @@ def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | Non
 
 def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
     """Broadcast a per-granule array so that it lines up with the elements."""
-    return np.repeat(per_granule, plan.block, axis=1) if plan.granularity == "block" else per_granule
+    return (
+        np.repeat(per_granule, plan.block, axis=1) if plan.granularity == "block" else per_granule
+    )
 
 
 def codes(x: F32, scale_: Scale, plan: OperandPlan, *, deviation: str = "") -> Codes:
@@ -155,4 +157,3 @@ def product(a: F64, b: F64) -> F64:
     """A @ B^T in float64. Inf and NaN take part: an Inf that meets a 0 must come out as NaN."""
     with np.errstate(all="ignore"):
         return np.asarray(a @ b.T)
-

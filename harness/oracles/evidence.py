@@ -169,7 +169,7 @@ class Evidence:
         with np.errstate(all="ignore"):
             if same_bits(np.float32(1.0) / planned, seen.scale).all():
                 return planned
-            exact = np.float32(1.0) / seen.scale
+            exact = (np.float32(1.0) / seen.scale).astype(np.float32)
             return exact if (np.frexp(seen.scale)[0] == 0.5).all() else None
 
     def _ambiguous(self, role: Role, side: str, quantised: Quantised) -> bool:

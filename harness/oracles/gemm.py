@@ -112,7 +112,7 @@ def _on_lattice(evidence: Evidence, role: Role) -> bool:
         unit *= _grid(magnitude)
         magnitudes.append(magnitude)
     reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0))
-    return reach < 2.0**24 * unit and 2.0**-100 < unit and reach < 2.0**100
+    return reach < 2.0**24 * unit and unit > 2.0**-100 and reach < 2.0**100
 
 
 def _grid(magnitude: F64) -> float:
@@ -161,15 +161,15 @@ def _interval(
         centre, radius, gemm, dtype, bias=bias, may_elide=arm in evidence.elides
     )
     if bias is not None and evidence.plan.bias == "either":
-        if not np.isscalar(radius):
-            radius = bounds.fused_bias_radius(centre, np.asarray(radius), bias, evidence.spec.k)
+        if isinstance(radius, np.ndarray):
+            radius = bounds.fused_bias_radius(centre, radius, bias, evidence.spec.k)
         fused = bounds.interval(centre, radius, bounds.unrounded(gemm), dtype, bias=bias)
         lo, hi = np.minimum(lo, fused[0]), np.maximum(hi, fused[1])
     return lo, hi
 
 
 def _factor(got: Any, centre: Any, radius: Any, at: tuple[int, ...], bias: F32 | None) -> float:
-    allowed = float(radius if np.isscalar(radius) else radius[at])
+    allowed = float(radius[at]) if isinstance(radius, np.ndarray) else radius
     if not (allowed > 0 and np.isfinite(got)):
         return 0.0
     centre = float(centre) + (float(bias[at[1]]) if bias is not None else 0.0)

@@ -19,7 +19,6 @@ from harness.oracles.oracle import first, number, plain, same_bits
 from harness.trace import Seen, Trace
 from harness.verdict import Verdict
 
-
 #: Symptom of a level-B operand, which cannot tell a wrong code from a wrong scale.
 LEVEL_B = "dequantised value"
 
@@ -217,9 +216,7 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
     )  # fmt: skip
 
 
-def _values_as_built(
-    evidence: Evidence, role: Role, operand: Operand, deviation: str
-) -> list[Any]:
+def _values_as_built(evidence: Evidence, role: Role, operand: Operand, deviation: str) -> list[Any]:
     assert operand.quantised is not None
     gemm, scale = evidence.plan.gemms[role], operand.quantised.scale
     scales: list[Any] = [scale]

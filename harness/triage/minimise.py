@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from harness.case import Case, DataSpec, Spec, Spike
 
 #: True if the case still shows the fingerprint that is being minimised.
 Shows = Callable[[Case], bool]
+Change = Callable[[Case], Case]
 
 DRAWS = 5
 _DIMS = ("m", "k", "n", "batch")
@@ -103,22 +105,20 @@ class _Search:
                     progress = True
                     self.untried = [u for u in self.untried if u != name]
 
-    def _candidates(self) -> Iterator[tuple[str, Callable[[Case], Case]]]:
+    def _candidates(self) -> Iterator[tuple[str, Change]]:
         """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""
         for i in reversed(range(len(self.best.data.spikes))):
-            yield f"spike {i}", lambda case, i=i: _without_spike(case, i)
+            yield f"spike {i}", partial(_without_spike, index=i)
         for name in ("regime", "input_exponent", "weight_exponent", "grad_exponent"):
-            default = _default(DataSpec, name)
-            yield name, lambda case, n=name, d=default: _with_data(case, **{n: d})
+            yield name, partial(_with_data, **{name: _default(DataSpec, name)})
         for values in REACH:
-            yield f"values={values}", lambda case, v=values: _tamer(case, v)
+            yield f"values={values}", partial(_tamer, values=values)
         for name in _changed(self.best.spec):
             if name not in _KEPT:
-                default = _default(Spec, name)
-                yield name, lambda case, n=name, d=default: _with_spec(case, **{n: d})
+                yield name, partial(_with_spec, **{name: _default(Spec, name)})
         for name in _DIMS:
-            yield f"{name} to {_default(Spec, name)}", lambda case, n=name: _dim_to_default(case, n)
-            yield f"{name}/2", lambda case, n=name: _halved(case, n)
+            yield f"{name} to {_default(Spec, name)}", partial(_dim_to_default, name=name)
+            yield f"{name}/2", partial(_halved, name=name)
 
 
 def _with_spec(case: Case, **changes: Any) -> Case:
@@ -154,7 +154,9 @@ def _dim_to_default(case: Case, name: str) -> Case:
 
 
 def _changed(spec: Spec) -> list[str]:
-    return [f for f in spec.__struct_fields__ if f != "recipe" and getattr(spec, f) != _default(Spec, f)]
+    return [
+        f for f in spec.__struct_fields__ if f != "recipe" and getattr(spec, f) != _default(Spec, f)
+    ]
 
 
 def _default(struct: type[msgspec.Struct], name: str) -> Any:

@@ -14,6 +14,7 @@ from harness.arms.ladder import BY_NAME, Arm
 from harness.case import Case, Spec
 from harness.data import make_tensors
 from harness.numerics.formats import F32
+from harness.numerics.reference import canonical_operands
 from harness.oracles.relations import (
     SCALED_BY,
     SCALES,
@@ -21,14 +22,13 @@ from harness.oracles.relations import (
     replace_row,
     scaling_exponent,
 )
-from harness.numerics.reference import canonical_operands
 from harness.recipe import Recipe, ScriptText
 from harness.verdict import Verdict
 
 _SITE = {"output": "0", "grad_input": "-2", "grad_weight": "-1"}
 _TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
 
-_COMPILED_TAP = '''
+_COMPILED_TAP = """
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode
 class Watch(TorchDispatchMode):
@@ -46,7 +46,7 @@ def watched(self, inputs):
     with Watch():
         return call(self, inputs)
 CompiledFxGraph.__call__ = watched
-'''
+"""
 
 
 def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
@@ -60,7 +60,8 @@ def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
     parts = [
         f'"""{verdict.sentence()}\n\n{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}.'
         ' Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import collections\nimport math\nimport sys\n\nimport torch\nimport torch.utils.checkpoint",
+        "import collections\nimport math\nimport sys\n\n"
+        "import torch\nimport torch.utils.checkpoint",
         text.imports,
         f"torch.set_num_threads(1)\ndtype = {_TORCH[case.spec.dtype]}",
         "def tensor(*rows):\n"
@@ -131,7 +132,9 @@ def _layouts(spec: Spec) -> str:
     }
     text = lines[spec.input_layout].format("x")
     if spec.grad_layout == "expanded":
-        return text + (f"    g = grad_output[0].expand({spec.output_shape})\n" if spec.tokens else "")
+        return text + (
+            f"    g = grad_output[0].expand({spec.output_shape})\n" if spec.tokens else ""
+        )
     return text + lines[spec.grad_layout].format("g")
 
 
@@ -171,7 +174,7 @@ def _check(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]
             "run(input, weight, grad_output)\n"
             "raw = [[t.contiguous().view(torch.uint8) for t in site] for site in seen[:2]]\n"
             "same = all(torch.equal(x, y) for x, y in zip(*raw))\n"
-            'print("codes and scales of forward and recompute:", "equal" if same else "DIFFERENT")\n'
+            'print("codes, scales of forward and recompute:", "equal" if same else "DIFFERENT")\n'
             "sys.exit(0 if same else 1)"
         )
     return _check_relation(case, verdict, recipe, tensors)
@@ -239,10 +242,10 @@ def _check_operand(verdict: Verdict) -> str:
 
 
 _SAME = """
+def plain(t):
+    return torch.zeros(0) if t is None else t.nan_to_num(nan=0.5)
 def same(x, y):
-    return all(
-        x[r] is None and y[r] is None or torch.equal(x[r].nan_to_num(nan=0.5), y[r].nan_to_num(nan=0.5))
-        for r in x)
+    return all(torch.equal(plain(x[role]), plain(y[role])) for role in x)
 """
 
 
@@ -254,9 +257,7 @@ def _check_equal(setup: str, before: str, after: str, role: str) -> str:
     )
 
 
-def _check_relation(
-    case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]
-) -> str:
+def _check_relation(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]) -> str:
     name, role, seed = verdict.oracle, verdict.role, case.data.seed
     base = "base = run(input, weight, grad_output)\n"
     tail = (
@@ -274,9 +275,8 @@ def _check_relation(
         return f'{base}got = run({args})["{role}"]\nwant = base["{role}"] * {factor}{tail}'
     if name == "R4":
         sign = "" if role == "grad_input" else "-"
-        return (
-            f'{base}got = run(-input, weight, grad_output)["{role}"]\nwant = {sign}base["{role}"]{tail}'
-        )
+        got = f'got = run(-input, weight, grad_output)["{role}"]'
+        return f'{base}{got}\nwant = {sign}base["{role}"]{tail}'
     a, _ = canonical_operands("output", tensors)
     plan = recipe.plan(case.spec).gemms["output"].a
     if name in ("R14", "R15"):
@@ -296,8 +296,9 @@ def _check_relation(
         )
     if name == "R12":
         block = plan.block
+        factor_of_byte = "torch.exp2(s.view(torch.uint8).double() - 127)"
         value = (
-            f"c.float() * torch.exp2(s.view(torch.uint8).double() - 127).repeat_interleave({block}, 1)"
+            f"c.float() * {factor_of_byte}.repeat_interleave({block}, 1)"
             if block
             else "c.double() / s.double()"
         )

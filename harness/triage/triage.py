@@ -1,4 +1,4 @@
-"""Turn a first cause into a finding: repeat it, minimise it, write its script, verify the script."""
+"""Turn a first cause into a finding: repeat, minimise, write its script, verify the script."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class ScriptRun:
 
     @property
     def shown(self) -> bool:
-        """The script ran to its own check and the divergence was there (a traceback is not that)."""
+        """The script reached its own check and the divergence was there (no traceback)."""
         return self.code == SHOWN and "Traceback (most recent call last)" not in self.output
 
     @property

@@ -75,7 +75,7 @@ def recipes() -> dict[str, Any]:
 
 def cases(hunt: Hunt) -> list[Case]:
     """A few draws, over both dtypes and the recipe's two backends."""
-    backends = load_recipes()[hunt.recipe].backends[:1 if "mxfp8" in hunt.recipe else 2]
+    backends = load_recipes()[hunt.recipe].backends[: 1 if "mxfp8" in hunt.recipe else 2]
     return [
         Case(
             spec=Spec(

@@ -1,0 +1,153 @@
+"""Dependencies point one way, and what must start fast loads nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HARNESS = ROOT / "harness"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(HARNESS.rglob("*.py"))
+    if "_content" not in path.parts
+}
+HEAVY = ("torch", "numpy", "hypothesis", "torchao")
+
+#: What a package or module may import of ours: itself, and the ones named here.
+LOW = {"case", "content", "verdict", "numerics", "faults.fault"}
+DATA = LOW | {"trace", "recipe", "data", "strategies", "ledger", "environment", "policy"}
+JUDGED = DATA | {"arms", "oracles", "judge"}
+MAY_IMPORT = {
+    "numerics": set(),
+    "case": set(),
+    "content": set(),
+    "verdict": set(),
+    "policy": set(),
+    "environment": set(),
+    "trace": {"numerics"},
+    "recipe": LOW | {"trace"},
+    "data": {"case", "numerics"},
+    "strategies": LOW | {"trace", "recipe"},
+    "ledger": LOW,
+    "arms": DATA,
+    "oracles": DATA - {"recipe", "strategies", "ledger"},
+    "faults": {"recipe"},
+    "judge": DATA | {"arms", "oracles"},
+    "triage": JUDGED | {"faults"},
+    "campaign": JUDGED | {"faults", "triage"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module a file imports, at any depth of nesting."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            base = node.module or ""
+            found |= {
+                full if (full := f"{base}.{alias.name}") in MODULES else base
+                for alias in node.names
+            }
+    return found
+
+
+def of(package: str) -> list[str]:
+    """The modules of one of our packages (or the one module of that name)."""
+    name = f"harness.{package}"
+    return [module for module in MODULES if module == name or module.startswith(f"{name}.")]
+
+
+def ours(module: str) -> set[str]:
+    return {name for name in imports(MODULES[module]) if name.split(".")[0] == "harness"}
+
+
+def libraries(module: str) -> set[str]:
+    return {name.split(".")[0] for name in imports(MODULES[module])} - {"harness"}
+
+
+def inside(name: str, package: str) -> bool:
+    return name == f"harness.{package}" or name.startswith(f"harness.{package}.")
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_layer_imports_only_what_is_below_it(package: str) -> None:
+    allowed = {*MAY_IMPORT[package], package}
+    wrong = [
+        f"{module} imports {name}"
+        for module in of(package)
+        for name in ours(module)
+        if not any(inside(name, other) for other in allowed)
+    ]
+    assert of(package) and not wrong
+
+
+@pytest.mark.parametrize("package", ["numerics", "oracles", "case", "data", "strategies"])
+def test_rules_and_data_never_import_torch(package: str) -> None:
+    assert not [m for m in of(package) if {"torch", "torchao"} & libraries(m)]
+
+
+def test_numerics_needs_numpy_and_the_standard_library_only() -> None:
+    used = set().union(*(libraries(module) for module in of("numerics")))
+    assert used - set(sys.stdlib_module_names) == {"numpy"}
+
+
+def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
+    both = {
+        module
+        for module in MODULES
+        if any(inside(name, "arms") for name in ours(module))
+        and any(inside(name, "oracles") for name in ours(module))
+    }
+    sits_on_judge = ("judge", "triage", "campaign", "replay", "plugin", "cli", "listing", "score")
+    assert "harness.judge" in both
+    assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]
+
+
+@pytest.mark.parametrize("module", ["harness", "harness.faults.fault", "harness.cli"])
+def test_light_modules_load_nothing_heavy(module: str) -> None:
+    assert loaded_after(f"import {module}").isdisjoint(HEAVY)
+
+
+def test_strategies_load_neither_torch_nor_arms_nor_oracles() -> None:
+    loaded = loaded_after("import harness.data, harness.strategies")
+    assert loaded.isdisjoint({"torch", "torchao", "harness.arms", "harness.oracles"})
+
+
+def test_oracles_load_neither_torch_nor_arms() -> None:
+    loaded = loaded_after("import harness.oracles")
+    assert loaded.isdisjoint({"torch", "torchao", "harness.arms", "harness.judge"})
+
+
+def test_the_plugin_is_light_until_a_fixture_is_used() -> None:
+    assert loaded_after("import harness.plugin").isdisjoint({"torch", "torchao", "numpy"})
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Modules a fresh interpreter holds after the statement."""
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "reports/known").glob("*.py")), ids=lambda path: path.stem
+)
+def test_known_scripts_import_nothing_of_ours(script: Path) -> None:
+    assert not [name for name in imports(script) if name.split(".")[0] == "harness"]
+
+
+@pytest.mark.parametrize("folder", ["recipes", "properties"])
+def test_content_files_import_no_content_files(folder: str) -> None:
+    """recipes/ and properties/ are loaded by path and have no import name of their own."""
+    for path in (ROOT / folder).glob("*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & {"recipes", "properties"}

@@ -1,0 +1,206 @@
+"""The ledger: loading and matching. The entries themselves are run by other tests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import harness.ledger
+from harness.case import Spec
+from harness.ledger import Entry, Ledger, load_entries, load_ledger
+from harness.verdict import Verdict, fingerprint
+
+TORCH = importlib.metadata.version("torch").split("+")[0]
+FIELDS: dict[str, Any] = {
+    "id": "an-entry",
+    "title": "scale one too small",
+    "explanation": "to_mx divides where it should multiply",
+    "severity": "high",
+    "link": "https://example.org/1",
+    "recipes": ["torchao.mxfp8.*"],
+    "versions": {"torch": f"=={TORCH}"},
+    "review": "2027-01-01",
+    "script": "an-entry.py",
+    "fingerprints": ["O3--operand--*--torchao.mxfp8"],
+}
+SPEC = Spec(recipe="torchao.mxfp8.floor", backend="wrapper")
+FINGERPRINT = "O3--operand--eager--scale byte one too small--torchao.mxfp8"
+
+
+def entry(**changes: Any) -> Entry:
+    import msgspec
+
+    return msgspec.convert(FIELDS | changes, Entry)
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """write(name, **changes): an entry file in a ledger of its own; None drops a field."""
+    monkeypatch.setattr(harness.ledger, "known_dir", lambda: tmp_path)
+
+    def write(name: str, **changes: Any) -> Path:
+        path = tmp_path / f"{name}.toml"
+        fields = {k: v for k, v in (FIELDS | changes).items() if v is not None}
+        path.write_text("\n".join(f"{key} = {_toml(value)}" for key, value in fields.items()))
+        return path
+
+    return write
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value)
+
+
+def test_a_valid_entry_loads_with_its_defaults(known: Any) -> None:
+    known("one")
+    (loaded,) = load_entries()
+    assert loaded == entry()
+    assert (loaded.backends, loaded.deviation, loaded.case) == (("*",), "", "")
+    assert load_ledger().entries == (loaded,)
+
+
+def test_an_empty_ledger_is_a_ledger(known: Any) -> None:
+    assert load_ledger().match(FINGERPRINT, SPEC) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"title": None}, "title"),
+        ({"versions": ["torch"]}, "versions"),
+        ({"recipes": "torch.fp32"}, "recipes"),
+        ({"deviation": "byte_zero_is_purple"}, "byte_zero_is_purple"),
+        ({"versions": {"torch": "two point thirteen"}}, "two point thirteen"),
+        ({"versions": {"no-such-package-here": "newish"}}, "newish"),
+    ],
+)
+def test_a_bad_entry_is_refused_by_file_and_field(
+    known: Any, changes: dict[str, Any], names: str
+) -> None:
+    known("fine")
+    known("the-bad-file", **changes)
+    with pytest.raises(ValueError, match=r"the-bad-file\.toml") as caught:
+        load_ledger()
+    assert names in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"id = \xff\xfe", b"id = ", b"[[["], ids=("binary", "cut", "torn"))
+def test_a_file_that_is_no_toml_is_refused_by_name(known: Any, raw: bytes) -> None:
+    known("the-bad-file").write_bytes(raw)
+    with pytest.raises(ValueError, match=r"the-bad-file\.toml"):
+        load_ledger()
+
+
+@pytest.mark.parametrize(
+    ("versions", "holds"),
+    [
+        ({"torch": f"=={TORCH}"}, True),
+        ({"torch": ">=2"}, True),
+        ({"torch": ">=2,<2.1"}, False),
+        ({"torch": f"!={TORCH}"}, False),
+        ({"torch": ">=2", "numpy": "<1"}, False),
+        ({"no-such-package-here": ">=0"}, False),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_an_entry_holds_for_its_versions_only(
+    known: Any, versions: dict[str, str], holds: bool
+) -> None:
+    known("one", versions=versions)
+    assert len(load_entries()) == 1
+    assert bool(load_ledger().entries) is holds
+
+
+def test_a_local_version_suffix_does_not_matter(
+    known: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known("one", versions={"torch": "==2.13.0"})
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "2.13.0+cpu")
+    assert load_ledger().entries
+
+
+@pytest.mark.parametrize(
+    ("changes", "hits"),
+    [
+        ({}, True),
+        ({"recipes": ["torchao.mxfp8.rceil"]}, False),
+        ({"recipes": ["torch.*", "torchao.mxfp8.flo?r"]}, True),
+        ({"recipes": []}, False),
+        ({"backends": ["linear"]}, False),
+        ({"backends": ["linear", "wrap*"]}, True),
+        ({"fingerprints": []}, False),
+        ({"fingerprints": ["O2--*"]}, False),
+        ({"fingerprints": ["O2--*", "O3--*--eager--*"]}, True),
+        ({"fingerprints": ["o3--*"]}, False),
+        ({"fingerprints": [FINGERPRINT]}, True),
+        ({"fingerprints": [FINGERPRINT[:-1]]}, False),
+    ],
+    ids=str,
+)
+def test_an_entry_matches_by_fingerprint_recipe_and_backend(
+    changes: dict[str, Any], hits: bool
+) -> None:
+    assert (Ledger([entry(**changes)]).match(FINGERPRINT, SPEC) == "an-entry") is hits
+
+
+def test_the_first_entry_that_fits_explains_a_finding() -> None:
+    entries = [entry(id="other", recipes=["torch.*"]), entry(id="a"), entry(id="b")]
+    assert Ledger(entries).match(FINGERPRINT, SPEC) == "a"
+
+
+def test_deviations_are_followed_where_their_entry_holds() -> None:
+    ledger = Ledger(
+        [
+            entry(id="bias", deviation="bias_ignored", backends=["wrapper"]),
+            entry(id="none", deviation=""),
+            entry(id="elsewhere", deviation="x", recipes=["torch.*"]),
+        ]
+    )
+    assert ledger.deviations(SPEC) == {"bias_ignored": "bias"}
+    assert ledger.deviations(Spec(recipe=SPEC.recipe, backend="linear")) == {}
+
+
+VERDICT = Verdict("O5", "eager", "output", "diverged", "wrong value")
+
+
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@given(
+    st.builds(
+        dict,
+        where=st.text(),
+        measured=st.text(),
+        allowed=st.text(),
+        factor=st.floats(),
+        side=st.sampled_from(["", "a", "b"]),
+        index=st.lists(st.integers(0, 4096)).map(tuple),
+        lo=st.floats(),
+        hi=st.floats(),
+    )
+)
+def test_a_fingerprint_leaves_out_shapes_and_values(details: dict[str, Any]) -> None:
+    assert fingerprint(replace(VERDICT, **details), "torch") == fingerprint(VERDICT, "torch")
+
+
+@pytest.mark.parametrize(
+    "change", [{"oracle": "O15"}, {"arm": "inductor"}, {"role": "grad_input"}, {"symptom": "NaN"}]
+)
+def test_a_fingerprint_tells_causes_apart(change: dict[str, str]) -> None:
+    assert fingerprint(replace(VERDICT, **change), "torch") != fingerprint(VERDICT, "torch")
+    assert fingerprint(VERDICT, "torchao.float8") != fingerprint(VERDICT, "torch")
+
+
+@pytest.mark.parametrize("oracle", ["O2", "O3", "O4"])
+def test_a_wrong_cast_is_one_finding_whichever_gemm_shows_it(oracle: str) -> None:
+    verdicts = [replace(VERDICT, oracle=oracle, role=role) for role in ("output", "grad_weight")]
+    assert len({fingerprint(v, "torch") for v in verdicts}) == 1
