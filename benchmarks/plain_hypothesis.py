@@ -1,37 +1,43 @@
 """What the benchmark compares with: raw PyTorch, and a plain Hypothesis test.
 
-``raw_torch`` builds and runs the same layers and judges nothing. ``one_compile_per_example`` is the
-property test one would write without narrowfuzz's campaign: every example builds and compiles its
-own program. Both get the Specs that narrowfuzz itself was given.
+``raw_torch`` builds and runs layers and judges nothing. ``one_compile_per_example`` is the property
+test one would write without a campaign: every example builds and compiles its own program. Both get
+the very Specs that narrowfuzz was given.
 """
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
-import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from harness.arms.program import LinearModel
 from harness.arms.tensors import TORCH_DTYPE
-from harness.case import Case, Compile, Spec
-from harness.judge import Judge
+from harness.campaign.config import Config
+from harness.campaign.store import Store
+from harness.campaign.worker import _SLICES, _Worker
+from harness.case import Case, Compile, DataSpec, Spec, compile_key
+from harness.judge import Judge, Judgement
 from harness.ledger import load_ledger
 from harness.recipe import Recipe, load_recipes
 from harness.strategies import batches
 
-Batch = tuple[Case, ...]
-#: One run of Hypothesis: its seed, and how many Specs were judged in it.
+#: One run of Hypothesis: its seed, and how many Specs narrowfuzz judged in it.
 Slice = tuple[int, int]
 
 
-def generate(strategy: Any, test: Callable[[Any], None], *, number: int, examples: int) -> None:
-    """One run of Hypothesis with the campaign's settings: generation only, seeded."""
+def generate(
+    strategy: SearchStrategy[Any], test: Callable[[Any], None], *, number: int, examples: int
+) -> None:
+    """One run of Hypothesis with the campaign's settings: seeded, generation only."""
 
     @seed(number)
     @settings(
@@ -48,31 +54,18 @@ def generate(strategy: Any, test: Callable[[Any], None], *, number: int, example
     run()
 
 
-def fresh_compile_cache() -> None:
-    """Compiled artefacts of earlier runs must not help: an empty folder for this process."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="narrowfuzz-bench-")
-
-
 def warm_up(judge: Judge, kind: Compile) -> None:
-    """Compile once outside the clock: imports, the compiler's probes, precompiled headers."""
-    rng = random.Random(0)
-    for recipe in ("torch.bf16", "torchao.float8.rowwise"):
-        spec = Spec(recipe=recipe, backend=judge.recipes[recipe].backends[0], m=8, k=8, n=8)
-        spec = _with(spec, compile=kind)
-        data = _with(Case(spec=spec, data=_data()).data, seed=rng.getrandbits(32))
-        judge.judge(Case(spec=spec, data=data))
+    """Compile twice before the clock starts, with no artefact of an earlier run at hand.
 
-
-def _with(struct: Any, **changes: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(struct, **changes)
-
-
-def _data() -> Any:
-    from harness.case import DataSpec
-
-    return DataSpec()
+    The first compile of a process pays for imports, probes of the C++ compiler and precompiled
+    headers; both sides are spared that.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="narrowfuzz-bench-")
+    for name in ("torch.bf16", "torchao.float8.rowwise"):
+        backend = judge.recipes[name].backends[-1]
+        spec = Spec(recipe=name, backend=backend, m=8, k=8, n=8, compile=kind)
+        judge.judge(Case(spec=spec, data=DataSpec()))
+    judge.compiles = 0
 
 
 def raw_torch(
@@ -84,8 +77,7 @@ def raw_torch(
     """
     start = time.perf_counter()
     for spec in specs:
-        dtype = TORCH_DTYPE[spec.dtype]
-        model: Any = None
+        dtype, model = TORCH_DTYPE[spec.dtype], None
         for _ in range(draws):
             if model is None or build_each:
                 model = recipes[spec.recipe].convert(LinearModel(spec, "cpu"), spec)
@@ -96,31 +88,82 @@ def raw_torch(
     return len(specs) * draws / (time.perf_counter() - start)
 
 
-def one_compile_per_example(
-    kind: Compile, names: Sequence[str], slices: Sequence[Slice], draws: int, limit: float
-) -> dict[str, Any]:
+def quiet_worker(
+    out: Path, arms: tuple[str, ...] = (), after: Callable[[int], None] = lambda cases: None
+) -> Any:
+    """A campaign's worker without its process: its slices, draws, rules and caches.
+
+    It does not triage what it finds, and calls ``after`` with the number of cases judged so far.
+    """
+
+    class Worker(_Worker):
+        judged = 0
+        keys: ClassVar[list[str]] = []
+
+        def _batch(self, batch: tuple[Case, ...], kind: Compile, until: float) -> None:
+            self.keys.append(compile_key(batch[0].spec))
+            super()._batch(batch, kind, until)
+
+        def _judge(self, case: Case, oracles: Sequence[Any]) -> Judgement:
+            judgement = super()._judge(case, oracles)
+            self.judged += judgement.ran
+            after(self.judged)
+            return judgement
+
+        def _triage(self, case: Case, verdict: Any) -> None:
+            pass
+
+        def flush(self, *, final: bool = False) -> None:
+            self.counts.clear()
+            self.reported = time.monotonic()
+
+    Store(out)
+    _, sending = mp.Pipe(duplex=False)
+    return Worker(Config(out=out, workers=1, seed=1, arms=arms), 0, 0, 0.0, sending)
+
+
+def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
+    """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
+    length = {k: s for k, s in _SLICES}[kind]
+    slices: list[Slice] = []
+    with tempfile.TemporaryDirectory() as out:
+        worker = quiet_worker(Path(out))
+        warm_up(worker.judge, kind)
+        start, until = time.perf_counter(), time.monotonic() + seconds
+        while time.monotonic() < until:
+            state = worker.rng.getstate()
+            number = worker.rng.getrandbits(64)
+            worker.rng.setstate(state)
+            before = len(worker.keys)
+            worker._slice(kind, min(until, time.monotonic() + length))
+            slices.append((number, len(worker.keys) - before))
+        spent = time.perf_counter() - start
+    return {
+        "cases": worker.judged, "seconds": spent, "compiles": worker.judge.compiles,
+        "keys": worker.keys, "slices": slices,
+    }  # fmt: skip
+
+
+def one_compile_per_example(kind: Compile, slices: Sequence[Slice], limit: float) -> dict[str, Any]:
     """A plain Hypothesis test over the Specs of ``slices``: one example, one draw, one compile."""
-    fresh_compile_cache()
     recipes = load_recipes()
     judge = Judge(recipes, load_ledger())
     warm_up(judge, kind)
-    strategy = batches([recipes[n] for n in names], compile=kind, draws=draws, largest=64)
-    seen: list[str] = []
-    start = time.perf_counter()
-    for number, count in slices:
-        left = count
+    strategy = batches(list(recipes.values()), compile=kind, draws=4, largest=64)
+    keys: list[str] = []
+    cases, start = 0, time.perf_counter()
 
-        def test(batch: Batch) -> None:
-            nonlocal left
-            if left == 0 or time.perf_counter() - start > limit:
-                return
-            left -= 1
+    def test(batch: tuple[Case, ...]) -> None:
+        nonlocal cases
+        if next(wanted, False) and time.perf_counter() - start < limit:
             judge._programs.clear()
             judge._repeated.clear()
             torch._dynamo.reset()
-            if judge.judge(batch[0]).ran:
-                seen.append(batch[0].id)
+            keys.append(compile_key(batch[0].spec))
+            cases += judge.judge(batch[0]).ran
 
-        generate(strategy, test, number=number, examples=count)
+    for number, count in slices:
+        wanted: Iterator[bool] = iter([True] * count)
+        generate(strategy, test, number=number, examples=6)
     seconds = time.perf_counter() - start
-    return {"cases": len(seen), "seconds": seconds, "compiles": judge.compiles}
+    return {"cases": cases, "seconds": seconds, "compiles": judge.compiles, "keys": keys}

@@ -125,7 +125,7 @@ def load_case(raw: bytes) -> Case:
         version = msgspec.json.decode(raw, type=_Versioned).schema
         if version > SCHEMA:
             raise ValueError(
-                f"case has schema {version}, this narrowfuzz reads up to {SCHEMA}: update it"
+                f"case has schema {version}, this one reads up to {SCHEMA}: update narrowfuzz"
             )
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")

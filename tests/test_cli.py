@@ -1,0 +1,449 @@
+"""The command line: exit codes, one sentence for a user's mistake, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.arms.ladder import INDUCTOR, LADDER, unavailable
+from harness.case import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
+from harness.cli import main
+
+CLEAN = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
+#: torchao's wrapper tensor ignores the bias: a real divergence of 0.18.
+NO_BIAS = Case(
+    spec=Spec(recipe="torchao.mxfp8.rceil", backend="wrapper", bias=True), data=DataSpec()
+)
+KINDS = ("recipes", "models", "arms", "oracles", "faults", "known")
+Result = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Commands run in an empty folder and get their environment back as it was."""
+    before = dict(os.environ)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    yield folder
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def nf(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run a command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*argv: object) -> Result:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(a) for a in argv])
+        assert isinstance(stopped.value.code, int)
+        out, err = capfd.readouterr()
+        return stopped.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def refused(nf: Callable[..., Result], here: Path) -> Callable[..., str]:
+    """The one sentence a bad command line gets; no output, no file."""
+
+    def run(*argv: object) -> str:
+        before = sorted(here.rglob("*"))
+        code, out, err = nf(*argv)
+        assert code == 2, (code, out, err)
+        assert out == ""
+        assert err.startswith("narrowfuzz: ") and err.count("\n") == 1 and err.endswith("\n"), err
+        assert sorted(here.rglob("*")) == before
+        sentence = err.removeprefix("narrowfuzz: ").strip()
+        assert sentence
+        return sentence
+
+    return run
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["replay", "--help"]], ids=" ".join)
+def test_help_loads_nothing_heavy(argv: list[str]) -> None:
+    code = f"""
+import sys
+from harness.cli import main
+try:
+    main({argv!r})
+except SystemExit as stopped:
+    assert stopped.code == 0, stopped.code
+heavy = {{"torch", "torchao", "numpy", "hypothesis", "pytest", "sqlite3"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout and not done.stderr
+
+
+def test_the_bare_command_shows_its_help_and_no_empty_sentence(nf: Callable[..., Result]) -> None:
+    _, out, err = nf()
+    assert "Usage" in out + err
+    assert "narrowfuzz: \n" not in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["frobnicate"], "frobnicate"),
+        (["run", "--bogus"], "--bogus"),
+        (["run", "extra"], "extra"),
+        (["run", "--recipe"], "--recipe"),
+        (["replay"], "CASE"),
+        (["run", "--recipe", "torch.fp23"], "did you mean 'torch.fp32'?"),
+        (["run", "--recipe", "torchao.float8.rowise"], "did you mean 'torchao.float8.rowwise'?"),
+        (["run", "--recipe", "torch.fp32", "--recipe", "zzz*"], "unknown recipe 'zzz*'"),
+        (["run", "--arm", "egaer"], "did you mean 'eager'?"),
+        (["run", "--arm", "zzz*"], "unknown arm 'zzz*'"),
+        (["run", "--plant", "gemm-gane"], "did you mean 'gemm-gain'?"),
+        (["run", "--plant", "nofile.py:gain"], "nofile.py"),
+        (["list", "recipe"], "did you mean 'recipes'?"),
+        (["list", "zzz"], "known: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_unknown_name_is_refused_with_the_nearest_match(
+    refused: Callable[..., str], argv: list[str], says: str
+) -> None:
+    assert says in refused(*argv)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--minutes", v) for v in ("0", "-1", "nan", "inf", "1e9", "soon", "")),
+        *(("--workers", v) for v in ("-1", "65", "1000", "2.5", "many")),
+        *(("--seed", v) for v in ("-1", "4294967296", "lucky", "1.0")),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_the_name_of_its_option(
+    refused: Callable[..., str], option: str, value: str
+) -> None:
+    assert option in refused("run", f"{option}={value}", "--out", "new")
+
+
+@pytest.mark.parametrize("device", ["bogus", "cuda:0", ""])
+def test_an_unknown_device_is_refused(refused: Callable[..., str], device: str) -> None:
+    assert "--device" in refused("run", f"--device={device}")
+
+
+def test_cuda_is_refused_where_there_is_none(refused: Callable[..., str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert "--device cpu" in refused("run", "--device", "cuda", "--out", "new")
+
+
+def test_zero_workers_means_one_per_core(
+    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    configs = campaigns(monkeypatch)
+    assert nf("run", "--workers", "0", "--out", "new")[0] == 0
+    assert configs[0].workers == os.cpu_count()
+    assert 0 <= configs[0].seed < 2**32
+
+
+def test_options_reach_the_campaign(
+    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    configs = campaigns(monkeypatch)
+    argv = ["run", "--seed", 4294967295, "--minutes", 0.5, "--workers", 64, "--out", "new"]
+    assert nf(*argv, "--recipe", "torch.*", "--arm", "eager*", "--plant", "gemm-gain")[0] == 0
+    (config,) = configs
+    assert (config.seed, config.minutes, config.workers) == (2**32 - 1, 0.5, 64)
+    assert set(config.recipes) == {"torch.fp32", "torch.bf16"}
+    assert (config.arms, config.fault, config.out) == (("eager*",), ("", "gemm-gain"), Path("new"))
+
+
+def test_each_resumed_run_draws_something_new(
+    nf: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    configs = campaigns(monkeypatch, journal=True)
+    for resume in ([], ["--resume"], ["--resume"], ["--resume"]):
+        assert nf("run", "--seed", 1, "--workers", 1, "--out", "new", *resume)[0] == 0
+    assert len({config.part for config in configs}) == 4
+
+
+def campaigns(monkeypatch: pytest.MonkeyPatch, *, journal: bool = False) -> list[Any]:
+    """Replace the supervisor by one that runs nothing; returns the configs it is given."""
+    from harness.campaign import supervisor
+
+    configs: list[Any] = []
+
+    def run_campaign(config: Any, store: Any, progress: Any) -> supervisor.Tally:
+        configs.append(config)
+        if journal:
+            (store.out / "journal" / "0.json").write_bytes(dump_case(CLEAN))
+        return supervisor.Tally()
+
+    monkeypatch.setattr(supervisor, "run_campaign", run_campaign)
+    return configs
+
+
+class TestOutputFolder:
+    def test_a_file_is_no_folder(self, refused: Callable[..., str], here: Path) -> None:
+        (here / "taken").write_text("")
+        assert "taken" in refused("run", "--out", "taken")
+
+    @pytest.mark.parametrize("out", ["taken/below", "/proc/narrowfuzz", "x" * 300])
+    def test_what_cannot_be_written_is_refused(
+        self, refused: Callable[..., str], here: Path, out: str
+    ) -> None:
+        (here / "taken").write_text("")
+        assert out[:20] in refused("run", "--out", out)
+
+    def test_an_earlier_run_is_not_overwritten(
+        self, nf: Callable[..., Result], refused: Callable[..., str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        campaigns(monkeypatch)
+        assert nf("run", "--out", "old")[0] == 0
+        assert "--resume" in refused("run", "--out", "old")
+
+    def test_resume_needs_a_run(self, refused: Callable[..., str], here: Path) -> None:
+        (here / "empty").mkdir()
+        assert "--out" in refused("run", "--resume")
+        assert "empty" in refused("run", "--resume", "--out", "empty")
+        assert "nowhere" in refused("run", "--resume", "--out", "nowhere")
+
+    def test_a_broken_database_is_refused(self, refused: Callable[..., str], here: Path) -> None:
+        for folder in ("findings", "claims", "journal"):
+            (here / "old" / folder).mkdir(parents=True)
+        (here / "old" / "findings.db").write_bytes(b"not a database, but long enough to be read")
+        assert "old" in refused("run", "--resume", "--out", "old")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "does not exist"),
+        ("def (", "SyntaxError"),
+        ("raise RuntimeError('first\\nsecond')", "RuntimeError: first second"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("recipes = []", "RECIPES"),
+        ("RECIPES = 3", "RECIPES"),
+        ("RECIPES = ['torch.fp32']", "RECIPES"),
+        ("import no_such_module_here", "no_such_module_here"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "list", "replay"])
+def test_a_bad_recipe_file_is_refused_by_name(
+    refused: Callable[..., str], here: Path, command: str, text: str | None, says: str
+) -> None:
+    (here / "case.json").write_bytes(dump_case(CLEAN))
+    if text is not None:
+        (here / "mine.py").write_text(text)
+    argument = {"run": [], "list": ["recipes"], "replay": ["case.json"]}[command]
+    sentence = refused(command, *argument, "--recipe-file", "mine.py")
+    assert "mine.py" in sentence and says in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("FAULTS = [", "SyntaxError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("faults = []", "FAULTS"),
+        ("from harness import Fault\nFAULTS = [Fault('a', 'f', 't', 'l', (), None)]", "recipe"),
+        (
+            "from harness import Fault\nFAULTS = [Fault('gain', 'f', 't', 'l', ('*',), None)]",
+            "did you mean 'gain'?",
+        ),
+    ],
+)
+def test_a_bad_fault_file_is_refused_before_the_campaign(
+    refused: Callable[..., str], here: Path, text: str, says: str
+) -> None:
+    (here / "faults.py").write_text(text)
+    assert says in refused("run", "--plant", "faults.py:gian", "--out", "new")
+
+
+def as_json(case: Case, **spec: Any) -> dict[str, Any]:
+    raw = json.loads(dump_case(case))
+    raw["spec"].update(spec)
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (dump_case(CLEAN)[:-20], "not a valid case"),
+        (b"", "not a valid case"),
+        (b"\x00\xff\xfe\x80" * 50, "not a valid case"),
+        (b"[" * 100_000, "not a valid case"),
+        (b'{"schema":1,"spec":' + b'{"a":' * 50_000, "not a valid case"),
+        (b" " * (MAX_CASE_BYTES + 1), "bytes"),
+        (b"[]", "not a valid case"),
+        (json.dumps(as_json(CLEAN) | {"schema": SCHEMA + 1}).encode(), "update narrowfuzz"),
+        (json.dumps(as_json(CLEAN) | {"schema": 0}).encode(), "schema 0"),
+        (json.dumps(as_json(CLEAN) | {"exec": "rm"}).encode(), "exec"),
+        (json.dumps(as_json(CLEAN, m=5000)).encode(), "4096"),
+        (json.dumps(as_json(CLEAN, recipe="torch.fp23")).encode(), "did you mean 'torch.fp32'?"),
+        (json.dumps(as_json(CLEAN, recipe="os.system")).encode(), "unknown recipe 'os.system'"),
+        (json.dumps(as_json(CLEAN, recipe="antigravity")).encode(), "unknown recipe 'antigravity'"),
+        (json.dumps(as_json(CLEAN, recipe="../mine.py")).encode(), "unknown recipe '../mine.py'"),
+        (json.dumps(as_json(CLEAN, backend="natve")).encode(), "did you mean 'native'?"),
+        (json.dumps(as_json(CLEAN, backend="os:system")).encode(), "unknown backend 'os:system'"),
+        (json.dumps(as_json(CLEAN, model="antigravity:fly")).encode(), "antigravity"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_case_that_is_none_is_refused_and_nothing_in_it_is_imported(
+    refused: Callable[..., str], here: Path, raw: bytes, says: str
+) -> None:
+    (here / "case.json").write_bytes(raw)
+    assert says in refused("replay", "case.json")
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "target", ["nowhere.json", "9f2c1a", "..", "", "*", "/dev/null", "a b", "x" * 300],
+    ids=lambda target: target[:12],
+)  # fmt: skip
+def test_a_target_that_is_no_case_is_refused(refused: Callable[..., str], target: str) -> None:
+    assert target[:20] in refused("replay", target)
+
+
+def test_a_case_pasted_instead_of_its_file_is_refused(refused: Callable[..., str]) -> None:
+    assert "case file" in refused("replay", dump_case(CLEAN).decode())
+
+
+class TestFindingFolder:
+    @pytest.mark.parametrize(
+        "raw", [None, b"", b"{}", b"\xff\x00", b"[" * 100_000, dump_case(CLEAN)],
+        ids=("missing", "empty", "no fields", "binary", "deep", "a case"),
+    )  # fmt: skip
+    def test_a_folder_that_is_no_finding_is_refused(
+        self, refused: Callable[..., str], here: Path, raw: bytes | None
+    ) -> None:
+        (here / "abc").mkdir()
+        if raw is not None:
+            (here / "abc" / "explain.json").write_bytes(raw)
+        assert "abc" in refused("replay", "abc")
+
+    def test_a_finding_of_a_later_version_is_refused(
+        self, refused: Callable[..., str], here: Path
+    ) -> None:
+        raw = finding(CLEAN)
+        raw["minimal"]["schema"] = SCHEMA + 1
+        (here / "abc").mkdir()
+        (here / "abc" / "explain.json").write_text(json.dumps(raw))
+        assert "schema" in refused("replay", "abc")
+
+    def test_an_id_that_fits_two_findings_is_refused(
+        self, refused: Callable[..., str], here: Path
+    ) -> None:
+        for name in ("abc1", "abc2"):
+            kept(here / f"narrowfuzz-runs/run/findings/{name}", CLEAN)
+        assert "abc1, abc2" in refused("replay", "abc")
+
+    def test_the_start_of_an_id_is_enough(self, nf: Callable[..., Result], here: Path) -> None:
+        kept(here / "narrowfuzz-runs/run/findings/abc123", CLEAN)
+        kept(here / "narrowfuzz-runs/run/findings/def456", NO_BIAS)
+        code, out, _ = nf("replay", "abc")
+        assert code == 0 and "fixed" in out
+
+
+def finding(case: Case) -> dict[str, Any]:
+    """explain.json of a finding that no verdict of today has."""
+    words = ("recipe", "oracle", "arm", "role", "symptom", "sentence", "strength")
+    return dict.fromkeys(words, "x") | {
+        "id": case.id,
+        "fingerprint": "O5--output--eager--wrong value--torch",
+        "severity": "high",
+        "reach": "gaussian",
+        "case": json.loads(dump_case(case)),
+        "minimal": json.loads(dump_case(case)),
+        "flake": "always",
+    }
+
+
+def kept(folder: Path, case: Case) -> None:
+    folder.mkdir(parents=True)
+    (folder / "explain.json").write_text(json.dumps(finding(case)))
+
+
+def test_replay_of_a_divergence_says_still_failing(nf: Callable[..., Result], here: Path) -> None:
+    (here / "case.json").write_bytes(dump_case(NO_BIAS))
+    code, out, err = nf("replay", "case.json")
+    assert (code, err) == (1, "")
+    assert "still failing" in out and "torchao.mxfp8.rceil" in out and "bias" in out
+
+
+def test_replay_of_a_clean_case_says_fixed(nf: Callable[..., Result], here: Path) -> None:
+    (here / "case.json").write_bytes(dump_case(CLEAN))
+    code, out, err = nf("replay", "case.json")
+    assert (code, err) == (0, "")
+    assert out.startswith("fixed") and CLEAN.id in out and "eager" in out
+    assert [path.name for path in here.iterdir()] == ["case.json"]
+
+
+def test_replay_of_what_cannot_run_here_says_why(
+    nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    assert unavailable(INDUCTOR)
+    case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", compile="inductor"), data=DataSpec())
+    (here / "case.json").write_bytes(dump_case(case))
+    code, out, _ = nf("replay", "case.json")
+    assert code == 125
+    assert "cannot run here" in out and "g++" in out
+    assert nf("replay", "case.json", "--arm", "eager*")[0] == 0
+
+
+def test_replay_of_a_recipe_whose_library_is_absent_says_so(
+    nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: name != "torchao" and find_spec(name, *a)
+        or None,
+    )  # fmt: skip
+    (here / "case.json").write_bytes(dump_case(NO_BIAS))
+    code, out, _ = nf("replay", "case.json")
+    assert code == 125
+    assert "pip install torchao" in out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_prints_every_kind(nf: Callable[..., Result], here: Path, kind: str) -> None:
+    code, out, err = nf("list", kind)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) >= 2
+    assert not list(here.iterdir())
+
+
+def test_list_names_a_users_own_recipes(nf: Callable[..., Result], here: Path) -> None:
+    (here / "mine.py").write_text(OWN)
+    code, out, _ = nf("list", "recipes", "--recipe-file", "mine.py")
+    assert code == 0
+    assert "mine.fp32" in out and "torch.fp32" in out
+
+
+OWN = """
+import dataclasses
+from harness.recipe import load_recipes
+RECIPES = [dataclasses.replace(load_recipes()["torch.fp32"], name="mine.fp32")]
+"""
+
+
+def test_doctor_prints_versions_policies_and_arms(nf: Callable[..., Result]) -> None:
+    code, out, _ = nf("doctor")
+    assert code == 0
+    for word in ("torch", "torchao", "e4m3fn finite overflow", "fp32 subnormals", "g++"):
+        assert word in out
+    assert all(arm.name in out for arm in LADDER)
