@@ -19,140 +19,8 @@ from typing import Any
 
 from harness.environment import describe, prepare, settle
 
-HEADLINE = "torchao.float8.rowwise"
 PARTS = ("eager", "recipes", "inductor", "aot_eager", "start", "memory")
-#: O1-O7 and O15, and the rule that notices a crash.
-CORE = ("contract", "O1", "O2", "O3", "O4", "O5", "O6", "O7", "O15")
-SPECS, DRAWS = 40, 16
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
-
-
-def eager_part(seconds: float) -> dict[str, Any]:
-    """Cases a second of the headline recipe, beside raw PyTorch, and where the time goes."""
-    from plain_hypothesis import raw_torch
-
-    from harness.recipe import load_recipes
-
-    recipes = load_recipes()
-    found: dict[str, Any] = {"rate": [], "raw": [], "raw_once": [], "ms": [], "cases": 0}
-    _round(recipes, HEADLINE, 0)  # warm up
-    until = time.perf_counter() + seconds
-    while len(found["rate"]) < 3 or time.perf_counter() < until:
-        number = len(found["rate"]) + 1
-        spent, batches = _round(recipes, HEADLINE, number)
-        cases = sum(len(b) for b in batches)
-        specs = [b[0].spec for b in batches]
-        found["cases"] += cases
-        found["rate"].append(cases / spent)
-        found["raw"].append(raw_torch(recipes, specs, DRAWS, build_each=True))
-        found["raw_once"].append(raw_torch(recipes, specs, DRAWS, build_each=False))
-        found["ms"].append(_stages(recipes, batches, number, spent))
-    stages = found.pop("ms")
-    found["ms"] = {name: statistics.median(s[name] for s in stages) for name in stages[0]}
-    return found
-
-
-def recipes_part(seconds: float) -> dict[str, Any]:
-    """The same for every shipped recipe, for comparison: three rounds each."""
-    from harness.recipe import load_recipes
-
-    recipes = load_recipes()
-    rates: dict[str, list[float]] = {}
-    for name in recipes:
-        _round(recipes, name, 0)
-        rounds = [_round(recipes, name, number) for number in (1, 2, 3)]
-        rates[name] = [sum(len(b) for b in batches) / spent for spent, batches in rounds]
-    return {"rates": rates}
-
-
-def _linears(recipe: Any) -> Any:
-    from hypothesis import strategies as st
-
-    from harness.strategies import data_specs, specs
-
-    data = st.lists(data_specs(), min_size=DRAWS, max_size=DRAWS)
-    return st.tuples(specs([recipe], largest=64, wild_shapes=False), data)
-
-
-def _core() -> list[Any]:
-    from harness.oracles import BY_NAME
-
-    return [BY_NAME[name] for name in CORE]
-
-
-def _round(recipes: Any, name: str, number: int) -> tuple[float, list[list[Any]]]:
-    """Draw and judge SPECS * DRAWS cases on the eager rung; seconds, and the cases by Spec."""
-    from plain_hypothesis import generate
-
-    from harness.case import Case
-    from harness.judge import Judge
-    from harness.ledger import load_ledger
-
-    judge = Judge(recipes, load_ledger(), frozenset({"eager"}), _core())
-    batches: list[list[Any]] = []
-
-    def test(drawn: Any) -> None:
-        batches.append([Case(spec=drawn[0], data=data) for data in drawn[1]])
-        for case in batches[-1]:
-            judge.judge(case)
-
-    start = time.perf_counter()
-    generate(_linears(recipes[name]), test, number=number, examples=SPECS)
-    return time.perf_counter() - start, batches
-
-
-def _stages(recipes: Any, batches: Any, number: int, whole: float) -> dict[str, float]:
-    """Milliseconds a case of each stage, called one by one in the order ``judge`` does."""
-    from plain_hypothesis import generate
-
-    from harness.arms.ladder import EAGER
-    from harness.arms.program import Program
-    from harness.data import make_tensors
-    from harness.ledger import load_ledger
-    from harness.numerics.plan import ROLES
-    from harness.oracles.evidence import Evidence
-
-    ledger, oracles, clock = load_ledger(), _core(), time.perf_counter
-    stages = ("draw", "data", "build", "run tapped", "run untapped", "reference")
-    spent = dict.fromkeys((*stages, *(f"rule {name}" for name in CORE)), 0.0)
-    start = clock()
-
-    def took(stage: str) -> None:
-        nonlocal start
-        now = clock()
-        spent[stage] += now - start
-        start = now
-
-    generate(_linears(recipes[HEADLINE]), lambda drawn: None, number=number, examples=SPECS)
-    took("draw")
-    for batch in batches:
-        spec, recipe = batch[0].spec, recipes[HEADLINE]
-        plan = recipe.plan(spec)
-        start = clock()
-        program = Program(spec, recipe, EAGER)
-        took("build")
-        for case in batch:
-            start = clock()
-            tensors = make_tensors(case, plan)
-            took("data")
-            traces = {"eager": program.run(tensors, tap=True)}
-            took("run tapped")
-            repeats = {"eager": program.run(tensors, tap=False)}
-            took("run untapped")
-            evidence = Evidence(
-                case, recipe.family, plan, tensors, traces, repeats, frozenset(),
-                ledger.deviations(spec), recipe.may_refuse(spec),
-            )  # fmt: skip
-            for role in ROLES:
-                evidence.reference.layer(role)
-                evidence.reference.may_overflow(role)
-            took("reference")
-            for oracle in oracles:
-                list(oracle.check(evidence))
-                took(f"rule {oracle.name}")
-    cases = sum(len(b) for b in batches)
-    spent["rest"] = whole - sum(spent.values())
-    return {stage: value / cases * 1e3 for stage, value in spent.items()}
 
 
 def memory_part(seconds: float) -> dict[str, Any]:
@@ -213,6 +81,7 @@ def _child(part: str, seconds: float, extra: str = "") -> dict[str, Any]:
 
 
 def _run_child(part: str, seconds: float, slices: str) -> dict[str, Any]:
+    from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
 
     settle()
@@ -243,6 +112,8 @@ class Report:
 
 def _show(report: Report, part: str, found: dict[str, Any]) -> None:
     if part == "eager":
+        from eager import DRAWS, HEADLINE
+
         rate, raw, once = (statistics.median(found[k]) for k in ("rate", "raw", "raw_once"))
         report.target(f"eager, {HEADLINE}, median of {_range(found['rate'])}", rate, "cases/s", 200)
         print(f"  raw PyTorch, built for each case and run twice: {raw:.0f} cases/s")

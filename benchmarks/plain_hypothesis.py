@@ -124,7 +124,7 @@ def quiet_worker(
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
-    length = {k: s for k, s in _SLICES}[kind]
+    length = dict(_SLICES)[kind]
     slices: list[Slice] = []
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out))

@@ -100,7 +100,7 @@ def test_the_bare_command_shows_its_help_and_no_empty_sentence(nf: Callable[...,
         (["run", "--bogus"], "--bogus"),
         (["run", "extra"], "extra"),
         (["run", "--recipe"], "--recipe"),
-        (["replay"], "CASE"),
+        (["replay"], "argument"),
         (["run", "--recipe", "torch.fp23"], "did you mean 'torch.fp32'?"),
         (["run", "--recipe", "torchao.float8.rowise"], "did you mean 'torchao.float8.rowwise'?"),
         (["run", "--recipe", "torch.fp32", "--recipe", "zzz*"], "unknown recipe 'zzz*'"),
@@ -124,7 +124,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_match(
     [
         *(("--minutes", v) for v in ("0", "-1", "nan", "inf", "1e9", "soon", "")),
         *(("--workers", v) for v in ("-1", "65", "1000", "2.5", "many")),
-        *(("--seed", v) for v in ("-1", "4294967296", "lucky", "1.0")),
+        *(("--seed", v) for v in ("-1", "4294967296", "lucky", "1.5")),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_the_name_of_its_option(

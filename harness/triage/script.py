@@ -188,18 +188,18 @@ def _check_contract(verdict: Verdict) -> str:
             f'print("{name}:", "None although its parameter requires a gradient" if missing else '
             '"there")\nsys.exit(1 if missing else 0)'
         )
-    condition = "True"
+    code = "1"
     if verdict.symptom.startswith("refused only in backward"):
-        condition = 'phase == "backward"'
+        code = '1 if phase == "backward" else 0'
     elif verdict.symptom.startswith("refusal names no layer"):
-        condition = '"proj" not in str(error)'
+        code = '1 if "proj" not in str(error) else 0'
     return textwrap.dedent(f"""
         try:
             run(input, weight, grad_output)
         except Exception as error:
             text = str(error).strip() or "(no message)"
             print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
-            sys.exit(1 if {condition} else 0)
+            sys.exit({code})
         print("runs forward and backward")
     """)
 

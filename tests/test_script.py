@@ -1,0 +1,295 @@
+"""repro.py: stands alone, stays short, and shows exactly the divergence it was written for."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from harness.arms.ladder import LADDER, select_arms
+from harness.case import Case, DataSpec, Spec, Spike
+from harness.faults.registry import builtin_faults
+from harness.judge import Judge
+from harness.ledger import Ledger
+from harness.oracles import BY_NAME, ORACLES
+from harness.recipe import Recipe, load_recipes
+from harness.triage.script import write_script
+from harness.triage.verify import run_script
+from harness.verdict import Verdict
+
+MAX_LINES = 60
+FLOAT8, MX = "torchao.float8.rowwise", "torchao.mxfp8.floor"
+TENSORWISE = "torchao.float8.tensorwise"
+#: Rules that look inside: their operands are out of a plain script's reach under aot_eager.
+TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15")
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes()
+
+
+def literal_lines(tree: ast.Module) -> int:
+    """Lines of the statements ``name = tensor(...)``: data, not program."""
+    return sum(
+        node.end_lineno - node.lineno + 1
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "tensor"
+        and node.end_lineno is not None
+    )
+
+
+def assert_stands_alone(text: str) -> None:
+    tree = ast.parse(text)
+    compile(text, "repro.py", "exec")
+    assert len(text.splitlines()) - literal_lines(tree) <= MAX_LINES, text
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    assert names <= {*sys.stdlib_module_names, "torch", "torchao"}
+    assert "sys.exit(" in text
+
+
+def verdict_of(oracle: str, arm: str, **changes: Any) -> Verdict:
+    """A verdict as that rule would give it, pointing at the first element."""
+    fields: dict[str, Any] = {
+        "role": "output",
+        "status": "diverged",
+        "symptom": "wrong value",
+        "where": "[0, 0]",
+        "measured": "2",
+        "allowed": "in [0.5, 1]",
+        "side": "a",
+        "index": (0, 0),
+        "lo": 0.5,
+        "hi": 1.0,
+    }
+    if oracle == "contract":
+        fields |= {"role": "forward", "status": "crashed", "allowed": "a result", "index": ()}
+    elif oracle == "O3":
+        fields |= {"allowed": "byte 127 for amax 448"}
+    elif oracle in ("O2", "O4"):
+        fields |= {"allowed": "448"}
+    return Verdict(oracle, arm, **(fields | changes))
+
+
+RICH = Spec(recipe=FLOAT8, m=3, k=32, n=5, batch=2, bias=True, input_layout="strided",
+            grad_layout="expanded", checkpoint="reentrant", compile="inductor")  # fmt: skip
+SPECS = {
+    "plain": Spec(recipe="torch.fp32", dtype="fp32"),
+    "rich": RICH,
+    "transposed": Spec(recipe=TENSORWISE, backend="emulated", grad_layout="transposed",
+                       input_layout="transposed", checkpoint="full", dtype="fp32"),
+    "mx": Spec(recipe=MX, bias=True, m=64),
+    "wrapper": Spec(recipe=MX, backend="wrapper", batch=2),
+    "empty": Spec(recipe=FLOAT8, m=0, bias=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("oracle", [o.name for o in ORACLES])
+def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
+    """On every arm: a script, or a ValueError that says why there can be none."""
+    case = Case(spec=SPECS[name], data=DataSpec())
+    written = 0
+    for arm in LADDER[1:]:
+        try:
+            text = write_script(case, verdict_of(oracle, arm.name), recipes()[case.spec.recipe])
+        except ValueError as error:
+            assert str(error)
+            continue
+        assert_stands_alone(text)
+        written += 1
+    quantised = case.spec.recipe != "torch.fp32"
+    if oracle not in TAPPED or (quantised and name != "empty"):
+        assert written, f"no arm has a script for {oracle}"
+
+
+@pytest.mark.parametrize(
+    "symptom",
+    [
+        "refused only in backward (RuntimeError in f)",
+        "refusal names no layer (AssertionError in f)",
+        "fails although nothing forbids it (RuntimeError in f)",
+        "fails only under compile (RuntimeError in f)",
+    ],
+)
+def test_every_contract_symptom_has_a_script(symptom: str) -> None:
+    case = Case(spec=Spec(recipe=MX, k=33), data=DataSpec())
+    verdict = verdict_of("contract", "eager", symptom=symptom)
+    assert_stands_alone(write_script(case, verdict, recipes()[MX]))
+
+
+@pytest.mark.parametrize("text", ['""" quoted', "back\\slash", "ends in a quote\"", "new\nline"])
+def test_what_a_library_said_cannot_break_the_script(text: str) -> None:
+    case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
+    verdict = verdict_of("contract", "eager", measured=text, symptom=text, where=text, allowed=text)
+    assert_stands_alone(write_script(case, verdict, recipes()[FLOAT8]))
+
+
+@pytest.mark.parametrize("bits", ["0x7fc00000", "0x7f800000", "0x80000000", "0x00000001"])
+def test_special_values_reach_the_script_bit_for_bit(bits: str) -> None:
+    case = Case(
+        spec=Spec(recipe="torch.fp32", dtype="fp32", m=1, k=1, n=1),
+        data=DataSpec(spikes=(Spike("input", 0, 0, bits),)),
+    )
+    text = write_script(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
+    assert f'"{bytes.fromhex(bits[2:])[::-1].hex()}"' in text
+
+
+@pytest.mark.parametrize(("lo", "hi"), [(float("-inf"), 1.0), (float("nan"),) * 2])
+def test_special_bounds_are_valid_python(lo: float, hi: float) -> None:
+    case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+    for oracle in ("O5", "O11"):
+        verdict = verdict_of(oracle, "eager", lo=lo, hi=hi)
+        assert_stands_alone(write_script(case, verdict, recipes()["torch.fp32"]))
+
+
+def draws(recipe: str) -> Iterator[Case]:
+    """Cases among which every planted fault of that recipe shows."""
+    specs = [
+        Spec(recipe=recipe, n=64),
+        Spec(recipe=recipe, bias=True, checkpoint="full", batch=2, dtype="fp32"),
+        Spec(recipe=recipe, backend="wrapper" if recipe == MX else "emulated"),
+    ]
+    data = [
+        DataSpec(),
+        DataSpec(values="binade_edges", seed=3),
+        DataSpec(values="zero_rows", seed=5),
+        DataSpec(values="subnormal", seed=1),
+        DataSpec(values="inf_nan", spikes=(Spike("input", 1, 1, "0x7fc00000"),)),
+        DataSpec(values="heavy_tail", input_exponent=7, seed=2),
+    ]
+    yield from (Case(spec=spec, data=one) for one in data for spec in specs)
+
+
+def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdict]]:
+    """First causes of these rules under the fault, on the first case that has one."""
+    fault = builtin_faults()[fault_id]
+    recipe = MX if fault.recipes == ("torchao.mxfp8.*",) else FLOAT8
+    arms = select_arms(["eager*"])
+    with fault.plant():
+        judge = Judge(recipes(), Ledger([]), arms)
+        for case in draws(recipe):
+            found = [
+                (case, v)
+                for v in judge.judge(case).causes
+                if not rules or v.oracle in rules
+            ]
+            if found:
+                return found
+    return []
+
+
+@pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - {"kernel-aborts"}))
+def test_some_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> None:
+    """A finding without a script is not reported: the fault would go unseen."""
+    clean = {v.symptom for _, v in causes_without_a_fault()}
+    found = [(case, v) for case, v in causes(fault_id) if v.symptom not in clean]
+    assert found, "no rule sees it"
+    refusals = []
+    for case, verdict in found:
+        try:
+            text = write_script(case, verdict, recipes()[case.spec.recipe])
+        except ValueError as error:
+            refusals.append(f"{verdict.oracle}: {error}")
+            continue
+        assert_stands_alone(text)
+        return
+    pytest.fail("; ".join(refusals))
+
+
+@cache
+def causes_without_a_fault() -> list[tuple[Case, Verdict]]:
+    """What the library does by itself on these cases."""
+    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
+    return [(case, v) for r in (FLOAT8, MX) for case in draws(r) for v in judge.judge(case).causes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault_id", "rules"),
+    [
+        ("cast-shrinks", ("O2",)),
+        ("mx-scale-byte-plus-one", ("O3",)),
+        ("gemm-loses-element", ("O15",)),
+        ("cast-rounds-upwards", ("R4",)),
+        ("recompute-drifts", ("O13", "O12")),
+        ("backward-unsupported", ("contract",)),
+    ],
+)
+def test_a_script_fails_under_its_fault_and_passes_without(
+    tmp_path: Path, fault_id: str, rules: tuple[str, ...]
+) -> None:
+    if rules == ("R4",):
+        case, verdict = negation_broken_by(fault_id)
+    else:
+        case, verdict = causes(fault_id, rules)[0]
+    path = tmp_path / "repro.py"
+    path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))
+    planted = run_script(path, timeout=60, plant=("", fault_id))
+    assert planted.shown, planted
+    clean = run_script(path, timeout=60)
+    assert clean.code == 0, clean
+
+
+def negation_broken_by(fault_id: str) -> tuple[Case, Verdict]:
+    """R4 judged alone: with the quantiser's rules in play it is a mere consequence."""
+    case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
+    with builtin_faults()[fault_id].plant():
+        judge = Judge(recipes(), Ledger([]), select_arms(["eager"]))
+        judgement = judge.judge(case, (BY_NAME["contract"], BY_NAME["R4"]))
+    return case, judgement.causes[0]
+
+
+def test_a_traceback_is_not_a_divergence(tmp_path: Path) -> None:
+    path = tmp_path / "repro.py"
+    path.write_text("raise RuntimeError('mine')")
+    run = run_script(path)
+    assert run.code == 1 and not run.shown and not run.crashed
+
+
+def test_a_script_that_never_ends_is_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "repro.py"
+    path.write_text("import time\ntime.sleep(60)")
+    run = run_script(path, timeout=0.5)
+    assert run.code is None and "0 s" in run.output or "1 s" in run.output
+    assert not run.shown and not run.crashed
+
+
+def test_a_signal_is_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "repro.py"
+    path.write_text("import os\nprint('before', flush=True)\nos.abort()")
+    run = run_script(path)
+    assert run.crashed and not run.shown and "before" in run.output
+
+
+def test_a_script_does_not_see_the_environment_of_the_campaign(tmp_path: Path) -> None:
+    path = tmp_path / "repro.py"
+    path.write_text("import os\nprint(os.environ['TORCHINDUCTOR_CACHE_DIR'])")
+    outputs = {run_script(path).output for _ in range(2)}
+    assert len(outputs) == 2  # a fresh cache each time: a stale artefact cannot answer
+
+
+def test_triage_keeps_the_rungs_the_divergence_needs() -> None:
+    from harness.triage.triage import _only_as_dear
+
+    case = Case(spec=RICH, data=DataSpec())
+    assert _only_as_dear(case, "eager").spec == msgspec.structs.replace(
+        RICH, compile="none", checkpoint="none"
+    )
+    assert _only_as_dear(case, "inductor").spec.compile == "inductor"
+    assert _only_as_dear(case, "aot_eager").spec.compile == "aot_eager"
+    assert _only_as_dear(case, "eager+checkpoint").spec.checkpoint == "reentrant"
