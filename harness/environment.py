@@ -57,7 +57,8 @@ def settle() -> None:
     import torch
 
     torch.set_num_threads(1)
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
     quieten()
 
 

@@ -72,6 +72,9 @@ class Judge:
         plan = recipe.plan(case.spec)
         tensors = make_tensors(case, plan)
         traces, repeats = self._run(case.spec, tensors)
+        void = {arm: trace.void for arm, trace in traces.items() if trace.void}
+        for arm in void:
+            del traces[arm]
         evidence = Evidence(
             case=case,
             family=recipe.family,
@@ -85,7 +88,11 @@ class Judge:
             rerun=lambda tensors, spec: self._program(spec, EAGER).run(tensors, tap=True),
         )
         ran = traces[EAGER.name].error is None
-        verdicts: list[Verdict] = []
+        verdicts = [
+            plain(oracle.name, arm, "output", "inconclusive", reason)
+            for arm, reason in void.items()
+            for oracle in oracles or self.oracles
+        ]
         for oracle in self.oracles if oracles is None else oracles:
             if ran or oracle.name == "contract":
                 verdicts += oracle.check(evidence)

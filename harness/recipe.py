@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib.metadata
+import importlib.util
 import runpy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -105,6 +106,12 @@ def _load_file(file: Path) -> Sequence[Recipe]:
     if not isinstance(found, list | tuple) or not all(isinstance(r, Recipe) for r in found):
         raise ValueError(f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe")
     return found
+
+
+def missing_package(recipe: Recipe) -> str:
+    """The distribution this recipe needs and this environment lacks, or ""."""
+    lacking = recipe.package and importlib.util.find_spec(recipe.package) is None
+    return recipe.package if lacking else ""
 
 
 def select(recipes: dict[str, Recipe], globs: Sequence[str]) -> dict[str, Recipe]:

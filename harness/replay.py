@@ -22,7 +22,7 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
     chosen = select_arms(arms)
     case, wanted = _load(target)
     prepare()
-    from harness.recipe import load_recipes
+    from harness.recipe import load_recipes, missing_package
 
     recipes = load_recipes(files)
     from harness.judge import Judge
@@ -31,7 +31,7 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
     judge = Judge(recipes, Ledger([]), chosen)
     recipe = judge.recipe(case.spec)
     console = Console(highlight=False)
-    for reason in _obstacles(case, recipe.package, chosen):
+    for reason in _obstacles(case, missing_package(recipe), chosen):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
         return CANNOT
     from harness.environment import settle
@@ -64,11 +64,7 @@ def _arms(judge: object, case: Case) -> str:
 
 
 def _obstacles(case: Case, package: str, chosen: frozenset[str]) -> list[str]:
-    import importlib.util
-
-    found = []
-    if package and importlib.util.find_spec(package) is None:
-        found.append(f"{case.spec.recipe} needs {package}: pip install {package}")
+    found = [f"{case.spec.recipe} needs {package}: pip install {package}"] if package else []
     for arm in climb(case.spec):
         if arm.name in chosen and unavailable(arm):
             found.append(f"{arm.name}: {unavailable(arm)}")

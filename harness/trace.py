@@ -82,6 +82,8 @@ class Trace:
     error: RunError | None = None
     #: Why operands could not be seen or counted although the arm should expose them.
     unobserved: str = ""
+    #: Why this run says nothing at all: the arm did not do what its name says.
+    void: str = ""
 
     def at(self, role: Role, phase: Phase) -> SiteTrace | None:
         """The site of ``role`` in ``phase``, or None where it was not recorded."""

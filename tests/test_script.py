@@ -21,7 +21,7 @@ from harness.oracles import BY_NAME, ORACLES
 from harness.recipe import Recipe, load_recipes
 from harness.triage.script import write_script
 from harness.triage.verify import run_script
-from harness.verdict import Verdict
+from harness.verdict import Verdict, fingerprint
 
 MAX_LINES = 60
 FLOAT8, MX = "torchao.float8.rowwise", "torchao.mxfp8.floor"
@@ -98,23 +98,37 @@ SPECS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("oracle", [o.name for o in ORACLES])
+def places() -> Iterator[tuple[str, str]]:
+    """(rule, Spec) wherever the rule can be broken."""
+    for name, spec in SPECS.items():
+        for oracle in ORACLES:
+            inside = oracle.name in TAPPED and (name == "empty" or spec.recipe == "torch.fp32")
+            amax = oracle.name == "O4" and spec.recipe == MX
+            flat = oracle.name == "R17" and not spec.batch
+            if not (inside or amax or flat):
+                yield oracle.name, name
+
+
+def arms_of(oracle: str) -> list[str]:
+    """Relations, recompute and amax are judged eager only."""
+    names = [arm.name for arm in LADDER[1:]]
+    if oracle in ("O12", "O13"):
+        return [name for name in names if "checkpoint" in name]
+    if oracle == "O4":
+        return [name for name in names if name.startswith("eager")]
+    return ["eager"] if BY_NAME[oracle].reruns or oracle == "R13" else names
+
+
+@pytest.mark.parametrize(("oracle", "name"), places())
 def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
-    """On every arm: a script, or a ValueError that says why there can be none."""
     case = Case(spec=SPECS[name], data=DataSpec())
-    written = 0
-    for arm in LADDER[1:]:
-        try:
-            text = write_script(case, verdict_of(oracle, arm.name), recipes()[case.spec.recipe])
-        except ValueError as error:
-            assert str(error)
+    for arm in arms_of(oracle):
+        if arm == "aot_eager" and oracle in TAPPED:
+            with pytest.raises(ValueError, match="aot_eager"):
+                write_script(case, verdict_of(oracle, arm), recipes()[case.spec.recipe])
             continue
+        text = write_script(case, verdict_of(oracle, arm), recipes()[case.spec.recipe])
         assert_stands_alone(text)
-        written += 1
-    quantised = case.spec.recipe != "torch.fp32"
-    if oracle not in TAPPED or (quantised and name != "empty"):
-        assert written, f"no arm has a script for {oracle}"
 
 
 @pytest.mark.parametrize(
@@ -176,46 +190,46 @@ def draws(recipe: str) -> Iterator[Case]:
 
 
 def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdict]]:
-    """First causes of these rules under the fault, on the first case that has one."""
+    """First causes of these rules that are the fault's, on the first case that has one."""
     fault = builtin_faults()[fault_id]
     recipe = MX if fault.recipes == ("torchao.mxfp8.*",) else FLOAT8
-    arms = select_arms(["eager*"])
     with fault.plant():
-        judge = Judge(recipes(), Ledger([]), arms)
+        judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
         for case in draws(recipe):
+            judgement = judge.judge(case)
             found = [
                 (case, v)
-                for v in judge.judge(case).causes
-                if not rules or v.oracle in rules
+                for v in judgement.causes
+                if (not rules or v.oracle in rules)
+                and fingerprint(v, judgement.family) not in clean_fingerprints()[case.id]
             ]
             if found:
                 return found
     return []
 
 
+@cache
+def clean_fingerprints() -> dict[str, set[str]]:
+    """What the library does by itself on these cases."""
+    for fault in builtin_faults().values():
+        assert set(fault.recipes) <= {"torchao.float8.*", "torchao.mxfp8.*"}
+    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
+    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX) for c in draws(r)}
+
+
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - {"kernel-aborts"}))
-def test_some_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> None:
+def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> None:
     """A finding without a script is not reported: the fault would go unseen."""
-    clean = {v.symptom for _, v in causes_without_a_fault()}
-    found = [(case, v) for case, v in causes(fault_id) if v.symptom not in clean]
+    clean_fingerprints()  # before anything is planted
+    found = causes(fault_id)
     assert found, "no rule sees it"
     refusals = []
     for case, verdict in found:
         try:
-            text = write_script(case, verdict, recipes()[case.spec.recipe])
+            assert_stands_alone(write_script(case, verdict, recipes()[case.spec.recipe]))
         except ValueError as error:
             refusals.append(f"{verdict.oracle}: {error}")
-            continue
-        assert_stands_alone(text)
-        return
-    pytest.fail("; ".join(refusals))
-
-
-@cache
-def causes_without_a_fault() -> list[tuple[Case, Verdict]]:
-    """What the library does by itself on these cases."""
-    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-    return [(case, v) for r in (FLOAT8, MX) for case in draws(r) for v in judge.judge(case).causes]
+    assert len(refusals) < len(found), "; ".join(refusals)
 
 
 @pytest.mark.slow
@@ -236,6 +250,7 @@ def test_a_script_fails_under_its_fault_and_passes_without(
     if rules == ("R4",):
         case, verdict = negation_broken_by(fault_id)
     else:
+        clean_fingerprints()
         case, verdict = causes(fault_id, rules)[0]
     path = tmp_path / "repro.py"
     path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))

@@ -15,6 +15,7 @@ from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.content import in_checkout
 from harness.environment import prepare
+from harness.recipe import Recipe, load_recipes, missing_package, select
 
 
 def run_command(
@@ -40,9 +41,8 @@ def run_command(
     fault = _fault(plant)
     prepare(plant)
     from harness.ledger import Ledger, load_ledger
-    from harness.recipe import load_recipes, select
 
-    chosen = select(load_recipes(recipe_files), recipes)
+    chosen = _installed(select(load_recipes(recipe_files), recipes))
     loaded = load_ledger() if ledger else Ledger([])
     if device == "cuda":
         _require_cuda()
@@ -138,6 +138,16 @@ class _Live:
     def close(self) -> None:
         if self.status:
             self.status.stop()
+
+
+def _installed(chosen: dict[str, Recipe]) -> dict[str, Recipe]:
+    """The recipes whose library is here; says which are not. Raises ValueError if none is."""
+    lacking = {name: missing_package(r) for name, r in chosen.items() if missing_package(r)}
+    for name, package in lacking.items():
+        print(f"not tested: {name} needs {package} (pip install {package})", file=sys.stderr)
+    if len(lacking) == len(chosen):
+        raise ValueError(f"none of the chosen recipes can run here: {', '.join(chosen)}")
+    return {name: recipe for name, recipe in chosen.items() if name not in lacking}
 
 
 def _fault(plant: str) -> tuple[str, str] | None:

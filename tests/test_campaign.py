@@ -1,0 +1,378 @@
+"""Campaigns from outside: what a run leaves behind, whatever happens to its workers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.campaign.config import Config
+from harness.campaign.store import Store, claim, load_finding
+from harness.campaign.summary import rule_counts
+from harness.case import Case, DataSpec, Spec, load_case
+from harness.triage.finding import Finding
+from harness.triage.verify import run_script
+
+pytestmark = pytest.mark.xdist_group("campaign")
+FLOAT8 = "torchao.float8.rowwise"
+EAGER = ("--arm", "eager", "--workers", "1", "--seed", "1")
+#: A lost worker's case is minimised in processes of their own; here not for long.
+COMMAND = """
+import sys
+import harness.triage.loss
+from harness.cli import main
+harness.triage.loss._SECONDS = 6.0
+main(sys.argv[1:])
+"""
+RAISES = """
+import dataclasses
+from harness.recipe import load_recipes
+honest = load_recipes()["torch.fp32"]
+def plan(spec):
+    raise RuntimeError("a mistake in a plan")
+RECIPES = [dataclasses.replace(honest, name="mine.raises", plan=plan)]
+"""
+
+
+@dataclass
+class Run:
+    """A finished campaign."""
+
+    folder: Path
+    code: int
+    output: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return loaded
+
+    def rows(self) -> list[tuple[str, ...]]:
+        with closing(sqlite3.connect(self.folder / "findings.db")) as db:
+            return db.execute("select id, oracle, severity, status, sentence from findings").fetchall()
+
+    def finding(self, oracle: str) -> Finding:
+        found = [row[0] for row in self.rows() if row[1] == oracle and row[3] == "new"]
+        assert len(found) == 1, self.output
+        return load_finding(self.folder / "findings" / found[0])
+
+
+def start(out: Path, *args: str) -> subprocess.Popen[str]:
+    """A campaign in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "run", "--out", str(out), *args],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        cwd=out.parent, env=dict(os.environ, OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], out: Path, timeout: float = 90.0) -> Run:
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        left = group(process.pid)
+        if process.poll() is None or left:
+            os.killpg(process.pid, signal.SIGKILL)
+    return Run(out, process.returncode, output)
+
+
+def group(pgid: int) -> list[int]:
+    """Living processes of a group, after it had a moment to end."""
+    alive: list[int] = []
+    for _ in range(50):
+        alive = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[2]) == pgid and fields[0] != "Z":
+                alive.append(int(stat.parent.name))
+        if not alive:
+            break
+        time.sleep(0.1)
+    return alive
+
+
+def campaign(out: Path, *args: str, timeout: float = 90.0) -> Run:
+    return finish(start(out, *args), out, timeout)
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    out.parent.mkdir()
+    run = campaign(out, "--minutes", "0.1", "--recipe", "torch.fp32", *EAGER)
+    assert run.code == 0, run.output
+    assert run.summary["cases"] > 0 and run.summary["specs"] > 0
+    assert run.summary["seed"] == 1 and not run.summary["interrupted"]
+    assert run.summary["rules"]["O6"]["torch.fp32"][0] > 0
+    assert run.rows() == []
+    environment = json.loads((out / "env.json").read_text())
+    assert environment["versions"]["torch"] != "absent" and environment["policies"]
+    assert "New findings: 0" in run.output and "Traceback" not in run.output
+
+    again = campaign(out, "--minutes", "0.05", "--recipe", "torch.fp32", *EAGER, "--resume")
+    assert again.code == 0, again.output
+    assert again.summary["cases"] > 0
+
+
+@pytest.fixture(scope="module")
+def gained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A campaign under a planted gain of 3 %."""
+    out = tmp_path_factory.mktemp("campaign") / "out"
+    args = ("--minutes", "0.1", "--recipe", FLOAT8, "--no-ledger", "--plant", "gemm-gain")
+    return campaign(out, *args, *EAGER)
+
+
+@pytest.mark.slow
+def test_a_planted_fault_is_found_and_named(gained: Run) -> None:
+    assert gained.code == 1, gained.output
+    finding = gained.finding("O5")
+    assert (finding.arm, finding.role, finding.recipe) == ("eager", "output", FLOAT8)
+    assert (finding.severity, finding.flake, finding.strength) == ("high", "always", "bound")
+    assert finding.sentence in gained.output and finding.id in gained.output
+
+
+@pytest.mark.slow
+def test_its_minimal_case_has_nothing_the_fault_does_not_need(gained: Run) -> None:
+    finding = gained.finding("O5")
+    spec, data = finding.minimal.spec, finding.minimal.data
+    assert max(spec.m, spec.k, spec.n) <= 32
+    simplest = Spec(recipe=FLOAT8, backend=spec.backend, m=spec.m, k=spec.k, n=spec.n)
+    assert spec == simplest
+    assert data == DataSpec(seed=data.seed)
+    assert not finding.untried
+    folder = gained.folder / "findings" / finding.id
+    assert load_case((folder / "case.json").read_bytes()) == finding.minimal
+    assert finding.minimal.id == finding.id
+
+
+@pytest.mark.slow
+def test_its_script_shows_the_fault_and_only_the_fault(gained: Run) -> None:
+    script = gained.folder / "findings" / gained.finding("O5").id / "repro.py"
+    text = script.read_text()
+    imported = {
+        (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {n.split(".")[0] for n in imported} <= {*sys.stdlib_module_names, "torch", "torchao"}
+    literals = [line for line in text.splitlines() if line.strip(' ",').isalnum()]
+    assert len(text.splitlines()) - len(literals) <= 60
+    planted, clean = run_script(script, plant=("", "gemm-gain")), run_script(script)
+    assert planted.shown, planted
+    assert clean.code == 0, clean
+
+
+@pytest.mark.slow
+def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
+    folder = gained.folder / "findings" / gained.finding("O5").id
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", "replay", str(folder)],
+        capture_output=True, text=True, check=False, cwd=gained.folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fixed" in done.stdout
+
+
+@pytest.mark.slow
+def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", "--no-ledger")
+    run = campaign(out, *args, *EAGER, "--plant", "kernel-aborts")
+    assert run.code == 1, run.output
+    finding = run.finding("contract")
+    assert finding.severity == "high" and "SIGABRT" in finding.sentence
+    assert finding.minimal.spec.recipe == FLOAT8 and finding.minimal.spec.n >= 64
+    assert run.summary["lost_workers"] >= 1
+    assert run.summary["cases"] > 0
+    assert "raised" not in run.output
+    script = run.folder / "findings" / finding.id / "repro.py"
+    assert run_script(script, plant=("", "kernel-aborts")).crashed
+    assert run_script(script).code == 0
+
+
+@pytest.mark.slow
+def test_an_exception_of_ours_ends_the_run_with_2_and_a_note(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RAISES)
+    args = ("--minutes", "5", "--recipe", "mine.raises", "--recipe-file", "mine.py")
+    run = campaign(tmp_path / "out", *args, *EAGER, timeout=40)
+    assert run.code == 2, run.output
+    assert "a mistake in a plan" in run.output and "note worker 0 raised" in run.output
+    assert (tmp_path / "out" / "summary.json").exists()
+
+
+class TestInterrupt:
+    @pytest.mark.slow
+    def test_ctrl_c_keeps_everything_found_and_leaves_no_process(self, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        args = ("--minutes", "5", "--recipe", FLOAT8, "--no-ledger", "--plant", "gemm-gain")
+        process = start(out, *args, *EAGER)
+        wait_for(lambda: list(out.glob("findings/*/explain.json")), process)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
+        process.wait(20)
+        assert not group(process.pid)
+        run = finish(process, out)
+        assert run.code == 130, run.output
+        assert run.summary["interrupted"] and run.summary["cases"] > 0
+        assert run.finding("O5").flake == "always"
+        assert "Traceback" not in run.output
+
+    @pytest.mark.slow
+    def test_ctrl_c_while_workers_start_is_an_interrupt_too(self, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        process = start(out, "--minutes", "5", "--recipe", "torch.fp32", *EAGER)
+        wait_for((out / "findings.db").exists, process)
+        time.sleep(1.0)  # the fork server is importing torch
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(20)
+        assert not group(process.pid)
+        run = finish(process, out)
+        assert run.code == 130, run.output
+        assert run.summary["interrupted"]
+        assert "Traceback" not in run.output
+
+
+def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) -> list[str]:
+    """Ids of the cases of a worker's first two eager slices."""
+    from harness.campaign.worker import _Worker
+
+    folder = Path("out")
+    folder.mkdir(exist_ok=True)
+    config = Config(out=folder, seed=seed, part=part, arms=("eager",), draws=2)
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    with receiving, sending:
+        worker = _Worker(config, number, generation, time.monotonic() + 600, sending)
+        cases: list[Case] = []
+
+        def record(case: Case, oracles: Any) -> Any:
+            cases.append(case)
+            return SimpleNamespace(ran=True)
+
+        worker._judge = record  # type: ignore[method-assign]
+        for _ in range(2):
+            worker._slice("none", time.monotonic() + 600)
+    return [case.id for case in cases]
+
+
+class TestDraws:
+    @pytest.fixture(autouse=True)
+    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.chdir(tmp_path)
+        yield
+
+    def test_a_seed_draws_the_same_cases_again(self) -> None:
+        assert drawn() == drawn()
+        assert len(drawn()) > 50
+
+    def test_a_seed_draws_the_same_cases_in_another_process(self) -> None:
+        code = "from tests_campaign import drawn; print(*drawn())"
+        loader = (
+            "import importlib.util, sys; "
+            f"spec = importlib.util.spec_from_file_location('tests_campaign', {__file__!r}); "
+            "module = importlib.util.module_from_spec(spec); "
+            "sys.modules['tests_campaign'] = module; spec.loader.exec_module(module); "
+        )
+        env = dict(os.environ, PYTHONHASHSEED="123", OMP_NUM_THREADS="1")
+        done = subprocess.run(
+            [sys.executable, "-c", loader + code], capture_output=True, text=True, env=env,
+            check=True,
+        )  # fmt: skip
+        assert done.stdout.split() == drawn()
+
+    @pytest.mark.parametrize("change", [{"seed": 2}, {"part": 1}, {"number": 1}, {"generation": 1}])
+    def test_seed_part_worker_and_replacement_draw_others(self, change: dict[str, int]) -> None:
+        shared = set(drawn()) & set(drawn(**change))
+        assert len(shared) <= 5
+
+
+class TestStore:
+    def test_findings_come_back_most_severe_first(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        for severity in ("low", "high", "medium"):
+            store.add(finding(severity, seed=len(severity)), "print()", "new")
+        store.add(finding("high", seed=99), "print()", "unconfirmed")
+        assert [f.severity for f in store.findings()] == ["high", "medium", "low"]
+        assert len(store.findings("unconfirmed")) == 1
+
+    def test_a_finding_comes_back_whole(self, tmp_path: Path) -> None:
+        store, kept = Store(tmp_path / "out"), finding("high")
+        store.add(kept, "print('x')", "new")
+        assert store.findings() == [kept]
+        folder = store.out / "findings" / kept.id
+        assert load_case((folder / "case.json").read_bytes()) == kept.minimal
+        assert (folder / "repro.py").read_text() == "print('x')"
+        assert Store(tmp_path / "out").findings() == [kept]
+
+    def test_a_fingerprint_is_claimed_once(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        assert claim(store.out, "O5--output--eager--a/b c--torch")
+        assert not claim(store.out, "O5--output--eager--a/b c--torch")
+        assert claim(store.out, "O6--output--eager--a/b c--torch")
+
+    @pytest.mark.parametrize("tail", ["x", "y" * 300, "(RuntimeError in <lambda>)", "ü:*?"])
+    def test_any_fingerprint_can_be_claimed(self, tmp_path: Path, tail: str) -> None:
+        store = Store(tmp_path / "out")
+        assert claim(store.out, f"contract--forward--eager--{tail}")
+        assert not claim(store.out, f"contract--forward--eager--{tail}")
+
+    def test_long_fingerprints_are_told_apart(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        assert claim(store.out, "x" * 250 + "1")
+        assert claim(store.out, "x" * 250 + "2")
+
+
+def finding(severity: str, seed: int = 0) -> Finding:
+    case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec(seed=seed))
+    words = dict.fromkeys(("recipe", "oracle", "arm", "role", "symptom", "sentence"), "x")
+    fields = {
+        "id": case.id, "fingerprint": f"f{seed}", "severity": severity, "strength": "exact",
+        "reach": "gaussian", "case": case, "minimal": case, "flake": "always",
+    }  # fmt: skip
+    return Finding(**words, **fields)  # type: ignore[arg-type]
+
+
+def test_a_rule_that_judged_nothing_shows_as_such() -> None:
+    counts: Any = {
+        "cases": 3,
+        ("known", "an-entry"): 2,
+        ("O5", "r", "ok"): 4,
+        ("O5", "r", "known"): 1,
+        ("O5", "r", "inconclusive"): 2,
+        ("O5", "r", "not_applicable"): 7,
+        ("O5", "s", "unsupported"): 1,
+    }
+    assert rule_counts(counts) == {"O5": {"r": [5, 2, 7], "s": [0, 0, 1]}}
+
+
+@pytest.mark.parametrize(
+    "change", [{"minutes": 0.0}, {"minutes": float("nan")}, {"workers": 0}, {"seed": -1}]
+)
+def test_a_config_is_valid_or_not_made(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="--"):
+        Config(out=Path("out"), **change)
+

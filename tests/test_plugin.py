@@ -1,0 +1,139 @@
+"""The pytest plugin: options, refusals, and what a failing property prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ("pytester",)
+
+#: A suite of somebody's own; the installed entry point brings the plugin.
+PROPERTY = """
+import pytest
+from harness.strategies import cases
+from hypothesis import strategies as st
+
+@pytest.mark.parametrize("rule", {rules!r})
+def test_promise(harness, rule):
+    harness.check(cases(harness.recipes, largest=32), (rule,))
+"""
+#: A recipe whose plan promises what the library does not keep: twice the scale.
+LIAR = """
+import dataclasses
+from harness.recipe import load_recipes
+honest = load_recipes()["torchao.float8.rowwise"]
+
+def plan(spec):
+    import dataclasses
+    from harness.numerics.plan import Fp32Scale, Plan
+    gemms = dict(honest.plan(spec).gemms)
+    scale = Fp32Scale(eps=1e-12, power_of_two=False)
+    gemms = {role: dataclasses.replace(g, a=dataclasses.replace(g.a, scale=scale))
+             for role, g in gemms.items()}
+    return Plan(gemms)
+
+RECIPES = [dataclasses.replace(honest, name="mine.liar", plan=plan)]
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    return pytester
+
+
+def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return suite.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+
+def test_its_options_are_in_the_help(suite: pytest.Pytester) -> None:
+    result = run(suite, "--help")
+    for option in ("profile", "recipe", "recipe-file", "device", "no-ledger"):
+        result.stdout.fnmatch_lines([f"*--nf-{option}*"])
+
+
+def test_a_conftest_may_name_it_too(suite: pytest.Pytester) -> None:
+    """A checkout's conftest loads it where no entry point does; both together are no clash."""
+    suite.makeconftest("pytest_plugins = ['harness.plugin']")
+    suite.makepyfile("def test_nothing(): pass")
+    run(suite).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--nf-recipe", "torch.fp23"], "*did you mean 'torch.fp32'?*"),
+        (["--nf-recipe-file", "nowhere.py"], "*nowhere.py*does not exist*"),
+        (["--nf-profile", "thorough"], "*--nf-profile*invalid choice*"),
+        (["--nf-device", "tpu"], "*--nf-device*invalid choice*"),
+    ],
+)
+def test_a_bad_option_is_a_usage_error(
+    suite: pytest.Pytester, args: list[str], says: str
+) -> None:
+    suite.makepyfile(PROPERTY.format(rules=["O6"]))
+    result = run(suite, *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([says])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+@pytest.mark.slow
+def test_a_property_that_holds_passes_and_one_never_judged_fails(suite: pytest.Pytester) -> None:
+    suite.makepyfile(PROPERTY.format(rules=["O6", "O1", "O3"]))
+    result = run(suite, "--nf-profile", "smoke", "--nf-recipe", "torch.fp32")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["narrowfuzz: profile smoke, torch *", "*O3: no case was judged*"])
+
+
+@pytest.mark.slow
+def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytester) -> None:
+    suite.makepyfile(PROPERTY.format(rules=["O3"]))
+    Path("mine.py").write_text(LIAR)
+    result = run(
+        suite, "--nf-profile", "smoke", "--nf-recipe", "mine.*", "--nf-recipe-file", "mine.py",
+        "--nf-no-ledger",
+    )  # fmt: skip
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*mine.liar (*), case *",
+            "*scale*: got *, must be *",
+            "*[[]O3, arm eager[]]*",
+            "*narrowfuzz replay case.json*",
+            '*{"data":{*"schema":1,"spec":{*"recipe":"mine.liar"}}*',
+        ]
+    )
+    # the printed JSON is a case that replays to the same failure
+    (line,) = (text[text.index('{"data"') :] for text in result.outlines if '{"data"' in text)
+    Path("case.json").write_text(line.removeprefix("E").strip())
+    replay = suite.run(
+        "narrowfuzz", "replay", "case.json", "--recipe-file", "mine.py", "--arm", "eager"
+    )
+    assert replay.ret == 1
+    replay.stdout.fnmatch_lines(["*rule O3, arm eager, mine.liar*"])
+
+
+@pytest.mark.slow
+def test_it_runs_under_xdist(suite: pytest.Pytester) -> None:
+    pytest.importorskip("xdist")
+    suite.makepyfile(PROPERTY.format(rules=["O6", "O5"]))
+    result = run(suite, "-n", "2", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
+    result.assert_outcomes(passed=2)
+
+
+@pytest.mark.slow
+def test_a_profile_that_draws_no_such_case_skips_with_the_reason(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        from harness.strategies import cases
+        def test_compiled(harness):
+            strategy = cases(harness.recipes, compile="inductor")
+            harness.check(strategy, ("O6",), compile="inductor")
+        """
+    )
+    result = run(suite, "-rs", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*profile smoke draws no inductor cases*"])
