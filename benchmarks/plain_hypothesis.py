@@ -11,7 +11,7 @@ import multiprocessing as mp
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,8 +30,8 @@ from harness.ledger import load_ledger
 from harness.recipe import Recipe, load_recipes
 from harness.strategies import batches
 
-#: One run of Hypothesis: its seed, and how many Specs narrowfuzz judged in it.
-Slice = tuple[int, int]
+#: One run of Hypothesis: its seed, and the keys of the Specs narrowfuzz judged in it.
+Slice = tuple[int, list[str]]
 
 
 def generate(
@@ -100,11 +100,10 @@ def quiet_worker(
         judged = 0
         keys: ClassVar[list[str]] = []
 
-        def _batch(self, batch: tuple[Case, ...], kind: Compile, until: float) -> None:
-            self.keys.append(compile_key(batch[0].spec))
-            super()._batch(batch, kind, until)
-
         def _judge(self, case: Case, oracles: Sequence[Any]) -> Judgement:
+            key = compile_key(case.spec)
+            if self.keys[-1:] != [key]:
+                self.keys.append(key)
             judgement = super()._judge(case, oracles)
             self.judged += judgement.ran
             after(self.judged)
@@ -136,7 +135,7 @@ def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
             worker.rng.setstate(state)
             before = len(worker.keys)
             worker._slice(kind, min(until, time.monotonic() + length))
-            slices.append((number, len(worker.keys) - before))
+            slices.append((number, worker.keys[before:]))
         spent = time.perf_counter() - start
     return {
         "cases": worker.judged, "seconds": spent, "compiles": worker.judge.compiles,
@@ -155,15 +154,17 @@ def one_compile_per_example(kind: Compile, slices: Sequence[Slice], limit: float
 
     def test(batch: tuple[Case, ...]) -> None:
         nonlocal cases
-        if next(wanted, False) and time.perf_counter() - start < limit:
+        key = compile_key(batch[0].spec)
+        if key in wanted and time.perf_counter() - start < limit:
+            wanted.remove(key)
             judge._programs.clear()
             judge._repeated.clear()
             torch._dynamo.reset()
-            keys.append(compile_key(batch[0].spec))
+            keys.append(key)
             cases += judge.judge(batch[0]).ran
 
-    for number, count in slices:
-        wanted: Iterator[bool] = iter([True] * count)
+    for number, served in slices:
+        wanted = list(served)
         generate(strategy, test, number=number, examples=6)
     seconds = time.perf_counter() - start
     return {"cases": cases, "seconds": seconds, "compiles": judge.compiles, "keys": keys}

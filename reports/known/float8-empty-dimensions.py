@@ -1,12 +1,10 @@
-"""float8: empty batch (0 tokens), in_features 0 or out_features 0 die with bare torch errors; nn.Linear accepts them."""
-
+"""float8: empty batch (0 tokens), in_features 0 or out_features 0 die with bare torch errors; nn.Linear accepts them.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import dataclasses
 import sys
 import warnings
-
 warnings.simplefilter("ignore")
 import torch
 from torch import nn
@@ -39,11 +37,8 @@ for recipe in ("tensorwise", "rowwise"):
             for dt in (torch.float32, torch.bfloat16):
                 x = torch.zeros(M, K, dtype=dt, requires_grad=True)
                 plain = attempt("", nn.Linear(K, N, dtype=dt), x)
-                r = attempt(
-                    f"{recipe} emulate={emulate} {dt} tokens={M} in={K} out={N}",
-                    f8(nn.Linear(K, N, dtype=dt), recipe, emulate),
-                    x,
-                )
+                r = attempt(f"{recipe} emulate={emulate} {dt} tokens={M} in={K} out={N}",
+                            f8(nn.Linear(K, N, dtype=dt), recipe, emulate), x)
                 print(r, "| nn.Linear", plain)
                 bad += not r.endswith(": ok")
 sys.exit(bool(bad))

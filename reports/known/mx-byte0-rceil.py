@@ -1,7 +1,6 @@
-"""MX RCEIL: a block whose scale byte is 0 (amax <= 448*2^-127 = 2.63e-36) comes back as zero."""
-
+"""MX RCEIL: a block whose scale byte is 0 (amax <= 448*2^-127 = 2.63e-36) comes back as zero.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import sys
 import torch
@@ -12,14 +11,9 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(
-        lin.in_features,
-        lin.out_features,
-        bias=lin.bias is not None,
-        dtype=lin.weight.dtype,
-        scale_calculation_mode=mode,
-        kernel_preference=KernelPreference.EMULATED,
-    )
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 
@@ -28,13 +22,13 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 bad = 0
 for dt in (torch.float32, torch.bfloat16):
-    for amax in (2.0**-117, 448 * 2.0**-127, 2.0**-119, 2.0**-122):
+    for amax in (2.0 ** -117, 448 * 2.0 ** -127, 2.0 ** -119, 2.0 ** -122):
         lin = nn.Linear(32, 32, bias=False, dtype=dt)
         with torch.no_grad():
-            lin.weight.copy_(torch.eye(32) * 2.0**40)
+            lin.weight.copy_(torch.eye(32) * 2.0 ** 40)
         x = torch.full((1, 32), amax, dtype=dt)
         got = mx(lin, Mode.RCEIL)(x)[0, 0].item()
-        want = amax * 2.0**40  # on the E4M3 grid of its block: no rounding
+        want = amax * 2.0 ** 40                       # on the E4M3 grid of its block: no rounding
         print(f"{dt} amax {amax:.6g}: got {got:.6g}, rule {want:.6g}")
         bad += got != want
 sys.exit(bool(bad))

@@ -1,7 +1,6 @@
-"""MX: grad(create_graph=True) returns a gradient without a graph, so a gradient penalty is silently ignored."""
-
+"""MX: grad(create_graph=True) returns a gradient without a graph, so a gradient penalty is silently ignored.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import sys
 import torch
@@ -12,14 +11,9 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(
-        lin.in_features,
-        lin.out_features,
-        bias=lin.bias is not None,
-        dtype=lin.weight.dtype,
-        scale_calculation_mode=mode,
-        kernel_preference=KernelPreference.EMULATED,
-    )
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 
@@ -33,8 +27,8 @@ res = {}
 for name, m in (("nn.Linear", lin), ("MX", mx(lin, Mode.RCEIL))):
     m.zero_grad(set_to_none=True)
     y = m(x)
-    (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    (y.sum() + 1000.0 * g.square().sum()).backward()  # the second term dominates by far
+    g, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    (y.sum() + 1000.0 * g.square().sum()).backward()   # the second term dominates by far
     res[name] = m.weight.grad.norm().item()
     print(f"{name}: gradient has graph {g.requires_grad}, |weight.grad| {res[name]:.4g}")
 print("float8 recipes refuse: AssertionError 'Expecting  both Float8TrainingTensor for mm inputs'")

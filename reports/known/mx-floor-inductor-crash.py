@@ -1,11 +1,9 @@
-"""MX FLOOR under torch.compile(backend="inductor") on CPU: code generator has no type for E8M0."""
-
+"""MX FLOOR under torch.compile(backend="inductor") on CPU: code generator has no type for E8M0.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/w/ledger/ind")
 import logging
-
 logging.disable(logging.CRITICAL)
 import sys
 import torch
@@ -16,14 +14,9 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(
-        lin.in_features,
-        lin.out_features,
-        bias=lin.bias is not None,
-        dtype=lin.weight.dtype,
-        scale_calculation_mode=mode,
-        kernel_preference=KernelPreference.EMULATED,
-    )
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 

@@ -1,7 +1,6 @@
-"""MX: torch.autocast has no effect on the converted layer; nn.Linear and Float8Linear give the autocast type."""
-
+"""MX: torch.autocast has no effect on the converted layer; nn.Linear and Float8Linear give the autocast type.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import dataclasses
 import sys
@@ -13,22 +12,15 @@ from torchao.float8 import convert_to_float8_training, Float8LinearConfig
 def f8(lin, recipe, emulate):
     cfg = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     return convert_to_float8_training(nn.Sequential(lin), config=cfg)[0]
-
-
 from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
 from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(
-        lin.in_features,
-        lin.out_features,
-        bias=lin.bias is not None,
-        dtype=lin.weight.dtype,
-        scale_calculation_mode=mode,
-        kernel_preference=KernelPreference.EMULATED,
-    )
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 
@@ -36,12 +28,8 @@ def mx(lin, mode):
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x, bad = torch.randn(32, 64), 0
-for name, m in (
-    ("nn.Linear", nn.Linear(64, 32)),
-    ("float8 rowwise", f8(nn.Linear(64, 32), "rowwise", False)),
-    ("MX RCEIL", mx(nn.Linear(64, 32), Mode.RCEIL)),
-    ("MX FLOOR", mx(nn.Linear(64, 32), Mode.FLOOR)),
-):
+for name, m in (("nn.Linear", nn.Linear(64, 32)), ("float8 rowwise", f8(nn.Linear(64, 32), "rowwise", False)),
+                ("MX RCEIL", mx(nn.Linear(64, 32), Mode.RCEIL)), ("MX FLOOR", mx(nn.Linear(64, 32), Mode.FLOOR))):
     with torch.autocast("cpu", torch.bfloat16):
         y = m(x)
     print(f"{name}: output {y.dtype} under autocast(bfloat16)")

@@ -1,7 +1,6 @@
-"""MX: a non-contiguous input (2-D, or 3-D that flattens to a view) or weight dies with the single word "unsupported"."""
-
+"""MX: a non-contiguous input (2-D, or 3-D that flattens to a view) or weight dies with the single word "unsupported".
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import sys
 import torch
@@ -12,14 +11,9 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(
-        lin.in_features,
-        lin.out_features,
-        bias=lin.bias is not None,
-        dtype=lin.weight.dtype,
-        scale_calculation_mode=mode,
-        kernel_preference=KernelPreference.EMULATED,
-    )
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 
@@ -50,16 +44,8 @@ cases = {
 for name, make in cases.items():
     for dt in (torch.float32, torch.bfloat16):
         x = make().to(dt)
-        x = (
-            torch.empty_strided(x.size(), x.stride(), dtype=dt).copy_(x)
-            if 0 not in x.stride()
-            else x
-        )
-        r = attempt(
-            f"{dt} {name} stride {x.stride()}",
-            mx(nn.Linear(64, 32, dtype=dt), Mode.RCEIL),
-            x.requires_grad_(),
-        )
+        x = torch.empty_strided(x.size(), x.stride(), dtype=dt).copy_(x) if 0 not in x.stride() else x
+        r = attempt(f"{dt} {name} stride {x.stride()}", mx(nn.Linear(64, 32, dtype=dt), Mode.RCEIL), x.requires_grad_())
         print(r)
         bad += not r.endswith(": ok")
 lin = nn.Linear(64, 32)

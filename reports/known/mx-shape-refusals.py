@@ -1,11 +1,9 @@
-"""MX: conversion accepts any Linear; shapes that are not multiples of 32 (or empty) fail late with a bare error."""
-
+"""MX: conversion accepts any Linear; shapes that are not multiples of 32 (or empty) fail late with a bare error.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import sys
 import warnings
-
 warnings.simplefilter("ignore")
 import torch
 from torch import nn
@@ -15,14 +13,9 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 
 def mx(lin, mode):
-    new = MXFP8Linear(
-        lin.in_features,
-        lin.out_features,
-        bias=lin.bias is not None,
-        dtype=lin.weight.dtype,
-        scale_calculation_mode=mode,
-        kernel_preference=KernelPreference.EMULATED,
-    )
+    new = MXFP8Linear(lin.in_features, lin.out_features, bias=lin.bias is not None,
+                      dtype=lin.weight.dtype, scale_calculation_mode=mode,
+                      kernel_preference=KernelPreference.EMULATED)
     new.weight, new.bias = lin.weight, lin.bias
     return new
 
@@ -44,31 +37,15 @@ torch.manual_seed(0)
 bad = 0
 for mode in (Mode.FLOOR, Mode.RCEIL):
     for dt in (torch.float32, torch.bfloat16):
-        for shape, K, N in (
-            ((1, 64), 64, 32),
-            ((64,), 64, 32),
-            ((17, 64), 64, 32),
-            ((3, 11, 64), 64, 32),
-            ((32, 64), 64, 48),
-            ((32, 48), 48, 32),
-            ((32, 0), 0, 32),
-            ((32, 64), 64, 0),
-        ):
+        for shape, K, N in (((1, 64), 64, 32), ((64,), 64, 32), ((17, 64), 64, 32), ((3, 11, 64), 64, 32),
+                            ((32, 64), 64, 48), ((32, 48), 48, 32), ((32, 0), 0, 32), ((32, 64), 64, 0)):
             x = torch.randn(shape).to(dt).requires_grad_()
-            r = attempt(
-                f"{mode} {dt} input {shape} in={K} out={N}", mx(nn.Linear(K, N, dtype=dt), mode), x
-            )
+            r = attempt(f"{mode} {dt} input {shape} in={K} out={N}", mx(nn.Linear(K, N, dtype=dt), mode), x)
             print(r)
             bad += not r.endswith(": ok")
 m = mx(nn.Linear(64, 32), Mode.RCEIL)
 m.weight.requires_grad_(False)
-r = attempt(
-    "weight frozen, 17 tokens (grad_weight not needed)", m, torch.randn(17, 64, requires_grad=True)
-)
-r2 = attempt(
-    "input without grad, out=48 (grad_input not needed)",
-    mx(nn.Linear(64, 48), Mode.RCEIL),
-    torch.randn(32, 64),
-)
+r = attempt("weight frozen, 17 tokens (grad_weight not needed)", m, torch.randn(17, 64, requires_grad=True))
+r2 = attempt("input without grad, out=48 (grad_input not needed)", mx(nn.Linear(64, 48), Mode.RCEIL), torch.randn(32, 64))
 print(r, r2, sep="\n")
 sys.exit(bool(bad))

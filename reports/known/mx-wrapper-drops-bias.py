@@ -1,7 +1,6 @@
-"""quantize_(MXFP8TrainingOpConfig): the bias of a converted Linear is ignored and gets no gradient."""
-
+"""quantize_(MXFP8TrainingOpConfig): the bias of a converted Linear is ignored and gets no gradient.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import sys
 import torch
@@ -14,12 +13,8 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 def mq(lin, mode):
     seq = nn.Sequential(lin)
-    quantize_(
-        seq,
-        MXFP8TrainingOpConfig(
-            kernel_preference=KernelPreference.EMULATED, scale_calculation_mode=mode
-        ),
-    )
+    quantize_(seq, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED,
+                                         scale_calculation_mode=mode))
     return seq[0]
 
 
@@ -35,9 +30,7 @@ for mode in (Mode.FLOOR, Mode.RCEIL):
         y = m(torch.randn(32, 64).to(dt))
         y.sum().backward()
         db = m.bias.grad
-        print(
-            f"{mode} {dt}: mean output {y.mean().item():.3f} (rule: about 100), bias.grad "
-            f"{None if db is None else db[0].item()} (rule: 32.0), bias type {type(m.bias.data).__name__}"
-        )
+        print(f"{mode} {dt}: mean output {y.mean().item():.3f} (rule: about 100), bias.grad "
+              f"{None if db is None else db[0].item()} (rule: 32.0), bias type {type(m.bias.data).__name__}")
         bad += abs(y.mean().item() - 100) > 5 or db is None
 sys.exit(bool(bad))

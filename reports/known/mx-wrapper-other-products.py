@@ -1,7 +1,6 @@
-"""MX weight wrapper: mm / matmul / @ / addmm / keyword linear compute x @ W^T or die, whatever was asked."""
-
+"""MX weight wrapper: mm / matmul / @ / addmm / keyword linear compute x @ W^T or die, whatever was asked.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import sys
 import torch
@@ -15,12 +14,8 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 def mq(lin, mode):
     seq = nn.Sequential(lin)
-    quantize_(
-        seq,
-        MXFP8TrainingOpConfig(
-            kernel_preference=KernelPreference.EMULATED, scale_calculation_mode=mode
-        ),
-    )
+    quantize_(seq, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED,
+                                         scale_calculation_mode=mode))
     return seq[0]
 
 
@@ -52,9 +47,7 @@ with torch.no_grad():
     show("torch.matmul(x, W)(square)", lambda: torch.matmul(x, w), x @ plain)
     show("x @ W             (square)", lambda: x @ w, x @ plain)
     show("x @ W.t()                 ", lambda: x @ w.t(), x @ plain.t())
-    show(
-        "torch.addmm(b, x, W.t())  ", lambda: torch.addmm(torch.zeros(32), x, w.t()), x @ plain.t()
-    )
+    show("torch.addmm(b, x, W.t())  ", lambda: torch.addmm(torch.zeros(32), x, w.t()), x @ plain.t())
     show("W @ x                     ", lambda: w @ x, plain @ x)
     show("F.linear(x, weight=W)     ", lambda: F.linear(x, weight=w), x @ plain.t())
 sys.exit(bool(bad))

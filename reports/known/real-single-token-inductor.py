@@ -1,16 +1,13 @@
-"""float8 real kernel under inductor (CPU): one token (or one feature) crashes the compiler; eager runs it."""
-
+"""float8 real kernel under inductor (CPU): one token (or one feature) crashes the compiler; eager runs it.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/w/ledger/ind")
 import logging
-
 logging.disable(logging.CRITICAL)
 import dataclasses
 import sys
 import warnings
-
 warnings.simplefilter("ignore")
 import torch
 from torch import nn
@@ -20,6 +17,7 @@ from torchao.float8 import convert_to_float8_training, Float8LinearConfig
 def f8(lin, recipe, emulate):
     cfg = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     return convert_to_float8_training(nn.Sequential(lin), config=cfg)[0]
+
 
 
 torch.set_num_threads(1)
@@ -32,14 +30,14 @@ for recipe in ("tensorwise", "rowwise"):
                 torch._dynamo.reset()
                 m = f8(nn.Linear(K, N, bias=False, dtype=dt), recipe, emulate)
                 x = torch.randn(M, K).to(dt).requires_grad_()
-                m(x).sum().backward()  # eager is fine
+                m(x).sum().backward()                  # eager is fine
                 try:
                     torch.compile(m, backend="inductor", dynamic=False)(x).sum().backward()
                     r = "ok"
                 except Exception as e:
                     t = " ".join(str(e).split())
                     i = t.find("RuntimeError")
-                    r = type(e).__name__ + ": " + t[max(i, 0) : max(i, 0) + 75]
+                    r = type(e).__name__ + ": " + t[max(i, 0):max(i, 0) + 75]
                     bad += 1
                 print(f"{recipe:10} emulate={emulate!s:5} {dt} tokens={M} in={K} out={N}: {r}")
 sys.exit(bool(bad))

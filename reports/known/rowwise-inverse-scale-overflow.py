@@ -1,7 +1,6 @@
-"""float8 rowwise, real kernel: grad GEMMs multiply by a_inv*b_inv, which overflows: NaN from finite data."""
-
+"""float8 rowwise, real kernel: grad GEMMs multiply by a_inv*b_inv, which overflows: NaN from finite data.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import dataclasses
 import sys
@@ -19,20 +18,20 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 bad = 0
 for dt in (torch.float32, torch.bfloat16):
-    for p in (60, 70, 74, 80):  # amax_a * amax_b > about 2^145 is enough
+    for p in (60, 70, 74, 80):                         # amax_a * amax_b > about 2^145 is enough
         out = {}
         for emulate in (True, False):
             lin = nn.Linear(16, 16, bias=False, dtype=dt)
             with torch.no_grad():
                 lin.weight.zero_()
-                lin.weight[0, :] = 1.0  # contraction of grad_input runs over rows of weight
-                lin.weight[1, :] = 2.0**p
+                lin.weight[0, :] = 1.0                 # contraction of grad_input runs over rows of weight
+                lin.weight[1, :] = 2.0 ** p
             m = f8(lin, "rowwise", emulate)
             x = torch.zeros(16, 16, dtype=dt, requires_grad=True)
             g = torch.zeros(16, 16, dtype=dt)
-            g[:, 0] = 2.0**p
+            g[:, 0] = 2.0 ** p
             m(x).backward(g)
             out[emulate] = x.grad[0, 0].item()
-        print(f"{dt} p={p}: exact 2^{p}={2.0**p:.4g}; emulated {out[True]}, real {out[False]}")
+        print(f"{dt} p={p}: exact 2^{p}={2.0 ** p:.4g}; emulated {out[True]}, real {out[False]}")
         bad += out[False] != out[False]
 sys.exit(bool(bad))

@@ -1,7 +1,6 @@
-"""float8 rowwise: a 3-D input that cannot be flattened as a view fails; tensorwise accepts it."""
-
+"""float8 rowwise: a 3-D input that cannot be flattened as a view fails; tensorwise accepts it.
+"""
 import os
-
 os.environ["OMP_NUM_THREADS"] = "1"
 import dataclasses
 import sys
@@ -40,11 +39,8 @@ for recipe in ("tensorwise", "rowwise"):
         for dt in (torch.float32, torch.bfloat16):
             for name, make in cases.items():
                 x = make().to(dt).requires_grad_()
-                r = attempt(
-                    f"{recipe} emulate={emulate} {dt} {name}",
-                    f8(nn.Linear(64, 32, dtype=dt), recipe, emulate),
-                    x,
-                )
+                r = attempt(f"{recipe} emulate={emulate} {dt} {name}",
+                            f8(nn.Linear(64, 32, dtype=dt), recipe, emulate), x)
                 print(r)
                 bad += not r.endswith(": ok")
 sys.exit(bool(bad))
