@@ -54,9 +54,9 @@ def test_its_options_are_in_the_help(suite: pytest.Pytester) -> None:
         result.stdout.fnmatch_lines([f"*--nf-{option}*"])
 
 
-def test_a_conftest_may_name_it_too(suite: pytest.Pytester) -> None:
-    """A checkout's conftest loads it where no entry point does; both together are no clash."""
-    suite.makeconftest("pytest_plugins = ['harness.plugin']")
+def test_the_checkouts_conftest_goes_with_an_installed_plugin(suite: pytest.Pytester) -> None:
+    """The checkout's conftest loads it where no entry point does; both together are no clash."""
+    suite.makeconftest((Path(__file__).resolve().parents[1] / "conftest.py").read_text())
     suite.makepyfile("def test_nothing(): pass")
     run(suite).assert_outcomes(passed=1)
 

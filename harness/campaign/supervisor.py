@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Tally:
     first_verdict: float = 0.0
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
+    losses: list[threading.Thread] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -75,6 +77,8 @@ def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
             if tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
         _drain(seats, tally, store)
+        for loss in () if tally.interrupted else tally.losses:
+            loss.join()
     finally:
         stop.restore()
         for seat in seats:
@@ -161,7 +165,12 @@ def _look_after(
     case = _journalled(journal, tally, seat)
     how = "hangs" if hung else _how(seat.process.exitcode)
     if case is not None:
-        _record_loss(case, how, config, tally, store)
+        # takes a minute of processes of its own: the other workers must be heard meanwhile
+        loss = threading.Thread(
+            target=_record_loss, args=(case, how, config, tally, store), daemon=True
+        )
+        tally.losses.append(loss)
+        loss.start()
         journal.unlink()
     seat.generation += 1
     if time.monotonic() < deadline and (case is not None or seat.generation < 3):

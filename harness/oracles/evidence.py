@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.case import Case, Spec
 from harness.numerics import bounds, reference
-from harness.numerics.formats import F32, F64, FORMATS, decode
+from harness.numerics.formats import F32, F64, FORMATS, FP32, decode
 from harness.numerics.plan import GemmPlan, OperandPlan, Plan, Role
 from harness.numerics.reference import Quantised, Scale
 from harness.trace import Seen, Trace
@@ -93,6 +93,17 @@ class Reference:
                 risky |= ~(b.sum(axis=1) * gemm.a.format.max < limit)[None, :]
         self._risky[role] = risky
         return risky
+
+    def rescale_overflows(self, role: Role) -> Any:
+        """Elements whose factor 1/s_a * 1/s_b, computed in fp32 as one number, may be Inf."""
+        factors = []
+        for side in ("a", "b"):
+            quantised = self.operand(role, side).quantised
+            assert quantised is not None
+            with np.errstate(all="ignore"):
+                factors.append(1.0 / quantised.scale.astype(np.float64).reshape(-1, 1))
+        # a factor 2 below the limit: the scale really used may be half of the plan's
+        return ~(factors[0] * factors[1].T < FP32.max * 0.5)
 
 
 def _bound(operand: Operand, gemm: GemmPlan) -> F64:

@@ -144,6 +144,9 @@ def _within(
         lo, hi = _interval(evidence, arm, role, centre, radius, None)
         if (bounds.contains(lo, hi, got) | skip).all():
             return plain(oracle, arm, role, "ok").known(evidence.deviations["bias_ignored"])
+    follows = "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale
+    if follows and not (bad & ~evidence.reference.rescale_overflows(role)).any():
+        return plain(oracle, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     return Verdict(
         oracle, arm, role, "diverged", _symptom(got, at), str(list(at)),
