@@ -7,6 +7,7 @@ the very Specs that narrowfuzz was given.
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import tempfile
@@ -118,7 +119,7 @@ def quiet_worker(
 
     Store(out)
     _, sending = mp.Pipe(duplex=False)
-    return Worker(Config(out=out, workers=1, seed=1, arms=arms), 0, 0, 0.0, sending)
+    return Worker(Config(out=out, workers=1, seed=1, arms=arms), 0, 0, math.inf, sending)
 
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
@@ -128,7 +129,8 @@ def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out))
         warm_up(worker.judge, kind)
-        start, until = time.perf_counter(), time.monotonic() + seconds
+        start = time.perf_counter()
+        worker.deadline = until = time.monotonic() + seconds
         while time.monotonic() < until:
             state = worker.rng.getstate()
             number = worker.rng.getrandbits(64)

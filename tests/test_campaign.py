@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +62,9 @@ class Run:
 
     def rows(self) -> list[tuple[str, ...]]:
         with closing(sqlite3.connect(self.folder / "findings.db")) as db:
-            return db.execute("select id, oracle, severity, status, sentence from findings").fetchall()
+            return db.execute(
+                "select id, oracle, severity, status, sentence from findings"
+            ).fetchall()
 
     def finding(self, oracle: str) -> Finding:
         found = [row[0] for row in self.rows() if row[1] == oracle and row[3] == "new"]
@@ -234,7 +235,7 @@ class TestInterrupt:
         process = start(out, *args, *EAGER)
         wait_for(lambda: list(out.glob("findings/*/explain.json")), process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
-        process.wait(20)
+        process.wait(40)
         assert not group(process.pid)
         run = finish(process, out)
         assert run.code == 130, run.output
@@ -249,7 +250,7 @@ class TestInterrupt:
         wait_for((out / "findings.db").exists, process)
         time.sleep(1.0)  # the fork server is importing torch
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(20)
+        process.wait(40)
         assert not group(process.pid)
         run = finish(process, out)
         assert run.code == 130, run.output
@@ -292,9 +293,8 @@ def fresh_draws(hash_seed: str) -> list[str]:
 
 class TestDraws:
     @pytest.fixture(autouse=True)
-    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def _here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        yield
 
     def test_a_seed_draws_the_same_cases_again(self) -> None:
         assert drawn() == drawn()
@@ -377,4 +377,3 @@ def test_a_rule_that_judged_nothing_shows_as_such() -> None:
 def test_a_config_is_valid_or_not_made(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--"):
         Config(out=Path("out"), **change)
-

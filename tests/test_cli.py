@@ -53,8 +53,15 @@ def nf(capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def refused(nf: Callable[..., Result], here: Path) -> Callable[..., str]:
-    """The one sentence a bad command line gets; no output, no file."""
+def refused(
+    nf: Callable[..., Result], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """The one sentence a bad command line gets; no output, no file, no campaign."""
+
+    def started(*args: Any) -> None:
+        raise AssertionError("a campaign was started")
+
+    monkeypatch.setattr("harness.campaign.supervisor.run_campaign", started)
 
     def run(*argv: object) -> str:
         before = sorted(here.rglob("*"))
@@ -70,7 +77,9 @@ def refused(nf: Callable[..., Result], here: Path) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["replay", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["run", "--help"], ["replay", "--help"]], ids=" ".join
+)
 def test_help_loads_nothing_heavy(argv: list[str]) -> None:
     code = f"""
 import sys
@@ -410,9 +419,10 @@ def test_replay_of_a_recipe_whose_library_is_absent_says_so(
 
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: name != "torchao" and find_spec(name, *a)
-        or None,
-    )  # fmt: skip
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "torchao" else find_spec(name, *a),
+    )
     (here / "case.json").write_bytes(dump_case(NO_BIAS))
     code, out, _ = nf("replay", "case.json")
     assert code == 125

@@ -152,7 +152,9 @@ def test_it_changes_the_program_no_more_often_than_the_budget_of_builds(
     small = minimise(LARGE, watched, builds=builds)
     assert shows(small.case)
     # back at the best Spec the kept artefact serves: only a Spec seen first is a build
-    assert len({msgspec.json.encode(s) for s in built} - {msgspec.json.encode(LARGE.spec)}) <= builds
+    assert (
+        len({msgspec.json.encode(s) for s in built} - {msgspec.json.encode(LARGE.spec)}) <= builds
+    )
 
 
 def test_what_the_budget_of_builds_left_untried_is_listed() -> None:

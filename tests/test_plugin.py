@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,7 @@ def test_the_checkouts_conftest_goes_with_an_installed_plugin(suite: pytest.Pyte
         (["--nf-device", "tpu"], "*--nf-device*invalid choice*"),
     ],
 )
-def test_a_bad_option_is_a_usage_error(
-    suite: pytest.Pytester, args: list[str], says: str
-) -> None:
+def test_a_bad_option_is_a_usage_error(suite: pytest.Pytester, args: list[str], says: str) -> None:
     suite.makepyfile(PROPERTY.format(rules=["O6"]))
     result = run(suite, *args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -110,8 +109,9 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
     (line,) = (text[text.index('{"data"') :] for text in result.outlines if '{"data"' in text)
     Path("case.json").write_text(line.removeprefix("E").strip())
     replay = suite.run(
-        "narrowfuzz", "replay", "case.json", "--recipe-file", "mine.py", "--arm", "eager"
-    )
+        sys.executable, "-m", "harness.cli", "replay", "case.json", "--recipe-file", "mine.py",
+        "--arm", "eager",
+    )  # fmt: skip
     assert replay.ret == 1
     replay.stdout.fnmatch_lines(["*rule O3, arm eager, mine.liar*"])
 

@@ -146,7 +146,7 @@ def test_every_contract_symptom_has_a_script(symptom: str) -> None:
     assert_stands_alone(write_script(case, verdict, recipes()[MX]))
 
 
-@pytest.mark.parametrize("text", ['""" quoted', "back\\slash", "ends in a quote\"", "new\nline"])
+@pytest.mark.parametrize("text", ['""" quoted', "back\\slash", 'ends in a quote"', "new\nline"])
 def test_what_a_library_said_cannot_break_the_script(text: str) -> None:
     case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
     verdict = verdict_of("contract", "eager", measured=text, symptom=text, where=text, allowed=text)
@@ -193,6 +193,8 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
     """First causes of these rules that are the fault's, on the first case that has one."""
     fault = builtin_faults()[fault_id]
     recipe = MX if fault.recipes == ("torchao.mxfp8.*",) else FLOAT8
+    if fault_id == "scale-through-bf16":  # rowwise scales are powers of two, which bf16 holds
+        recipe = TENSORWISE
     with fault.plant():
         judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
         for case in draws(recipe):
@@ -211,10 +213,8 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
 @cache
 def clean_fingerprints() -> dict[str, set[str]]:
     """What the library does by itself on these cases."""
-    for fault in builtin_faults().values():
-        assert set(fault.recipes) <= {"torchao.float8.*", "torchao.mxfp8.*"}
     judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX) for c in draws(r)}
+    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE) for c in draws(r)}
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - {"kernel-aborts"}))
@@ -280,8 +280,8 @@ def test_a_script_that_never_ends_is_stopped(tmp_path: Path) -> None:
     path = tmp_path / "repro.py"
     path.write_text("import time\ntime.sleep(60)")
     run = run_script(path, timeout=0.5)
-    assert run.code is None and "0 s" in run.output or "1 s" in run.output
-    assert not run.shown and not run.crashed
+    assert (run.code, run.shown, run.crashed) == (None, False, False)
+    assert "no verdict within" in run.output
 
 
 def test_a_signal_is_a_crash(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def grad_tensor(g: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
     if spec.grad_layout == "transposed":
         return t.transpose(-1, -2).contiguous().transpose(-1, -2)
     if spec.grad_layout == "expanded" and spec.tokens:
-        return t.reshape(-1, spec.n)[0].expand(spec.output_shape)
+        return t.reshape(spec.tokens, spec.n)[0].expand(spec.output_shape)
     return t
 
 

@@ -27,7 +27,7 @@ class Config:
     hang_seconds: float = 240.0
     #: Data draws per Spec: eager, and per compiled artefact.
     draws: int = 16
-    compiled_draws: int = 100
+    compiled_draws: int = 300
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes <= 60 * 24 * 7:

@@ -22,7 +22,7 @@ from harness.arms.ladder import BY_NAME as ARMS
 from harness.arms.ladder import select_arms, unavailable
 from harness.campaign.config import Config
 from harness.campaign.store import claim
-from harness.case import Case, Compile, dump_case
+from harness.case import Case, Compile, compile_key, dump_case
 from harness.environment import settle
 from harness.faults.registry import find_fault
 from harness.judge import Judge, Judgement
@@ -72,6 +72,8 @@ class _Worker:
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         self.first_slice = 2 * (number % 2)
         self.counts: Counter[Any] = Counter()
+        #: Compiled Specs that have had their draws.
+        self.served: set[str] = set()
         self.reported = time.monotonic()
 
     def loop(self) -> None:
@@ -112,6 +114,12 @@ class _Worker:
         run()
 
     def _batch(self, batch: tuple[Case, ...], kind: Compile, until: float) -> None:
+        if kind != "none":
+            key = compile_key(batch[0].spec)
+            if key in self.served:  # Hypothesis starts every run with the same simplest example
+                return
+            self.served.add(key)
+            until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
         compiles = self.judge.compiles
         for i, case in enumerate(self._more(batch, kind)):

@@ -151,7 +151,11 @@ def _check_codes(
     scale = evidence.seen_scale(role, side, seen)
     if scale is None:
         return plain("O2", arm, role, "inconclusive", "scale is not observable")
-    expected = reference.codes(operand.x, scale, plan)
+    planned = operand.quantised
+    if scale.tobytes() == planned.scale.tobytes():  # the reference has made these already
+        expected = planned.codes
+    else:
+        expected = reference.codes(operand.x, scale, plan)
     bad = _code_mismatch(evidence, arm, seen.codes, expected, scale, plan)
     if not bad.any():
         return plain("O2", arm, role, "ok")
@@ -172,6 +176,8 @@ def _code_mismatch(
     evidence: Evidence, arm: str, got: Any, want: Any, scale: Any, plan: OperandPlan
 ) -> Any:
     assert plan.format is not None
+    if np.array_equal(got, want):
+        return np.zeros(np.shape(got), dtype=bool)
     if evidence.compiled(arm):  # generated code does not keep the sign of zero
         bad = ~same_bits(decode(got, plan.format), decode(want, plan.format))
     else:

@@ -117,7 +117,8 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
     y.backward(g)
     w, b = model.proj.weight.grad, model.proj.bias
     w = getattr(w, "_data", w)
-    return dict(output=y.detach().reshape(-1, {spec.n}), grad_input=x.grad.reshape(-1, {spec.k}),
+    return dict(output=y.detach().reshape({spec.tokens}, {spec.n}),
+                grad_input=x.grad.reshape({spec.tokens}, {spec.k}),
                 grad_weight=w, grad_bias=None if b is None else b.grad)
 """
     return body.strip("\n")
