@@ -98,7 +98,7 @@ class _Search:
 
     def to_fixpoint(self) -> None:
         progress = True
-        while progress and time.monotonic() < self.deadline:
+        while progress:
             progress = False
             for name, candidate in self._candidates():
                 if self.attempt(name, candidate(self.best)):
@@ -116,6 +116,7 @@ class _Search:
         for name in _changed(self.best.spec):
             if name not in _KEPT:
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
+        yield "flattened", _flattened
         for name in _DIMS:
             yield f"{name} to {_default(Spec, name)}", partial(_dim_to_default, name=name)
             yield f"{name}/2", partial(_halved, name=name)
@@ -140,6 +141,11 @@ def _tamer(case: Case, values: str) -> Case:
     if order.index(values) >= order.index(case.data.values):
         return case
     return _with_data(case, values=values)
+
+
+def _flattened(case: Case) -> Case:
+    """The batch folded into the rows: as many tokens, one dimension less."""
+    return _with_spec(case, batch=0, m=case.spec.tokens) if case.spec.batch else case
 
 
 def _halved(case: Case, name: str) -> Case:
