@@ -87,6 +87,8 @@ def main(argv: list[str] | None = None) -> None:
     except typer.Abort:
         sys.exit(INTERRUPTED)
     except TyperException as error:
+        if not error.format_message():  # no arguments: the help has been shown
+            sys.exit(USAGE)
         _refuse(error.format_message())
     except ValueError as error:
         _refuse(str(error))

@@ -93,10 +93,15 @@ def load_entries() -> list[Entry]:
     for path in sorted(known_dir().glob("*.toml")):
         try:
             entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ValueError(f"ledger entry {path.name}: {error}") from None
         if entry.deviation and entry.deviation not in DEVIATIONS | LAYER_DEVIATIONS:
             raise ValueError(f"ledger entry {path.name}: no deviation {entry.deviation!r}")
+        for wanted in entry.versions.values():
+            try:
+                SpecifierSet(wanted)
+            except InvalidSpecifier:
+                raise ValueError(f"ledger entry {path.name}: bad version {wanted!r}") from None
         entries.append(entry)
     return entries
 
@@ -109,6 +114,4 @@ def _installed(entry: Entry) -> bool:
                 return False
         except importlib.metadata.PackageNotFoundError:
             return False
-        except InvalidSpecifier:
-            raise ValueError(f"ledger entry {entry.id}: bad version {wanted!r}") from None
     return True

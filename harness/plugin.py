@@ -39,19 +39,35 @@ def pytest_report_header(config: pytest.Config) -> str:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    globs, files = config.getoption("--nf-recipe"), config.getoption("--nf-recipe-file")
+    if globs or files:
+        try:
+            _recipes(config)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
+    """Everything there is, and what the options select."""
+    from pathlib import Path
+
+    from harness.recipe import load_recipes, select
+
+    everything = load_recipes([Path(f) for f in config.getoption("--nf-recipe-file")])
+    return everything, list(select(everything, config.getoption("--nf-recipe")).values())
+
+
 class Harness:
     """What a property needs: the selected recipes, a judge, and the profile's settings."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from pathlib import Path
-
         from harness.environment import prepare, settle
 
         prepare()
         settle()
         from harness.judge import Judge
         from harness.ledger import Ledger, load_ledger
-        from harness.recipe import load_recipes, select
 
         device = config.getoption("--nf-device")
         if device == "cuda":
@@ -59,10 +75,8 @@ class Harness:
 
             if not torch.cuda.is_available():
                 raise pytest.UsageError("--nf-device cuda: torch sees no CUDA device here")
-        files = [Path(f) for f in config.getoption("--nf-recipe-file")]
         try:
-            everything = load_recipes(files)
-            self.recipes = list(select(everything, config.getoption("--nf-recipe")).values())
+            everything, self.recipes = _recipes(config)
             ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger()
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None

@@ -101,7 +101,7 @@ def _load_file(file: Path) -> Sequence[Recipe]:
         raise ValueError(f"recipe file {file} does not exist")
     try:
         found = runpy.run_path(str(file)).get("RECIPES")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"recipe file {file} raised {type(error).__name__}: {error}") from error
     if not isinstance(found, list | tuple) or not all(isinstance(r, Recipe) for r in found):
         raise ValueError(f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe")

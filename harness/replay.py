@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -74,9 +75,9 @@ def _obstacles(case: Case, package: str, chosen: frozenset[str]) -> list[str]:
 def _load(target: str) -> tuple[Case, str]:
     """The case, and the fingerprint it was kept for ("" for a bare case)."""
     path = Path(target)
-    if path.is_dir():
+    if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
         return _finding(path)
-    if path.is_file():
+    if os.path.isfile(path):
         return load_case(path.read_bytes()), ""
     roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
     hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]

@@ -118,16 +118,20 @@ def _script(recipe: str) -> Any:
         emulate = spec.backend == "emulated"
         return ScriptText(
             imports="import dataclasses\n"
-            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float8_ops",
+            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
             convert="convert_to_float8_training(model, config=dataclasses.replace("
             f'Float8LinearConfig.from_recipe_name("{recipe}"), emulate={emulate}))',
-            tap="table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default\n"
-            "multiply = table[op]\n"
+            tap="from torchao.float8 import float8_ops, float8_utils\n"
+            "table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default\n"
+            "multiply, to_amax, amaxes = table[op], float8_utils.tensor_to_amax, []\n"
+            "def watch_amax(*args, **kwargs):\n"
+            "    return amaxes.append(to_amax(*args, **kwargs)) or amaxes[-1]\n"
             "def watch(aten_op, args, kwargs=None):\n"
-            "    a, b = args\n"
-            "    seen.append((a._data, a._scale, b._data.t(), b._scale.t()))\n"
+            "    (a, b), (x, y) = args, amaxes[-2:]\n"
+            "    seen.append((a._data, a._scale, b._data.t(), b._scale.t(),\n"
+            "                 x.reshape(a._scale.shape), y.reshape(b._scale.t().shape)))\n"
             "    return multiply(aten_op, args, kwargs)\n"
-            "table[op] = watch",
+            "table[op], float8_utils.tensor_to_amax = watch, watch_amax",
         )
 
     return script

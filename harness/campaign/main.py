@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import sys
@@ -57,10 +58,10 @@ def run_command(
         arms=arms,
         device=device,
         ledger=ledger,
-        part=sum(1 for _ in (folder / "journal").glob("*.json")) if folder.exists() else 0,
         fault=fault,
     )
-    return _campaign(config, Store(folder), loaded)
+    store = Store(folder)
+    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded)
 
 
 def _campaign(config: Config, store: Store, ledger: object) -> int:
@@ -153,7 +154,10 @@ def _installed(chosen: dict[str, Recipe]) -> dict[str, Recipe]:
 def _fault(plant: str) -> tuple[str, str] | None:
     if not plant:
         return None
+    from harness.faults.registry import find_fault
+
     file, _, fault_id = plant.rpartition(":")
+    find_fault(file, fault_id)
     return file, fault_id
 
 
@@ -169,10 +173,11 @@ def _output(out: Path | None, resume: bool) -> Path:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         root = Path("reports/runs") if in_checkout() and Path("harness").is_dir() else None
         return (root or Path("narrowfuzz-runs")) / f"{stamp}-{os.getpid()}"
-    if out.exists() and not out.is_dir():
+    if os.path.lexists(out) and not out.is_dir():
         raise ValueError(f"--out {out} is a file: name a folder")
-    if out.is_dir() and (out / "findings.db").exists() and not resume:
+    holds_run = os.path.isfile(out / "findings.db")
+    if holds_run and not resume:
         raise ValueError(f"--out {out} holds an earlier run: add --resume or name another folder")
-    if resume and not (out / "findings.db").exists():
+    if resume and not holds_run:
         raise ValueError(f"--resume: {out} holds no run to go on with")
     return out

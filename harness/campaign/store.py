@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from harness.case import dump_case
+from harness.case import dump_case, load_case
 from harness.triage.finding import Finding
 
 _SCHEMA = """
@@ -36,8 +37,19 @@ class Store:
             (out / "journal").mkdir(exist_ok=True)
         except OSError as error:
             raise ValueError(f"cannot write to {out}: {error.strerror}") from None
+        try:
+            with closing(self._connect()) as db, db:
+                db.execute(_SCHEMA)
+                db.execute("create table if not exists runs (started_at text)")
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"cannot write to {out / 'findings.db'}: {error}") from None
+
+    def begin(self) -> int:
+        """Note that a run starts here; returns how many there were before."""
         with closing(self._connect()) as db, db:
-            db.execute(_SCHEMA)
+            (runs,) = db.execute("select count(*) from runs").fetchone()
+            db.execute("insert into runs values (current_timestamp)")
+        return int(runs)
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.out / "findings.db")
@@ -82,14 +94,16 @@ class Store:
 def load_finding(folder: Path) -> Finding:
     """Read one finding's folder. Raises ValueError if it is not one."""
     try:
-        return msgspec.json.decode((folder / "explain.json").read_bytes(), type=Finding)
-    except (OSError, msgspec.MsgspecError) as error:
+        finding = msgspec.json.decode((folder / "explain.json").read_bytes(), type=Finding)
+        load_case(dump_case(finding.minimal))  # its schema
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder} is not a finding: {error}") from None
+    return finding
 
 
 def claim(out: Path, fingerprint: str) -> bool:
     """True for the one worker that may triage this fingerprint."""
-    name = fingerprint.replace("/", "_").replace(" ", "_")[:200]
+    name = hashlib.sha256(fingerprint.encode()).hexdigest()
     try:
         os.close(os.open(out / "claims" / name, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -65,6 +66,9 @@ def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
     context.set_forkserver_preload(["harness.campaign.preload", "harness.campaign.worker"])
     deadline = time.monotonic() + config.minutes * 60.0
     seats = [_Seat(number) for number in range(config.workers)]
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, usual)
     stop = _Interrupt(tally)
     try:
         for seat in seats:
@@ -195,7 +199,7 @@ def _how(code: int | None) -> str:
 def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
     from harness.triage.loss import triage_loss
 
-    result = triage_loss(case, how, config)
+    result = triage_loss(case, how, config.recipe_files, config.fault)
     if result is None:
         tally.notes.append(
             f"a worker {how} on case {case.id} but a fresh process does not: not reported"

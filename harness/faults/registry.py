@@ -23,7 +23,7 @@ def load_fault_file(file: Path) -> dict[str, Fault]:
         raise ValueError(f"fault file {file} does not exist")
     try:
         found = runpy.run_path(str(file)).get("FAULTS")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"fault file {file} raised {type(error).__name__}: {error}") from error
     if not isinstance(found, list | tuple) or not all(isinstance(f, Fault) for f in found):
         raise ValueError(f"fault file {file} must define FAULTS, a list of harness.Fault")

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 from harness.arms.ladder import climb
-from harness.campaign.config import Config
 from harness.case import Case
 from harness.environment import describe
 from harness.recipe import load_recipes
@@ -20,9 +19,11 @@ from harness.verdict import Verdict, fingerprint
 _SECONDS = 90.0
 
 
-def triage_loss(case: Case, how: str, config: Config) -> Triaged | None:
+def triage_loss(
+    case: Case, how: str, recipe_files: tuple[Path, ...], plant: tuple[str, str] | None
+) -> Triaged | None:
     """The finding behind a lost worker, or None if no fresh process is lost on that case."""
-    recipe = load_recipes(config.recipe_files)[case.spec.recipe]
+    recipe = load_recipes(recipe_files)[case.spec.recipe]
     hangs = how == "hangs"
 
     def verdict_of(arm: str) -> Verdict:
@@ -33,7 +34,7 @@ def triage_loss(case: Case, how: str, config: Config) -> Triaged | None:
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "repro.py"
             path.write_text(write_script(candidate, verdict_of(arm), recipe))
-            return run_script(path, timeout=60.0, plant=config.fault)
+            return run_script(path, timeout=60.0, plant=plant)
 
     def lost(result: ScriptRun) -> bool:
         return result.code is None if hangs else result.crashed
