@@ -21,7 +21,7 @@ def fp32_array(t: torch.Tensor) -> F32:
         bits = t.view(torch.int16).numpy().view(np.uint16)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
     assert t.dtype == torch.float32, t.dtype
-    return np.array(t.numpy(), dtype=np.float32)
+    return np.asarray(t.numpy())
 
 
 def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:

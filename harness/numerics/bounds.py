@@ -136,7 +136,9 @@ def unrounded(gemm: GemmPlan) -> GemmPlan:
 
 def _finish(ends: F64, rounding: tuple[Rounding, ...], dtype: str, bias: F32 | None) -> F64:
     out = FORMATS[dtype]
-    for step in rounding:
+    for step, before in zip(rounding, ("", *rounding), strict=False):
+        if (before, step, dtype) == ("bf16", "out", "bf16") and _all_normal(ends, out):
+            continue  # bf16 already
         ends = round_to(ends, _BF16_WIDE if step == "bf16" else out, overflow="ieee")
     if bias is not None:
         # the addition itself is fp32, whatever the output: it rounds first
@@ -144,6 +146,11 @@ def _finish(ends: F64, rounding: tuple[Rounding, ...], dtype: str, bias: F32 | N
     elif rounding and rounding[-1] == "out":
         return ends
     return round_to(ends, out, overflow="ieee")
+
+
+def _all_normal(values: F64, fmt: Format) -> bool:
+    magnitude = np.abs(values)
+    return bool((((magnitude >= fmt.min_normal) & (magnitude <= fmt.max)) | (magnitude == 0)).all())
 
 
 def contains(lo: F64, hi: F64, got: NDArray[Any]) -> NDArray[np.bool_]:

@@ -37,6 +37,7 @@ class Reference:
         self.dtype = case.spec.dtype
         self._operands: dict[tuple[Role, str], Operand] = {}
         self._layer: dict[Role, tuple[F64, F64]] = {}
+        self._gemm: dict[Role, tuple[F64, F64]] = {}
         self._risky: dict[Role, Any] = {}
         self._values: dict[tuple[Role, str], F64] = {}
 
@@ -63,7 +64,15 @@ class Reference:
 
     def centre(self, role: Role) -> F64:
         """A @ B^T of the plan's operands."""
-        return reference.product(self.values(role, "a"), self.values(role, "b"))
+        return self.gemm(role)[0]
+
+    def gemm(self, role: Role) -> tuple[F64, F64]:
+        """A @ B^T of the plan's operands and the radius of bound 3.2."""
+        if role not in self._gemm:
+            a, b = self.values(role, "a"), self.values(role, "b")
+            radius = bounds.gemm_radius(a, b, self.plan.gemms[role])
+            self._gemm[role] = (reference.product(a, b), radius)
+        return self._gemm[role]
 
     def layer(self, role: Role) -> tuple[F64, F64]:
         """Unquantised product and the radius of bound 3.3."""
@@ -86,6 +95,10 @@ class Reference:
         a, b = np.abs(self.values(role, "a")), np.abs(self.values(role, "b"))
         limit = FORMATS[self.dtype].max * 0.5
         with np.errstate(all="ignore"):
+            most_a, most_b = (np.max(x, initial=0.0) for x in (a, b))
+            if a.shape[1] * max(most_a * most_b, most_a * 2.0**16, most_b * 2.0**16) < limit:
+                self._risky[role] = np.zeros((a.shape[0], b.shape[0]), dtype=bool)
+                return self._risky[role]
             risky = ~(a @ b.T < limit)
             if gemm.b.format is not None and not gemm.dequantise_to:
                 risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
@@ -160,6 +173,10 @@ class Evidence:
         scale = self.seen_scale(role, side, seen)
         if scale is None:
             return None
+        planned = operand.quantised
+        assert planned is not None
+        if np.array_equal(seen.codes, planned.codes) and np.array_equal(scale, planned.scale):
+            return self.reference.values(role, side)
         return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
 
     def seen_scale(self, role: Role, side: str, seen: Seen) -> Scale | None:

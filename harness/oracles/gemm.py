@@ -10,6 +10,7 @@ import numpy as np
 from harness.numerics import bounds
 from harness.numerics.formats import F32, F64
 from harness.numerics.plan import ROLES, Role
+from harness.numerics.reference import product
 from harness.oracles.evidence import Evidence
 from harness.oracles.oracle import first, number, plain
 from harness.trace import Seen, Trace
@@ -40,8 +41,7 @@ def _check_gemm(evidence: Evidence, oracle: str, roles: tuple[Role, ...]) -> Ite
                 why = trace.unobserved or "not tapped"
                 yield plain(oracle, arm, role, "inconclusive", why)
                 continue
-            centre = _product(a, b)
-            radius = bounds.gemm_radius(a, b, evidence.plan.gemms[role])
+            centre, radius = _centre_and_radius(evidence, role, a, b)
             skip = evidence.reference.may_overflow(role) | np.isnan(centre)
             yield _within(evidence, oracle, arm, role, got, centre, radius, skip)
 
@@ -57,9 +57,11 @@ def _observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None,
     )
 
 
-def _product(a: F64, b: F64) -> F64:
-    with np.errstate(all="ignore"):
-        return np.asarray(a @ b.T)
+def _centre_and_radius(evidence: Evidence, role: Role, a: F64, b: F64) -> tuple[F64, F64]:
+    planned = evidence.reference.values(role, "a"), evidence.reference.values(role, "b")
+    if a is planned[0] and b is planned[1]:
+        return evidence.reference.gemm(role)
+    return product(a, b), bounds.gemm_radius(a, b, evidence.plan.gemms[role])
 
 
 def check_layer(evidence: Evidence) -> Iterator[Verdict]:
@@ -116,14 +118,13 @@ def _on_lattice(evidence: Evidence, role: Role) -> bool:
 
 
 def _grid(magnitude: F64) -> float:
-    """The largest power of two that divides every element."""
-    nonzero = magnitude[magnitude > 0]
-    if nonzero.size == 0:
+    """A power of two that divides every element, or 0: a sixteenth of the largest's binade."""
+    largest = float(np.max(magnitude, initial=0.0))
+    if largest == 0.0:
         return 1.0
-    mantissa, exponent = np.frexp(nonzero)
-    whole = (mantissa * 2.0**53).astype(np.int64)
-    trailing = np.log2((whole & -whole).astype(np.float64)).astype(np.int64)
-    return float(2.0 ** int((exponent - 53 + trailing).min()))
+    unit = float(np.ldexp(1.0, int(np.frexp(largest)[1]) - 5))
+    units = magnitude / unit
+    return unit if (units == np.rint(units)).all() else 0.0
 
 
 def _within(
