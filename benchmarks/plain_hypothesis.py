@@ -101,11 +101,13 @@ def quiet_worker(
         judged = 0
         keys: ClassVar[list[str]] = []
 
-        def _judge(self, case: Case, oracles: Sequence[Any]) -> Judgement:
+        def _judge(
+            self, case: Case, oracles: Sequence[Any], only: frozenset[str] | None = None
+        ) -> Judgement:
             key = compile_key(case.spec)
             if self.keys[-1:] != [key]:
                 self.keys.append(key)
-            judgement = super()._judge(case, oracles)
+            judgement = super()._judge(case, oracles, only)
             self.judged += judgement.ran
             after(self.judged)
             return judgement

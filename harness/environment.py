@@ -49,6 +49,9 @@ def prepare(fault: str = "") -> None:
         MKL_NUM_THREADS="1",
         TORCHINDUCTOR_CACHE_DIR=str(root),
         TORCHINDUCTOR_COMPILE_THREADS="1",
+        # each keeps 1024 kernels by shape: with fresh shapes all day that is a leak
+        ONEDNN_PRIMITIVE_CACHE_CAPACITY="4",
+        LRU_CACHE_CAPACITY="4",
     )
 
 

@@ -66,12 +66,20 @@ class Judge:
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _repeated: set[tuple[str, str]] = field(default_factory=set)
 
-    def judge(self, case: Case, oracles: Sequence[Oracle] | None = None) -> Judgement:
-        """Run and judge one case. Raises ValueError if its recipe or backend does not exist."""
+    def judge(
+        self,
+        case: Case,
+        oracles: Sequence[Oracle] | None = None,
+        only: frozenset[str] | None = None,
+    ) -> Judgement:
+        """Run and judge one case, on ``only`` these of its rungs if given.
+
+        Raises ValueError if its recipe or backend does not exist.
+        """
         recipe = self.recipe(case.spec)
         plan = recipe.plan(case.spec)
         tensors = make_tensors(case, plan)
-        traces, repeats = self._run(case.spec, tensors)
+        traces, repeats = self._run(case.spec, tensors, only)
         void = {arm: trace.void for arm, trace in traces.items() if trace.void}
         for arm in void:
             del traces[arm]
@@ -87,7 +95,8 @@ class Judge:
             may_refuse=recipe.may_refuse(case.spec),
             rerun=lambda tensors, spec: self._program(spec, EAGER).run(tensors, tap=True),
         )
-        ran = traces[EAGER.name].error is None
+        cheapest = next(iter(traces.values()), None)
+        ran = cheapest is not None and cheapest.error is None
         verdicts = [
             plain(oracle.name, arm, "output", "inconclusive", reason)
             for arm, reason in void.items()
@@ -118,11 +127,13 @@ class Judge:
         )
 
     def _run(
-        self, spec: Spec, tensors: dict[str, F32]
+        self, spec: Spec, tensors: dict[str, F32], only: frozenset[str] | None
     ) -> tuple[dict[str, Trace], dict[str, Trace]]:
         traces: dict[str, Trace] = {}
         repeats: dict[str, Trace] = {}
         for arm in self.rungs(spec):
+            if only is not None and arm.name not in only:
+                continue
             program = self._program(spec, arm)
             traces[arm.name] = program.run(tensors, tap=True)
             if traces[arm.name].error is not None and arm is EAGER:

@@ -43,6 +43,11 @@ _SLICES: tuple[tuple[Compile, float], ...] = (
     ("inductor", 10.0),
 )
 _REPORT_EVERY = 0.5
+#: The rungs that later draws of a compiled Spec run on: the cheap ones have slices of their own.
+_DEAR = {
+    "aot_eager": frozenset({"aot_eager"}),
+    "inductor": frozenset({"inductor_strict", "inductor"}),
+}
 
 
 def work(config: Config, number: int, generation: int, deadline: float, out: Connection) -> None:
@@ -125,8 +130,13 @@ class _Worker:
         for i, case in enumerate(self._more(batch, kind)):
             if time.monotonic() > until and i >= 2:
                 break
-            oracles = ORACLES if i < 2 else (*_CORE, _RELATIONS[i % len(_RELATIONS)])
-            if not self._judge(case, oracles).ran:
+            if i < 2:
+                judgement = self._judge(case, ORACLES)
+            elif kind == "none":
+                judgement = self._judge(case, (*_CORE, _RELATIONS[i % len(_RELATIONS)]))
+            else:
+                judgement = self._judge(case, _CORE, _DEAR[kind])
+            if not judgement.ran:
                 break  # a program that raises does so on every draw
         self.counts["compiles"] += self.judge.compiles - compiles
 
@@ -141,9 +151,13 @@ class _Worker:
             cases.append(msgspec.structs.replace(case, data=data))
         return cases
 
-    def _judge(self, case: Case, oracles: Sequence[Any]) -> Judgement:
+    def _judge(
+        self, case: Case, oracles: Sequence[Any], only: frozenset[str] | None = None
+    ) -> Judgement:
         self.journal.write_bytes(dump_case(case))
-        judgement = self.judge.judge(case, oracles)
+        judgement = self.judge.judge(case, oracles, only)
+        if only is not None and judgement.causes:
+            judgement = self.judge.judge(case)  # which rung is the first to show it?
         self.counts["cases"] += 1
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
