@@ -27,6 +27,8 @@ def memory_part(seconds: float) -> dict[str, Any]:
     """Resident megabytes of one worker on the eager rung after so many cases."""
     from plain_hypothesis import quiet_worker
 
+    import harness.campaign.preload  # noqa: F401  what every worker starts with
+
     pages: dict[int, float] = {}
     page_mb = os.sysconf("SC_PAGE_SIZE") / 2**20
 

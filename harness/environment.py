@@ -50,8 +50,8 @@ def prepare(fault: str = "") -> None:
         TORCHINDUCTOR_CACHE_DIR=str(root),
         TORCHINDUCTOR_COMPILE_THREADS="1",
         # each keeps 1024 kernels by shape: with fresh shapes all day that is a leak
-        ONEDNN_PRIMITIVE_CACHE_CAPACITY="4",
-        LRU_CACHE_CAPACITY="4",
+        ONEDNN_PRIMITIVE_CACHE_CAPACITY="1",
+        LRU_CACHE_CAPACITY="1",
     )
 
 

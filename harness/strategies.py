@@ -8,6 +8,7 @@ plus remainder", so aligned and misaligned dimensions both occur; deliberate nas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -39,15 +40,32 @@ SPIKES = (
 SPECIAL = SPIKES[:3]
 
 
+@lru_cache(maxsize=None, typed=True)  # 0 and False are different choices
+def one_of(*values: Any) -> st.SearchStrategy[Any]:
+    """sampled_from, built once: building strategies costs more than drawing from them."""
+    return st.sampled_from(values)
+
+
+@cache
+def between(low: int, high: int) -> st.SearchStrategy[int]:
+    """integers, built once."""
+    return st.integers(low, high)
+
+
 @st.composite
 def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
     """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
-    q = draw(st.sampled_from([alignment, 32, 128] if largest >= 128 else [alignment, 32]))
-    multiple = draw(st.integers(1, max(1, largest // q)))
+    q = draw(one_of(alignment, 32, *([128] if largest >= 128 else [])))
+    multiple = draw(between(1, max(1, largest // q)))
     if aligned:
         return q * multiple
-    remainder = draw(st.sampled_from([1, 0, 2, 7, 8, 15, 17, 31]))
-    return q * draw(st.sampled_from([0, 1, multiple])) + remainder
+    remainder = draw(one_of(1, 0, 2, 7, 8, 15, 17, 31))
+    return q * draw(one_of(0, 1, multiple)) + remainder
+
+
+@cache
+def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int]:
+    return sizes(alignment, aligned=aligned, largest=largest)
 
 
 @st.composite
@@ -60,61 +78,73 @@ def specs(
     wild_shapes: bool = True,
 ) -> Spec:
     """A Spec of one of ``recipes``. ``wild_shapes`` allows misaligned and empty dimensions."""
-    recipe = draw(st.sampled_from(list(recipes)))
-    misalign = wild_shapes and draw(st.sampled_from([False, False, True]))
+    recipe = draw(one_of(*recipes))
+    misalign = wild_shapes and draw(one_of(False, False, True))
     dims: dict[str, Any] = {}
     for name in ("m", "k", "n"):
-        off = misalign and draw(st.booleans())
-        dims[name] = draw(sizes(recipe.alignment, aligned=not off, largest=largest))
-    if misalign and draw(st.sampled_from([False, False, True])):
-        dims[draw(st.sampled_from(["m", "m", "k", "n"]))] = draw(st.sampled_from([1, 0, 1]))
-    batch = draw(st.sampled_from([0, 0, 2, 3]))
+        off = misalign and draw(one_of(False, True))
+        dims[name] = draw(_sizes(recipe.alignment, not off, largest))
+    if misalign and draw(one_of(False, False, True)):
+        dims[draw(one_of("m", "m", "k", "n"))] = draw(one_of(1, 0, 1))
+    batch = draw(one_of(0, 0, 2, 3))
     if batch and recipe.alignment == 32 and not misalign and dims["m"] > 32:
         dims["m"] //= 2
         dims["m"] -= dims["m"] % (16 if batch == 2 else 32)
     return Spec(
         recipe=recipe.name,
-        backend=draw(st.sampled_from(recipe.backends)),
+        backend=draw(one_of(*recipe.backends)),
         **dims,
         batch=batch,
-        bias=draw(st.booleans()),
-        dtype=draw(st.sampled_from(recipe.dtypes)),
-        input_layout=draw(st.sampled_from(["contiguous", "contiguous", "transposed", "strided"])),
-        grad_layout=draw(st.sampled_from(["contiguous", "contiguous", "transposed", "expanded"])),
-        checkpoint=draw(st.sampled_from(["none", "none", "full", "reentrant"])),
+        bias=draw(one_of(False, True)),
+        dtype=draw(one_of(*recipe.dtypes)),
+        input_layout=draw(one_of("contiguous", "contiguous", "transposed", "strided")),
+        grad_layout=draw(one_of("contiguous", "contiguous", "transposed", "expanded")),
+        checkpoint=draw(one_of("none", "none", "full", "reentrant")),
         compile=compile,
     )
 
 
 @st.composite
+def _spikes(draw: st.DrawFn, patterns: Sequence[str] = SPIKES) -> Spike:
+    return Spike(
+        draw(one_of("input", "weight", "grad_output", "bias")),
+        draw(between(0, 255)),
+        draw(between(0, 255)),
+        draw(one_of(*patterns)),
+    )
+
+
+_UP_TO_TWO_SPIKES = st.lists(_spikes(), max_size=2)
+_SPIKES = st.lists(_spikes(), min_size=1, max_size=3)
+_SPECIAL_SPIKE = _spikes(SPECIAL)
+
+
+@st.composite
 def data_specs(draw: st.DrawFn) -> DataSpec:
     """Half lattice, half wild. Exponent windows stay where products neither over- nor underflow."""
-    seed = draw(st.integers(0, 2**32 - 1))
+    seed = draw(between(0, 2**32 - 1))
     exponents: dict[str, Any] = {
-        f"{name}_exponent": draw(st.sampled_from([0, 0, 1, -3, 7, -9]))
-        for name in ("input", "weight", "grad")
+        f"{name}_exponent": draw(one_of(0, 0, 1, -3, 7, -9)) for name in ("input", "weight", "grad")
     }
-    if draw(st.booleans()):
+    if draw(one_of(False, True)):
         return DataSpec(regime="lattice", seed=seed, **exponents)
-    values = draw(st.sampled_from(WILD))
+    values = draw(one_of(*WILD))
     if values in ("near_max", "subnormal"):
         exponents = {}
     spikes: tuple[Spike, ...] = ()
     if values == "inf_nan":
-        spikes = (draw(_spikes(SPECIAL)), *draw(st.lists(_spikes(), max_size=2)))
-    elif draw(st.sampled_from([False] * 4 + [True])):
-        spikes = tuple(draw(st.lists(_spikes(), min_size=1, max_size=3)))
+        spikes = (draw(_SPECIAL_SPIKE), *draw(_UP_TO_TWO_SPIKES))
+    elif draw(one_of(False, False, False, False, True)):
+        spikes = tuple(draw(_SPIKES))
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
 
 
-@st.composite
-def _spikes(draw: st.DrawFn, patterns: Sequence[str] = SPIKES) -> Spike:
-    return Spike(
-        draw(st.sampled_from(["input", "weight", "grad_output", "bias"])),
-        draw(st.integers(0, 255)),
-        draw(st.integers(0, 255)),
-        draw(st.sampled_from(patterns)),
-    )
+_DATA = data_specs()
+
+
+@cache
+def _data_lists(draws: int) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_DATA, min_size=draws, max_size=draws)
 
 
 @st.composite
@@ -122,9 +152,7 @@ def cases(
     draw: st.DrawFn, recipes: Sequence[Recipe], *, compile: Compile = "none", largest: int = 64
 ) -> Case:
     """One Spec with one DataSpec, for property tests."""
-    return Case(
-        spec=draw(specs(recipes, compile=compile, largest=largest)), data=draw(data_specs())
-    )
+    return Case(spec=draw(specs(recipes, compile=compile, largest=largest)), data=draw(_DATA))
 
 
 @st.composite
@@ -137,7 +165,7 @@ def batches(
     largest: int = 128,
 ) -> tuple[Case, ...]:
     """One Spec with several DataSpecs, for campaigns."""
-    wild_shapes = compile == "none" or draw(st.sampled_from([False, False, True]))
+    wild_shapes = compile == "none" or draw(one_of(False, False, True))
     spec = draw(specs(recipes, compile=compile, largest=largest, wild_shapes=wild_shapes))
-    data = draw(st.lists(data_specs(), min_size=draws, max_size=draws))
+    data = draw(_data_lists(draws))
     return tuple(Case(spec=spec, data=d) for d in data)

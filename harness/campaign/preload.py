@@ -12,4 +12,6 @@ from harness.environment import quieten
 quieten()
 with contextlib.suppress(ImportError):  # a recipe that needs it says so when it is used
     import torchao.float8
+    import torchao.prototype.moe_training.config
+    import torchao.prototype.moe_training.mxfp8_linear
     import torchao.quantization  # noqa: F401
