@@ -44,6 +44,7 @@ def prepare(fault: str = "") -> None:
     """Set the environment of this process and its children. Call before torch is imported."""
     root = Path(tempfile.gettempdir()) / f"narrowfuzz-{getpass.getuser()}" / cache_identity(fault)
     root.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(root / "hypothesis"))
     os.environ.update(
         OMP_NUM_THREADS="1",
         MKL_NUM_THREADS="1",

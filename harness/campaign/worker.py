@@ -6,6 +6,7 @@ worker and still names its case.
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import time
@@ -117,6 +118,7 @@ class _Worker:
                 self._batch(batch, kind, until)
 
         run()
+        gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
 
     def _batch(self, batch: tuple[Case, ...], kind: Compile, until: float) -> None:
         if kind != "none":
