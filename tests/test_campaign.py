@@ -23,7 +23,7 @@ from harness.campaign.config import Config
 from harness.campaign.store import Store, claim, load_finding
 from harness.campaign.summary import rule_counts
 from harness.case import Case, DataSpec, Spec, load_case
-from harness.triage.finding import Finding
+from harness.triage.finding import Finding, finding_id
 from harness.triage.verify import run_script
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -168,7 +168,12 @@ def test_its_minimal_case_has_nothing_the_fault_does_not_need(gained: Run) -> No
     assert not finding.untried
     folder = gained.folder / "findings" / finding.id
     assert load_case((folder / "case.json").read_bytes()) == finding.minimal
-    assert finding.minimal.id == finding.id
+    assert finding.id == finding_id(finding.fingerprint, finding.minimal)
+
+
+def test_two_causes_with_one_smallest_case_are_two_findings() -> None:
+    case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
+    assert finding_id("O5--output", case) != finding_id("contract--backward", case)
 
 
 @pytest.mark.slow
@@ -203,7 +208,8 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 @pytest.mark.slow
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", "--no-ledger")
+    # with the ledger: the libraries' own refusals must not be taken for the abort
+    args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32")
     run = campaign(out, *args, *EAGER, "--plant", "kernel-aborts")
     assert run.code == 1, run.output
     finding = run.finding("contract")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
 import msgspec
 
-from harness.case import Case
+from harness.case import Case, dump_case
 from harness.verdict import Verdict
 
 Severity = Literal["high", "medium", "low"]
@@ -50,6 +51,11 @@ class Finding(msgspec.Struct, kw_only=True):
     untried: list[str] = msgspec.field(default_factory=list)
     script_output: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def finding_id(fingerprint: str, minimal: Case) -> str:
+    """Short hash of what was found and where: two causes may share their smallest case."""
+    return hashlib.sha256(fingerprint.encode() + dump_case(minimal)).hexdigest()[:12]
 
 
 def reach_of(case: Case) -> str:

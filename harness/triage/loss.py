@@ -9,7 +9,7 @@ from harness.arms.ladder import climb
 from harness.case import Case
 from harness.environment import describe
 from harness.recipe import load_recipes
-from harness.triage.finding import Finding, reach_of
+from harness.triage.finding import Finding, finding_id, reach_of
 from harness.triage.minimise import minimise
 from harness.triage.script import write_script
 from harness.triage.triage import Triaged
@@ -44,9 +44,10 @@ def triage_loss(
         return None
     small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
     verdict = verdict_of(guilty)
+    name = fingerprint(verdict, recipe.family)
     finding = Finding(
-        id=small.case.id,
-        fingerprint=fingerprint(verdict, recipe.family),
+        id=finding_id(name, small.case),
+        fingerprint=name,
         severity="high",
         recipe=recipe.name,
         oracle="contract",

@@ -19,7 +19,7 @@ from harness.numerics.plan import OPERANDS, Role
 from harness.numerics.reference import canonical_operands
 from harness.oracles import BY_NAME, ORACLES
 from harness.oracles.oracle import Oracle
-from harness.triage.finding import Finding, Flake, reach_of, severity_of
+from harness.triage.finding import Finding, Flake, finding_id, reach_of, severity_of
 from harness.triage.minimise import minimise
 from harness.triage.script import write_script
 from harness.triage.verify import run_script
@@ -78,7 +78,7 @@ def triage(
     elif confirmed and not shown_again:
         flake = "per process"
     finding = Finding(
-        id=minimal.id,
+        id=finding_id(wanted, minimal),
         fingerprint=wanted,
         severity=severity_of(final, minimal),
         recipe=case.spec.recipe,
