@@ -85,7 +85,6 @@ class Judge:
             del traces[arm]
         evidence = Evidence(
             case=case,
-            family=recipe.family,
             plan=plan,
             tensors=tensors,
             traces=traces,

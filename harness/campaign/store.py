@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,6 @@ class Store:
 
     def write_json(self, name: str, value: Any) -> None:
         (self.out / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-    def claims(self) -> Iterator[str]:
-        for path in sorted((self.out / "claims").iterdir()):
-            yield path.name
 
 
 def load_finding(folder: Path) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -130,7 +130,6 @@ class Evidence:
     """Everything about one judged case. Traces are by arm name, in ladder order."""
 
     case: Case
-    family: str
     plan: Plan
     tensors: dict[str, F32]
     traces: dict[str, Trace]
@@ -143,7 +142,6 @@ class Evidence:
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
     may_refuse: str
     rerun: Rerun | None = None
-    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def reference(self) -> Reference:
