@@ -12,20 +12,42 @@ True
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-SCHEMA = 1
-#: A case file of a linear is under 2 kB; anything much larger is not one.
+#: 2 added models, schedules and more rungs; a file of schema 1 means the same as ever.
+SCHEMA = 2
+#: A case file is under 3 kB; anything much larger is not one.
 MAX_CASE_BYTES = 1 << 20
 
-Dtype = Literal["fp32", "bf16"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+ModelName = Literal[
+    "linear",
+    "mlp_gelu",
+    "mlp_swiglu",
+    "rmsnorm_linear",
+    "layernorm_linear",
+    "attention",
+    "llama_block",
+    "two_blocks",
+    "tied_embedding",
+    "dropout",
+    "used_twice",
+    "frozen_first",
+    "hooked",
+    "own_forward",
+]
 Layout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
-Checkpoint = Literal["none", "full", "reentrant"]
-Compile = Literal["none", "aot_eager", "inductor"]
+#: ``selective`` keeps attention and every second matmul, and recomputes the rest.
+Checkpoint = Literal["none", "full", "reentrant", "selective"]
+Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
+GradMode = Literal["train", "no_grad", "inference"]
+Optimizer = Literal["sgd", "adamw"]
+#: What happens to the converted model before its first run.
+Lifecycle = Literal["none", "deepcopy", "reload"]
 Regime = Literal["lattice", "wild"]
 ValueClass = Literal[
     "gaussian",
@@ -39,6 +61,11 @@ ValueClass = Literal[
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
 
+#: Models whose output has n features; the others return k.
+_WIDTH_N = frozenset(
+    {"linear", "rmsnorm_linear", "layernorm_linear", "tied_embedding", "hooked", "own_forward"}
+)
+
 Dim = Annotated[int, Meta(ge=0, le=4096)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
 HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
@@ -50,8 +77,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recipe: str
     #: Which of the recipe's code paths runs; "" is the recipe's first.
     backend: str = ""
-    model: Literal["linear"] = "linear"
-    #: Rows per batch entry (M), in_features (K) and out_features (N).
+    model: ModelName = "linear"
+    #: Rows per batch entry (M), in_features or model width (K), out_features, hidden width or
+    #: vocabulary (N).
     m: Dim = 32
     k: Dim = 32
     n: Dim = 32
@@ -61,8 +89,44 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: Dtype = "bf16"
     input_layout: Layout = "contiguous"
     grad_layout: GradLayout = "contiguous"
+    #: Attention heads; attention runs on the fused kernel or as plain matmuls and a softmax.
+    heads: Literal[1, 2, 4] = 1
+    attention: Literal["flash", "math"] = "flash"
+    #: Run under bf16 autocast.
+    autocast: bool = False
+    grad_mode: GradMode = "train"
+    #: Optimizer steps, and forward-backward pairs before each of them.
+    steps: Annotated[int, Meta(ge=1, le=5)] = 1
+    microbatches: Annotated[int, Meta(ge=1, le=3)] = 1
+    optimizer: Optimizer = "sgd"
+    lifecycle: Lifecycle = "none"
     checkpoint: Checkpoint = "none"
     compile: Compile = "none"
+    #: One graph for any number of rows.
+    dynamic: bool = False
+    fullgraph: bool = False
+    #: Percent of the activations that the compiler may keep for backward.
+    memory_budget: Literal[100, 50, 0] = 100
+
+    @property
+    def trains(self) -> bool:
+        """True where there is a backward."""
+        return self.grad_mode == "train"
+
+    @property
+    def direct(self) -> bool:
+        """True for one linear, run once: its tensors are the case's, and every rule applies."""
+        return self.model == "linear" and not self.scheduled and not self.autocast
+
+    @property
+    def scheduled(self) -> bool:
+        """True where more than one forward and backward runs."""
+        return self.steps > 1 or self.microbatches > 1
+
+    @property
+    def width(self) -> int:
+        """Features of the output."""
+        return self.n if self.model in _WIDTH_N else self.k
 
     @property
     def tokens(self) -> int:
@@ -75,7 +139,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        return (*self.input_shape[:-1], self.n)
+        return (*self.input_shape[:-1], self.width)
 
 
 class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,13 +172,24 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def id(self) -> str:
-        """Short hash of the canonical form."""
-        return hashlib.sha256(dump_case(self)).hexdigest()[:12]
+        """Short hash of Spec and data, defaults left out: a later field changes no id."""
+        raw = msgspec.json.encode((_told(self.spec), _told(self.data)), order="sorted")
+        return hashlib.sha256(raw).hexdigest()[:12]
 
 
 def dump_case(case: Case) -> bytes:
-    """Canonical JSON: keys in sorted order, no spaces."""
-    return msgspec.json.encode(case, order="sorted")
+    """Canonical JSON: keys in sorted order, no spaces, defaults left out."""
+    told = {"data": _told(case.data), "schema": case.schema, "spec": _told(case.spec)}
+    return msgspec.json.encode(told, order="sorted")
+
+
+def _told(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {
+        field.name: getattr(struct, field.name)
+        for field in msgspec.structs.fields(struct)
+        if field.required or getattr(struct, field.name) != field.default
+    }
 
 
 def load_case(raw: bytes) -> Case:
@@ -143,6 +218,8 @@ class _Versioned(msgspec.Struct):
 def compile_key(spec: Spec) -> str:
     """The part of a Spec whose cases share one built (and compiled) program.
 
-    Shapes are static here, so that is all of it.
+    All of it where shapes are static; a dynamic graph serves any number of rows.
     """
+    if spec.dynamic:
+        spec = msgspec.structs.replace(spec, m=0)
     return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:12]

@@ -9,11 +9,14 @@ fixed row stride; hashing the counter costs less than skipping through the strea
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.case import Case, DataSpec, Spec, Spike
-from harness.numerics.formats import BF16, E4M3FN, E5M2, F32, F64, FP32, Format, round_to
+from harness.numerics.formats import E4M3FN, E5M2, F32, F64, FORMATS, Format, round_to
 from harness.numerics.plan import OPERANDS, Plan
 
 U64 = NDArray[np.uint64]
@@ -48,16 +51,69 @@ def make_tensors(case: Case, plan: Plan) -> dict[str, F32]:
         tensors["bias"] = _bias(spec, data, exponents)
     for spike in data.spikes:
         _plant(tensors.get(spike.tensor), spike, spec)
+    _expand_gradient(tensors, spec)
+    return tensors
+
+
+def make_model_tensors(
+    case: Case, shapes: Mapping[str, tuple[int, ...]], *, ids: bool
+) -> dict[str, F32]:
+    """The tensors of a model wider than one linear: input, grad_output and every parameter by name.
+
+    Input is [tokens, K], or [tokens, 1] of token ids below N; grad_output is [tokens, width].
+    Weights follow the case's value class, scaled by about 1 / sqrt(fan-in); norms stay near 1.
+    """
+    spec, data = case.spec, case.data
+    tensors: dict[str, F32] = {}
+    if ids:
+        h = hash_bits(data.seed, "input", spec.tokens, 1)
+        tensors["input"] = ((h >> np.uint64(33)) % np.uint64(max(spec.n, 1))).astype(np.float32)
+    else:
+        tensors["input"] = _exponent(_wild("input", spec.tokens, spec.k, data, spec),
+                                     data.input_exponent, spec)  # fmt: skip
+    tensors["grad_output"] = _exponent(
+        _wild("grad_output", spec.tokens, spec.width, data, spec), data.grad_exponent, spec
+    )
+    first_weight = None
+    for name, shape in shapes.items():
+        tensors[name] = _parameter(name, shape, case)
+        if first_weight is None and len(shape) == 2:
+            first_weight = name
+    targets = {"weight": first_weight or "", "bias": next((n for n in shapes if "bias" in n), "")}
+    for spike in data.spikes:
+        if not (ids and spike.tensor == "input"):
+            _plant(tensors.get(targets.get(spike.tensor, spike.tensor)), spike, spec)
+    _expand_gradient(tensors, spec)
+    return tensors
+
+
+def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
+    rows, cols = shape if len(shape) == 2 else (1, *shape)
+    if len(shape) == 1:
+        x = _gaussian(hash_bits(case.data.seed, name, rows, cols))[0]
+        return _to_dtype(0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x, case.spec)
+    tame = case.data.values in ("near_max", "subnormal")  # as weights they leave nothing to see
+    kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
+    shrink = -(cols.bit_length() // 2)
+    return _exponent(_wild(name, rows, cols, kind, case.spec),
+                     shrink + case.data.weight_exponent, case.spec)  # fmt: skip
+
+
+def _exponent(values: F64, exponent: int, spec: Spec) -> F32:
+    return _to_dtype(np.ldexp(values, exponent) if exponent else values, spec)
+
+
+def _expand_gradient(tensors: dict[str, F32], spec: Spec) -> None:
+    """A stride-0 gradient, as ``y.sum(0)`` sends it: every row is row 0."""
     if spec.grad_layout == "expanded" and spec.tokens:
-        # A stride-0 gradient, as `y.sum(0)` sends it: every row is row 0.
         first = tensors["grad_output"][:1]
         tensors["grad_output"] = np.repeat(first, spec.tokens, axis=0)
-    return tensors
 
 
 def hash_bits(seed: int, tensor: str, rows: int, cols: int) -> U64:
     """64 uniform bits for each (row, col): two rounds of the murmur3 finaliser over the counter."""
-    key = np.uint64((seed * 0x9E3779B97F4A7C15 + _TENSOR_KEYS[tensor] * 0xD1B54A32D192ED03) % 2**64)
+    of_tensor = _TENSOR_KEYS.get(tensor) or 16 + zlib.crc32(tensor.encode())
+    key = np.uint64((seed * 0x9E3779B97F4A7C15 + of_tensor * 0xD1B54A32D192ED03) % 2**64)
     row = np.arange(rows, dtype=np.uint64)[:, None]
     col = np.arange(cols, dtype=np.uint64)[None, :]
     h = ((row << np.uint64(32)) | col) * np.uint64(0x9E3779B97F4A7C15) + key
@@ -121,7 +177,7 @@ def _edges(h: U64, fresh: U64, spec: Spec) -> F64:
     anchors = np.array([1.0, 1.75, 1.5, 1.875, 1.8125, 1.0625, 1.1875, 1.3125])
     pick = anchors[(h & np.uint64(7)).astype(np.int64)]
     step = (fresh % np.uint64(3)).astype(np.int64) - 1
-    spacing = 2.0**-7 if spec.dtype == "bf16" else 2.0**-23
+    spacing = 2.0 ** -FORMATS[spec.dtype].mantissa_bits
     # below a power of two the numbers lie twice as close
     ulp = np.where((pick == 1.0) & (step < 0), spacing / 2, spacing)
     exponent = ((h >> np.uint64(8)) % np.uint64(12)).astype(np.int64) - 8
@@ -167,7 +223,7 @@ def _bias(spec: Spec, data: DataSpec, exponents: dict[str, int]) -> F32:
 
 
 def _to_dtype(values: F64, spec: Spec) -> F32:
-    fmt = BF16 if spec.dtype == "bf16" else FP32
+    fmt = FORMATS[spec.dtype]
     with np.errstate(over="ignore"):
         return round_to(values, fmt, overflow="saturate").astype(np.float32)
 

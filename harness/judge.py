@@ -7,20 +7,26 @@ is a cache and does not change a verdict.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 
 from harness.arms.ladder import EAGER, Arm, climb, unavailable
 from harness.arms.program import Program
+from harness.arms.twin import twin_outputs
 from harness.case import Case, Spec, compile_key
-from harness.data import make_tensors
+from harness.data import make_model_tensors, make_tensors
 from harness.ledger import Ledger
+from harness.models.zoo import MODELS, gradient_names, parameter_shapes
 from harness.numerics.formats import F32
 from harness.oracles import BY_NAME, ORACLES
 from harness.oracles.evidence import Evidence
+from harness.oracles.kernels import check_kernels, check_weight_copies
+from harness.oracles.layers import layer_evidences, layer_spec, layer_tensors
 from harness.oracles.oracle import Oracle, plain
 from harness.oracles.quantiser import LEVEL_B
 from harness.recipe import Recipe, unknown
@@ -28,6 +34,7 @@ from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
 
 _KEPT_PROGRAMS = 16
+FRESH_DRAWS = 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class Judge:
     oracles: Sequence[Oracle] = ORACLES
     device: str = "cpu"
     compiles: int = 0
+    compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _repeated: set[tuple[str, str]] = field(default_factory=set)
 
@@ -71,15 +79,22 @@ class Judge:
         case: Case,
         oracles: Sequence[Oracle] | None = None,
         only: frozenset[str] | None = None,
+        *,
+        thorough: bool = True,
+        confirm: bool = True,
     ) -> Judgement:
         """Run and judge one case, on ``only`` these of its rungs if given.
 
+        ``thorough`` False looks at one of a model's linears, the seed says which: the cheap way to
+        see many draws of one Spec. A ratio rule's divergence counts only if every one of
+        FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive.
         Raises ValueError if its recipe or backend does not exist.
         """
-        recipe = self.recipe(case.spec)
+        recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
         plan = recipe.plan(case.spec)
-        tensors = make_tensors(case, plan)
-        traces, repeats = self._run(case.spec, tensors, only)
+        tensors = tensors_of(case, recipe)
+        focus = None if thorough else case.data.seed
+        traces, repeats = self._run(case.spec, tensors, only, focus)
         void = {arm: trace.void for arm, trace in traces.items() if trace.void}
         for arm in void:
             del traces[arm]
@@ -93,6 +108,10 @@ class Judge:
             deviations=self.ledger.deviations(case.spec),
             may_refuse=recipe.may_refuse(case.spec),
             rerun=lambda tensors, spec: self._program(spec, EAGER).run(tensors, tap=True),
+            twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
+            plan_of=recipe.plan,
+            gradients=gradient_names(case.spec),
+            pointwise=model.pointwise,
         )
         cheapest = next(iter(traces.values()), None)
         ran = cheapest is not None and cheapest.error is None
@@ -101,12 +120,32 @@ class Judge:
             for arm, reason in void.items()
             for oracle in oracles or self.oracles
         ]
-        for oracle in self.oracles if oracles is None else oracles:
-            if ran or oracle.name == "contract":
-                verdicts += oracle.check(evidence)
-            else:
+        chosen = self.oracles if oracles is None else oracles
+        for oracle in chosen:
+            if not ran and oracle.name != "contract":
                 verdicts.append(plain(oracle.name, EAGER.name, "output", "not_applicable"))
+            elif oracle.scope == "case" or case.spec.direct:
+                verdicts += oracle.check(evidence)
+        if ran and not case.spec.direct:
+            verdicts += _judge_layers(evidence, chosen)
+        judgement = self._fold(case, recipe.family, verdicts, ran)
+        ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
+        chance = [v for v in ratios if confirm and not self._holds(case, v, recipe.family)]
+        if not chance:
+            return judgement
+        verdicts = [replace(v, status="inconclusive") if v in chance else v for v in verdicts]
         return self._fold(case, recipe.family, verdicts, ran)
+
+    def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
+        """True if other data of the same Spec and class shows the same, draw after draw."""
+        wanted, arms = fingerprint(verdict, family), frozenset({EAGER.name, verdict.arm})
+        rule = [BY_NAME[verdict.oracle]]
+        for seed in range(1000, 1000 + FRESH_DRAWS):
+            data = msgspec.structs.replace(case.data, seed=seed)
+            other = msgspec.structs.replace(case, data=data)
+            if self.judge(other, rule, arms, thorough=False, confirm=False).cause(wanted) is None:
+                return False
+        return True
 
     def recipe(self, spec: Spec) -> Recipe:
         """The Spec's recipe. Raises ValueError with the nearest match."""
@@ -115,6 +154,15 @@ class Judge:
         recipe = self.recipes[spec.recipe]
         recipe.backend(spec)
         return recipe
+
+    def layer(self, case: Case, module: str) -> tuple[Spec, dict[str, F32]] | None:
+        """What a model's linear was and got when this case ran eager; None if it was not called."""
+        tensors = tensors_of(case, self.recipe(case.spec))
+        trace = self._program(case.spec, EAGER).run(tensors, tap=True, spec=case.spec)
+        for call in trace.calls:
+            if call.module == module and call.phase == "forward":
+                return layer_spec(case.spec, call), layer_tensors(call)
+        return None
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; eager is always among them."""
@@ -126,7 +174,11 @@ class Judge:
         )
 
     def _run(
-        self, spec: Spec, tensors: dict[str, F32], only: frozenset[str] | None
+        self,
+        spec: Spec,
+        tensors: dict[str, F32],
+        only: frozenset[str] | None,
+        focus: int | None,
     ) -> tuple[dict[str, Trace], dict[str, Trace]]:
         traces: dict[str, Trace] = {}
         repeats: dict[str, Trace] = {}
@@ -134,14 +186,26 @@ class Judge:
             if only is not None and arm.name not in only:
                 continue
             program = self._program(spec, arm)
-            traces[arm.name] = program.run(tensors, tap=True)
+            traces[arm.name] = self._timed(program, tensors, spec, focus)
             if traces[arm.name].error is not None and arm is EAGER:
                 break  # dearer rungs would only say the same
             first_draw = (compile_key(spec), arm.name) not in self._repeated
-            if traces[arm.name].error is None and (arm is EAGER or first_draw):
-                repeats[arm.name] = program.run(tensors, tap=False)
+            again = first_draw or (arm is EAGER and spec.direct)
+            if traces[arm.name].error is None and again:
+                repeats[arm.name] = program.run(tensors, tap=False, spec=spec)
                 self._repeated.add((compile_key(spec), arm.name))
         return traces, repeats
+
+    def _timed(
+        self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
+    ) -> Trace:
+        """Run tapped; what a compiled program's first run takes is its compile time."""
+        fresh = program.arm.compiler and (compile_key(spec), program.arm.name) not in self._repeated
+        started = time.monotonic()
+        trace = program.run(tensors, tap=True, spec=spec, focus=focus)
+        if fresh:
+            self.compile_seconds += time.monotonic() - started
+        return trace
 
     def _program(self, spec: Spec, arm: Arm) -> Program:
         key = (compile_key(spec), arm.name)
@@ -195,9 +259,36 @@ class Judge:
         return Judgement(case, family, tuple(folded), causes, known, ran)
 
 
+def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
+    """The tensors a case runs on."""
+    if case.spec.direct:
+        return make_tensors(case, recipe.plan(case.spec))
+    ids = MODELS[case.spec.model].takes_ids
+    return make_model_tensors(case, parameter_shapes(case.spec), ids=ids)
+
+
+def _judge_layers(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
+    """A model's linears one by one in eager, and the kernels its compiled graphs called."""
+    names = {oracle.name for oracle in oracles}
+    layered = [o for o in oracles if o.scope == "layer" and not o.reruns]
+    for layer, seen in layer_evidences(evidence):
+        for oracle in layered:
+            for verdict in oracle.check(seen):
+                yield replace(verdict, layer=layer)
+    for check in (check_kernels, check_weight_copies):
+        yield from (v for v in check(evidence) if v.oracle in names)
+
+
 def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
-    upstream = BY_NAME[verdict.oracle].upstream
+    oracle = BY_NAME[verdict.oracle]
+    upstream = oracle.upstream
     for root in roots:
+        if oracle.scope == "case" and verdict.oracle != "contract":
+            again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
+            if again or (root.arm == verdict.arm and root.oracle in upstream):
+                return root
+        if root.layer != verdict.layer and BY_NAME[root.oracle].scope == "layer":
+            continue
         # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
         symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
         same = root.oracle == verdict.oracle and root.symptom in symptoms

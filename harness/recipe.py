@@ -67,6 +67,8 @@ class Recipe:
     #: Dimensions worth drawing multiples of.
     alignment: int = 16
     dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
+    #: True: under autocast it computes what F.linear would, in the narrower dtype.
+    autocasts: bool = False
 
     def backend(self, spec: Spec) -> str:
         """The Spec's backend, checked. Raises ValueError with the nearest match."""

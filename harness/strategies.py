@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 from hypothesis import strategies as st
 
-from harness.case import Case, Compile, DataSpec, Spec, Spike, ValueClass
+from harness.case import Case, Compile, DataSpec, ModelName, Spec, Spike, ValueClass
 from harness.recipe import Recipe
 
 WILD: tuple[ValueClass, ...] = (
@@ -68,6 +69,20 @@ def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int
     return sizes(alignment, aligned=aligned, largest=largest)
 
 
+#: What a slice of a campaign may vary; the rest keeps its simplest value.
+FACTORS = frozenset(
+    {
+        "attention", "autocast", "backend", "batch", "bias", "checkpoint", "compiler", "dims",
+        "dtype", "grad_mode", "layout", "lifecycle", "model", "schedule", "shape",
+    }
+)  # fmt: skip
+
+_MODELS: tuple[ModelName, ...] = get_args(ModelName)
+#: Half of all Specs are a single linear: it is cheapest, and judged by the most rules.
+_LINEAR: ModelName = "linear"
+_MODEL_DRAW: tuple[ModelName, ...] = (_LINEAR,) * (len(_MODELS) - 1) + _MODELS[1:]
+
+
 @st.composite
 def specs(
     draw: st.DrawFn,
@@ -76,32 +91,77 @@ def specs(
     compile: Compile = "none",
     largest: int = 128,
     wild_shapes: bool = True,
+    vary: frozenset[str] = FACTORS,
+    models: tuple[ModelName, ...] = _MODEL_DRAW,
 ) -> Spec:
-    """A Spec of one of ``recipes``. ``wild_shapes`` allows misaligned and empty dimensions."""
+    """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
+
+    ``wild_shapes`` allows misaligned and empty dimensions.
+    """
+
+    def choose(factor: str, *values: Any) -> Any:
+        return draw(one_of(*values)) if factor in vary else values[0]
+
     recipe = draw(one_of(*recipes))
-    misalign = wild_shapes and draw(one_of(False, False, True))
-    dims: dict[str, Any] = {}
-    for name in ("m", "k", "n"):
-        off = misalign and draw(one_of(False, True))
-        dims[name] = draw(_sizes(recipe.alignment, not off, largest))
-    if misalign and draw(one_of(False, False, True)):
-        dims[draw(one_of("m", "m", "k", "n"))] = draw(one_of(1, 0, 1))
-    batch = draw(one_of(0, 0, 2, 3))
-    if batch and recipe.alignment == 32 and not misalign and dims["m"] > 32:
+    model = draw(one_of(*models)) if "model" in vary else models[0]
+    wide = model != "linear"
+    off = wild_shapes and choose("shape", False, False, True)
+    dims = _dims(draw, recipe, off, min(largest, 64) if wide else largest)
+    if wide:
+        dims = {name: max(size, 1) for name, size in dims.items()}
+    batch = choose("batch", 0, 0, 2, 3)
+    if batch and recipe.alignment == 32 and not off and dims["m"] > 32:
         dims["m"] //= 2
         dims["m"] -= dims["m"] % (16 if batch == 2 else 32)
+    dtype = choose("dtype", *recipe.dtypes)
+    grad_mode = choose("grad_mode", *["train"] * 9, "no_grad", "inference")
+    checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
+    fields: dict[str, Any] = {}
+    if checkpoint == "reentrant" and model == "tied_embedding":
+        checkpoint = "full"  # token ids carry no gradient, and it needs an input that does
+    if wide:
+        fields["heads"] = choose("attention", 1, 2, 4)
+        fields["attention"] = choose("attention", "flash", "flash", "math")
+    if grad_mode == "train" and choose("schedule", False, False, False, True):
+        fields["steps"] = draw(one_of(1, 2, 3, 5))
+        fields["microbatches"] = draw(one_of(1, 1, 2, 3))
+        fields["optimizer"] = draw(one_of("sgd", "adamw"))
+    if dtype == "fp32" and recipe.autocasts:
+        fields["autocast"] = choose("autocast", False, False, False, True)
+    if compile != "none":
+        fields["dynamic"] = choose("compiler", False, False, True)
+        fields["fullgraph"] = choose("compiler", False, True)
+        if compile != "aot_eager":
+            fields["memory_budget"] = choose("compiler", 100, 100, 50, 0)
     return Spec(
         recipe=recipe.name,
-        backend=draw(one_of(*recipe.backends)),
-        **dims,
+        backend=choose("backend", *recipe.backends),
+        model=model,
+        m=dims["m"],
+        k=dims["k"],
+        n=dims["n"],
         batch=batch,
-        bias=draw(one_of(False, True)),
-        dtype=draw(one_of(*recipe.dtypes)),
-        input_layout=draw(one_of("contiguous", "contiguous", "transposed", "strided")),
-        grad_layout=draw(one_of("contiguous", "contiguous", "transposed", "expanded")),
-        checkpoint=draw(one_of("none", "none", "full", "reentrant")),
+        bias=choose("bias", False, True),
+        dtype=dtype,
+        input_layout=choose("layout", "contiguous", "contiguous", "transposed", "strided"),
+        grad_layout=choose("layout", "contiguous", "contiguous", "transposed", "expanded"),
+        grad_mode=grad_mode,
+        lifecycle=choose("lifecycle", *["none"] * 6, "deepcopy", "reload"),
+        checkpoint=checkpoint,
         compile=compile,
+        **fields,
     )
+
+
+def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> dict[str, int]:
+    """m, k and n; where ``misaligned``, some of them off the grid, rarely one of them 0 or 1."""
+    dims: dict[str, int] = {}
+    for name in ("m", "k", "n"):
+        off = misaligned and draw(one_of(False, True))
+        dims[name] = draw(_sizes(recipe.alignment, not off, largest))
+    if misaligned and draw(one_of(False, False, True)):
+        dims[draw(one_of("m", "m", "k", "n"))] = draw(one_of(1, 0, 1))
+    return dims
 
 
 @st.composite
@@ -120,13 +180,14 @@ _SPECIAL_SPIKE = _spikes(SPECIAL)
 
 
 @st.composite
-def data_specs(draw: st.DrawFn) -> DataSpec:
-    """Half lattice, half wild. Exponent windows stay where products neither over- nor underflow."""
+def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
+    """Half lattice (where the model allows it), half wild. Exponent windows stay where products
+    neither over- nor underflow."""
     seed = draw(between(0, 2**32 - 1))
     exponents: dict[str, Any] = {
         f"{name}_exponent": draw(one_of(0, 0, 1, -3, 7, -9)) for name in ("input", "weight", "grad")
     }
-    if draw(one_of(False, True)):
+    if lattice and draw(one_of(False, True)):
         return DataSpec(regime="lattice", seed=seed, **exponents)
     values = draw(one_of(*WILD))
     if values in ("near_max", "subnormal"):
@@ -139,20 +200,28 @@ def data_specs(draw: st.DrawFn) -> DataSpec:
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
 
 
-_DATA = data_specs()
+@cache
+def _data(lattice: bool) -> st.SearchStrategy[DataSpec]:
+    return data_specs(lattice=lattice)
 
 
 @cache
-def _data_lists(draws: int) -> st.SearchStrategy[list[DataSpec]]:
-    return st.lists(_DATA, min_size=draws, max_size=draws)
+def _data_lists(draws: int, lattice: bool) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_data(lattice), min_size=draws, max_size=draws)
 
 
 @st.composite
 def cases(
-    draw: st.DrawFn, recipes: Sequence[Recipe], *, compile: Compile = "none", largest: int = 64
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    *,
+    compile: Compile = "none",
+    largest: int = 64,
+    models: tuple[ModelName, ...] = _MODEL_DRAW,
 ) -> Case:
     """One Spec with one DataSpec, for property tests."""
-    return Case(spec=draw(specs(recipes, compile=compile, largest=largest)), data=draw(_DATA))
+    spec = draw(specs(recipes, compile=compile, largest=largest, models=models))
+    return Case(spec=spec, data=draw(_data(spec.direct)))
 
 
 @st.composite
@@ -163,9 +232,15 @@ def batches(
     compile: Compile = "none",
     draws: int = 16,
     largest: int = 128,
+    vary: frozenset[str] = FACTORS,
 ) -> tuple[Case, ...]:
-    """One Spec with several DataSpecs, for campaigns."""
+    """One Spec with several DataSpecs, for campaigns; a dynamic Spec with several row counts."""
     wild_shapes = compile == "none" or draw(one_of(False, False, True))
-    spec = draw(specs(recipes, compile=compile, largest=largest, wild_shapes=wild_shapes))
-    data = draw(_data_lists(draws))
-    return tuple(Case(spec=spec, data=d) for d in data)
+    spec = draw(
+        specs(recipes, compile=compile, largest=largest, wild_shapes=wild_shapes, vary=vary)
+    )
+    drawn = []
+    for i, data in enumerate(draw(_data_lists(draws, spec.direct))):
+        turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
+        drawn.append(Case(spec=turned, data=data))
+    return tuple(drawn)

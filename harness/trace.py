@@ -44,6 +44,8 @@ class Seen:
     amax: F32 | None = None
     #: Level B: dequantised values that entered the multiply.
     values: F32 | None = None
+    #: The codes' format, where they were seen without a plan that tells it.
+    format: str = ""
 
     @property
     def level(self) -> Level:
@@ -57,6 +59,54 @@ class SiteTrace:
     site: Site
     a: Seen
     b: Seen
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of one linear inside a model, seen from the layer's own edges in an eager run.
+
+    ``tensors`` are what the layer got (input, weight, bias, and grad_output where a gradient came
+    back), ``outputs`` what it returned (output, grad_input, grad_weight, grad_bias); all 2-D.
+    """
+
+    module: str
+    #: This module's how many-th call of the same phase in the run.
+    index: int
+    phase: Phase
+    #: Dtype the layer computed in.
+    dtype: str
+    tensors: dict[str, F32]
+    outputs: dict[str, F32]
+    sites: tuple[SiteTrace, ...] = ()
+    unobserved: str = ""
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """One matrix multiply a compiled artefact handed to a kernel, operands and result as seen."""
+
+    phase: Phase
+    a: Seen
+    b: Seen
+    result: F32
+    #: fp32, bf16 or fp16.
+    dtype: str
+    bias: F32 | None = None
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Arguments of one attention kernel: q, k, v [batch, heads, rows, dim]; out and lse as the
+    forward returned them or as the backward got them back."""
+
+    phase: Phase
+    q: F32
+    k: F32
+    v: F32
+    out: F32
+    lse: F32
+    causal: bool
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -77,8 +127,15 @@ class Trace:
 
     arm: str
     #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, float32 carrying the dtype.
+    #: A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>".
     outputs: dict[str, F32] = field(default_factory=dict)
+    #: A single linear's GEMMs.
     sites: tuple[SiteTrace, ...] = ()
+    #: A model's calls of its linears (eager arms).
+    calls: tuple[LayerCall, ...] = ()
+    #: What compiled artefacts multiplied.
+    multiplied: tuple[Multiplied, ...] = ()
+    attention: tuple[AttentionCall, ...] = ()
     error: RunError | None = None
     #: Why operands could not be seen or counted although the arm should expose them.
     unobserved: str = ""

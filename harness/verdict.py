@@ -8,7 +8,7 @@ from typing import Literal
 Status = Literal[
     "ok", "diverged", "crashed", "hung", "unsupported", "inconclusive", "not_applicable", "known"
 ]
-Strength = Literal["exact", "bound"]
+Strength = Literal["exact", "bound", "ratio"]
 #: Statuses that are claims against the library under test.
 BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
 
@@ -35,6 +35,8 @@ class Verdict:
     hi: float = 0.0
     #: Ledger entry or deviation that explains a ``known``.
     explained_by: str = ""
+    #: The layer of a model it was judged at; "" for a single linear or the model as a whole.
+    layer: str = ""
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""
@@ -45,14 +47,19 @@ class Verdict:
         far = f"; {self.factor:.3g}x the allowed radius" if self.factor else ""
         at = f" at {self.where}" if self.where else ""
         allowed = f", must be {self.allowed}" if self.allowed else ""
-        return f"{self.role} {self.symptom}{at}: got {self.measured}{allowed}{far}"
+        role = f"{self.layer} {self.role}" if self.layer else self.role
+        return f"{role} {self.symptom}{at}: got {self.measured}{allowed}{far}"
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:
     """Identity of a cause: oracle, role, guilty rung, class of symptom, recipe family.
 
     Quantiser rules judge operands, and the same cast serves all three GEMMs: their role is the
-    operand, so one wrong cast is one finding.
+    operand, so one wrong cast is one finding. A compiled rung is named without its checkpointing,
+    unless the rule is about recomputing: most causes do not care.
     """
+    arm = verdict.arm
+    if not arm.startswith("eager") and verdict.oracle not in ("O12", "O13", "O18"):
+        arm = arm.split("+")[0]
     role = "operand" if verdict.oracle in ("O2", "O3", "O4") else verdict.role
-    return "--".join((verdict.oracle, role, verdict.arm, verdict.symptom or "value", family))
+    return "--".join((verdict.oracle, role, arm, verdict.symptom or "value", family))

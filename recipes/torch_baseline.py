@@ -43,6 +43,7 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
         convert=_keep,
         may_refuse=_never_refuses,
         script=_script,
+        autocasts=True,
     )
 
 

@@ -1,7 +1,8 @@
 """The ladder: arms from cheap to dear, and which of them a Spec climbs.
 
 The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
-thing (a repeat, a recompute, tracing, code generation, fused roundings) to the one before.
+thing (a repeat, a recompute, tracing, partitioning, code generation, fused roundings) to the one
+before. Every stage comes without checkpointing and with each kind of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import fnmatch
 import shutil
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.case import Spec
@@ -26,19 +27,25 @@ class Arm:
     #: torch.compile backend; "" runs eager.
     compiler: str = ""
     options: tuple[tuple[str, object], ...] = ()
-    #: "": none; "full" and "reentrant" recompute the layer in backward.
+    #: "": none; otherwise what of the model is recomputed in backward, and how.
     checkpoint: str = ""
     #: Default compile keeps fused chains in fp32: inner roundings may be left out.
     may_elide: bool = False
 
+    @property
+    def stage(self) -> str:
+        """The arm without its checkpointing."""
+        return self.name.split("+")[0]
 
-REFERENCE = Arm("reference", "executed from the recipe's plan in float64")
+
+REFERENCE = Arm("reference", "executed from the recipe's plan, and a float64 twin of the model")
 EAGER = Arm("eager", "the real library, eager; run twice")
-EAGER_CHECKPOINT = Arm("eager+checkpoint", "eager, non-reentrant checkpoint", checkpoint="full")
-EAGER_REENTRANT = Arm(
-    "eager+checkpoint_reentrant", "eager, reentrant checkpoint", checkpoint="reentrant"
-)
 AOT_EAGER = Arm("aot_eager", "traced forward and backward graphs, run eagerly", "aot_eager")
+PARTITIONED = Arm(
+    "aot_eager_decomp_partition",
+    "decomposed, partitioned by the minimal cut, run eagerly",
+    "aot_eager_decomp_partition",
+)
 INDUCTOR_STRICT = Arm(
     "inductor_strict",
     "Inductor with emulate_precision_casts: eager's roundings kept",
@@ -48,14 +55,28 @@ INDUCTOR_STRICT = Arm(
 )
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", may_elide=True)
 
+_STAGES = (EAGER, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
+#: checkpoint -> suffix of the arm's name and what it says of itself.
+_CHECKPOINTS = {
+    "full": ("+checkpoint", "everything recomputed"),
+    "reentrant": ("+checkpoint_reentrant", "recomputed by the reentrant checkpoint"),
+    "selective": ("+checkpoint_selective", "attention and every second matmul kept"),
+}
+
+
+def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
+    """The arm that recomputes as ``checkpoint`` says; "none" is the arm itself."""
+    if checkpoint == "none":
+        return arm
+    suffix, title = _CHECKPOINTS[checkpoint]
+    return replace(
+        arm, name=arm.name + suffix, title=f"{arm.title}; {title}", checkpoint=checkpoint
+    )
+
+
 LADDER = (
     REFERENCE,
-    EAGER,
-    EAGER_CHECKPOINT,
-    EAGER_REENTRANT,
-    AOT_EAGER,
-    INDUCTOR_STRICT,
-    INDUCTOR,
+    *(with_checkpoint(arm, c) for arm in _STAGES for c in ("none", *_CHECKPOINTS)),
 )
 BY_NAME = {arm.name: arm for arm in LADDER}
 
@@ -64,11 +85,14 @@ def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
     rungs = [EAGER]
     if spec.checkpoint != "none":
-        rungs.append(EAGER_CHECKPOINT if spec.checkpoint == "full" else EAGER_REENTRANT)
-    if spec.compile != "none":
-        rungs.append(AOT_EAGER)
-    if spec.compile == "inductor":
-        rungs += [INDUCTOR_STRICT, INDUCTOR]
+        rungs.append(with_checkpoint(EAGER, spec.checkpoint))
+    stages: dict[str, tuple[Arm, ...]] = {
+        "none": (),
+        "aot_eager": (AOT_EAGER,),
+        "aot_eager_decomp_partition": (PARTITIONED,),
+        "inductor": (AOT_EAGER, INDUCTOR_STRICT, INDUCTOR),
+    }
+    rungs += [with_checkpoint(arm, spec.checkpoint) for arm in stages[spec.compile]]
     return tuple(rungs)
 
 

@@ -1,56 +1,139 @@
 """Seeing what was multiplied, without changing what is compiled.
 
 Eager recipes bring their own tap. Compiled arms are watched from *inside* the compiled artefact's
-call: a dispatch mode entered there sees the extern GEMMs with their operands, and the generated
-code stays as it was. (A mode around torch.compile would change what is traced.)
+call: a dispatch mode entered there sees the kernels that are called with their operands, and the
+generated code stays as it was. (A mode around torch.compile would change what is traced.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from harness.arms.ladder import Arm
-from harness.arms.tensors import fp8_codes, fp32_array
+from harness.arms.layers import in_backward
+from harness.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
 from harness.case import Spec
 from harness.numerics.plan import Role
-from harness.trace import Phase, Seen, Site, SiteTrace
+from harness.trace import AttentionCall, Multiplied, Phase, Seen, Site, SiteTrace
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
 _aten = torch.ops.aten
+_ATTENTION = (
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+    _aten._scaled_dot_product_flash_attention,
+)
+_ATTENTION_BACKWARD = (
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    _aten._scaled_dot_product_flash_attention_backward,
+)
 #: Innermost last: the taps whose programs are running now.
 _recording: list[CompiledTap] = []
 
 
-class _GemmWatch(TorchDispatchMode):
-    """Records both operands of every scaled or plain matrix multiply."""
+@dataclass
+class Records:
+    """What one run handed to kernels."""
 
-    def __init__(self, records: list[tuple[Seen, Seen]]) -> None:
+    multiplied: list[Multiplied] = field(default_factory=list)
+    attention: list[AttentionCall] = field(default_factory=list)
+
+
+class AttentionWatch(TorchDispatchMode):
+    """Records the arguments of attention kernels, forward and backward."""
+
+    def __init__(self, records: Records) -> None:
         super().__init__()
         self._records = records
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
+            return NotImplemented  # the library's own tensor comes first
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._note(func.overloadpacket, args, kwargs, result)
+        return result
+
+    def _note(self, packet: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if packet in _ATTENTION:
+            causal = bool(args[4]) if len(args) > 4 else bool(kwargs.get("is_causal", False))
+            self._attention("forward", args[:3], result[0], result[1], causal, kwargs)
+        elif packet in _ATTENTION_BACKWARD:
+            # the CPU operator has no block of sequence lengths before its flags
+            causal = bool(args[7]) if packet is _ATTENTION_BACKWARD[0] else bool(args[11])
+            self._attention("backward", args[1:4], args[4], args[5], causal, kwargs)
+
+    def _attention(
+        self, phase: Phase, qkv: Any, out: Any, lse: Any, causal: bool, kwargs: Any
+    ) -> None:
+        scale = kwargs.get("scale") or qkv[0].shape[-1] ** -0.5
+        q, k, v, o, statistics = (fp32_array(t).copy() for t in (*qkv, out, lse))
+        self._records.attention.append(
+            AttentionCall(phase, q, k, v, o, statistics, causal, float(scale))
+        )
+
+
+class _KernelWatch(AttentionWatch):
+    """Records every matrix multiply as well."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         packet = func.overloadpacket
-        if packet is _aten._scaled_mm:
-            named = dict(zip(("a", "b", "scale_a", "scale_b"), args, strict=False))
-            named.update(kwargs or {})
-            self._records.append(
-                (
-                    _scaled(named["a"], named["scale_a"], transpose=False),
-                    _scaled(named["b"], named["scale_b"], transpose=True),
-                )
-            )
-        elif packet in (_aten.mm, _aten.addmm):
-            a, b = args[:2] if packet is _aten.mm else args[1:3]
-            if a.dtype in (torch.float32, torch.bfloat16):
-                self._records.append(
-                    (Seen(values=fp32_array(a).copy()), Seen(values=fp32_array(b).T.copy()))
-                )
-        return func(*args, **(kwargs or {}))
+        # operands first: compiled code may let the result overwrite them
+        seen = _operands(packet, args, kwargs)
+        result = func(*args, **kwargs)
+        if seen is not None and result.dtype in DTYPE_NAME:
+            phase: Phase = "backward" if in_backward() else "forward"
+            self._records.multiplied.append(
+                Multiplied(phase, *seen[:2], fp32_array(result).copy(),
+                           DTYPE_NAME[result.dtype], seen[2])
+            )  # fmt: skip
+        self._note(packet, args, kwargs, result)
+        return result
+
+
+def _let_rng_pass() -> None:
+    """Under a mode, torch's operators around recomputed random ones need a rule: run inside it."""
+    from torch._prims import rng_prims
+
+    @rng_prims.run_and_save_rng_state.py_impl(_KernelWatch)
+    def save(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return torch.get_rng_state(), op(*args, **kwargs)
+
+    @rng_prims.run_with_rng_state.py_impl(_KernelWatch)
+    def restore(mode: Any, state: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        now = torch.get_rng_state()
+        torch.set_rng_state(state)
+        with mode:
+            result = op(*args, **kwargs)
+        torch.set_rng_state(now)
+        return result
+
+
+_let_rng_pass()
+
+
+def _operands(packet: Any, args: Any, kwargs: Any) -> tuple[Seen, Seen, Any] | None:
+    if packet is _aten._scaled_mm:
+        named = dict(zip(("a", "b", "scale_a", "scale_b"), args, strict=False)) | kwargs
+        return (
+            _scaled(named["a"], named["scale_a"], transpose=False),
+            _scaled(named["b"], named["scale_b"], transpose=True),
+            None,
+        )
+    if packet in (_aten.mm, _aten.addmm) and not {"alpha", "beta"} & set(kwargs):
+        a, b = args[:2] if packet is _aten.mm else args[1:3]
+        if a.dtype in DTYPE_NAME:
+            bias = fp32_array(args[0]).copy() if packet is _aten.addmm else None
+            values = (Seen(values=fp32_array(t).copy()) for t in (a, b.t()))
+            return next(values), next(values), bias
+    return None
 
 
 def _scaled(codes: torch.Tensor, inverse: torch.Tensor, *, transpose: bool) -> Seen:
@@ -59,20 +142,20 @@ def _scaled(codes: torch.Tensor, inverse: torch.Tensor, *, transpose: bool) -> S
     bytes_, scale = fp8_codes(codes).copy(), fp32_array(inverse).copy()
     if transpose:
         bytes_, scale = bytes_.T, scale.T
-    return Seen(bytes_, scale, scale_is_inverse=True)
+    return Seen(bytes_, scale, scale_is_inverse=True, format=_FP8[codes.dtype])
 
 
 class CompiledTap:
     """Switch and store of one program's compiled artefacts."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[Seen, Seen]] = []
+        self.records = Records()
         self._on = False
         self.calls = 0
 
     @contextmanager
     def recording(self, on: bool) -> Iterator[None]:
-        self.records, self._on, self.calls = [], on, 0
+        self.records, self._on, self.calls = Records(), on, 0
         _recording.append(self)
         try:
             yield
@@ -80,40 +163,60 @@ class CompiledTap:
             _recording.pop()
             self._on = False
 
-    def mark(self) -> int:
-        """How many GEMMs have been recorded so far."""
-        return len(self.records)
-
-    def inside(self) -> Any:
+    @contextmanager
+    def inside(self) -> Iterator[None]:
         """The context to run a compiled artefact in."""
         self.calls += 1
-        return _GemmWatch(self.records) if self._on else nullcontext()
+        with ExitStack() as stack:
+            if self._on:
+                stack.enter_context(_KernelWatch(self.records))
+            yield
 
 
-def tapped_backend(compiler: str, tap: CompiledTap) -> Any:
+def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any:
     """The torch.compile backend of that name, with ``tap`` inside every artefact it makes."""
-    if compiler == "aot_eager":
-        from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch import config as functorch_config
 
-        def run_inside(graph: Any, example_inputs: Any) -> Any:
-            from functorch.compile import make_boxed_func
-
-            def call(*args: Any) -> Any:
-                with tap.inside():
-                    return graph(*args)
-
-            return make_boxed_func(call)
-
-        return aot_autograd(fw_compiler=run_inside, bw_compiler=run_inside)
-    assert compiler == "inductor", compiler
-    _watch_inductor()
+    if compiler == "inductor":
+        _watch_inductor()
 
     def backend(graph: Any, example_inputs: Any, *, options: Any = None) -> Any:
-        from torch._inductor.compile_fx import compile_fx
+        with functorch_config.patch(activation_memory_budget=memory_budget):
+            if compiler == "inductor":
+                from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(graph, example_inputs, config_patches=dict(options or {}))
+                return compile_fx(graph, example_inputs, config_patches=dict(options or {}))
+            return _eager_graphs(compiler, tap)(graph, example_inputs)
 
     return backend
+
+
+def _eager_graphs(compiler: str, tap: CompiledTap) -> Any:
+    """AOT autograd with graphs that run eagerly, as torch's own backends of these names do."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def run_inside(graph: Any, example_inputs: Any) -> Any:
+        def call(*args: Any) -> Any:
+            with tap.inside():
+                return graph(*args)
+
+        return make_boxed_func(call)
+
+    if compiler == "aot_eager":
+        return aot_autograd(fw_compiler=run_inside, bw_compiler=run_inside)
+    assert compiler == "aot_eager_decomp_partition", compiler
+    from functools import partial
+
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import select_decomp_table
+
+    return aot_autograd(
+        fw_compiler=run_inside,
+        bw_compiler=run_inside,
+        decompositions=select_decomp_table,
+        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+    )
 
 
 def _watch_inductor() -> None:
@@ -155,13 +258,16 @@ def name_sites(
     the two gradients are told apart by shape, and not at all where the shapes coincide.
     """
     expected = expected_sites(arm)
+    keeps_products = arm.compiler or arm.checkpoint == "selective"
+    if keeps_products and len(records) == len(expected) - 1:
+        expected = tuple(site for site in expected if site[1] != "recompute")
     if len(records) != len(expected) or forward_count != 1:
         return (), f"expected {len(expected)} GEMMs, one of them in forward; saw {len(records)}"
     if arm.compiler:
         if spec.tokens == spec.n:
             return (), "the two backward GEMMs have the same shape and may be reordered"
-        if _rows(records[1][0]) != spec.tokens:
-            records = [records[0], records[2], records[1]]
+        if _rows(records[-2][0]) != spec.tokens:
+            records = [*records[:-2], records[-1], records[-2]]
     sites = tuple(
         SiteTrace(Site("proj", role, phase), a, b)
         for (role, phase), (a, b) in zip(expected, records, strict=True)

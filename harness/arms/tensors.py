@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from harness.case import Spec
 from harness.numerics.formats import F32
 
-TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPE_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 
 
 def fp32_array(t: torch.Tensor) -> F32:
-    """An fp32 or bf16 tensor as float32 values."""
+    """An fp32, bf16 or fp16 tensor as float32 values."""
     t = t.detach().cpu()
+    if t.dtype == torch.float16:
+        t = t.float()
     if t.dtype == torch.bfloat16:
         bits = t.view(torch.int16).numpy().view(np.uint16)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -32,6 +35,11 @@ def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:
 def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:
     """Values into a fresh tensor of the layer's dtype (exact: the data fits it)."""
     return torch.from_numpy(np.ascontiguousarray(x)).to(TORCH_DTYPE[dtype]).to(device)
+
+
+def ids_tensor(x: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
+    """Token ids in the Spec's shape without its last dimension."""
+    return torch.from_numpy(x.astype(np.int64)).reshape(spec.input_shape[:-1]).to(device)
 
 
 def input_tensor(x: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
@@ -52,7 +60,7 @@ def grad_tensor(g: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
     if spec.grad_layout == "transposed":
         return t.transpose(-1, -2).contiguous().transpose(-1, -2)
     if spec.grad_layout == "expanded" and spec.tokens:
-        return t.reshape(spec.tokens, spec.n)[0].expand(spec.output_shape)
+        return t.reshape(spec.tokens, spec.width)[0].expand(spec.output_shape)
     return t
 
 

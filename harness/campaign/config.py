@@ -25,9 +25,12 @@ class Config:
     fault: tuple[str, str] | None = None
     #: A worker silent for this long is killed and its case becomes a finding.
     hang_seconds: float = 240.0
-    #: Data draws per Spec: eager, and per compiled artefact.
+    #: Data draws per Spec: eager, and at most per compiled artefact, which is drawn on until that
+    #: has taken as long as compiling it.
     draws: int = 16
-    compiled_draws: int = 300
+    compiled_draws: int = 5000
+    #: A worker that has compiled so much is replaced by a fresh process: each costs 2-3 MB.
+    recycle_compiles: int = 150
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes <= 60 * 24 * 7:

@@ -8,12 +8,14 @@ import secrets
 import sys
 import time
 from pathlib import Path
+from typing import Any, get_args
 
 from rich.console import Console
 
-from harness.arms.ladder import select_arms
+from harness.arms.ladder import BY_NAME, select_arms, unavailable
 from harness.campaign.config import Config
 from harness.campaign.store import Store
+from harness.case import Compile
 from harness.content import in_checkout
 from harness.environment import prepare
 from harness.recipe import Recipe, load_recipes, missing_package, select
@@ -61,11 +63,21 @@ def run_command(
         fault=fault,
     )
     store = Store(folder)
-    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded)
+    whole = _universe(chosen, config.arms)
+    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, whole)
 
 
-def _campaign(config: Config, store: Store, ledger: object) -> int:
-    from harness.campaign.summary import print_summary, rule_counts
+def _universe(chosen: dict[str, Recipe], arms: tuple[str, ...]) -> frozenset[Any]:
+    """The pairs of features that this run can meet."""
+    from harness.coverage import universe
+
+    stages = {BY_NAME[name].stage for name in select_arms(arms) if not unavailable(BY_NAME[name])}
+    rungs = [rung for rung in get_args(Compile) if rung == "none" or rung in stages]
+    return universe(chosen, rungs)
+
+
+def _campaign(config: Config, store: Store, ledger: object, whole: frozenset[Any]) -> int:
+    from harness.campaign.summary import pairs_seen, print_summary, rule_counts
     from harness.campaign.supervisor import Tally, run_campaign
     from harness.environment import versions
     from harness.policy import cast_policies
@@ -83,7 +95,10 @@ def _campaign(config: Config, store: Store, ledger: object) -> int:
     live = _Live(console, config.minutes)
     tally: Tally = run_campaign(config, store, live.show)
     live.close()
-    print_summary(console, tally, store, ledger)  # type: ignore[arg-type]
+    print_summary(console, tally, store, ledger, whole)  # type: ignore[arg-type]
+    from harness.coverage import missing, table
+
+    seen = pairs_seen(tally.counts)
     store.write_json("env.json", {"versions": found, "policies": cast_policies()})
     store.write_json(
         "summary.json",
@@ -92,6 +107,10 @@ def _campaign(config: Config, store: Store, ledger: object) -> int:
             "specs": tally.counts["specs"],
             "compiles": tally.counts["compiles"],
             "seconds": round(tally.seconds, 1),
+            "compile_seconds": tally.counts["compile ms"] / 1000,
+            "compiled_data_seconds": tally.counts["data ms"] / 1000,
+            "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},
+            "pairs_never_met": missing(seen, whole),
             "first_verdict_seconds": round(tally.first_verdict, 1),
             "new": tally.new,
             "unconfirmed": tally.unconfirmed,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from harness.campaign.store import Store
 from harness.campaign.supervisor import Tally
+from harness.coverage import Pair, missing, table
 from harness.ledger import Ledger, known_dir
 from harness.oracles import ORACLES
 from harness.triage.finding import report
@@ -22,19 +23,30 @@ _JUDGED = ("ok", "diverged", "crashed", "known")
 
 def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
     """oracle -> recipe -> [judged, inconclusive, not applicable]."""
-    table: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[str, list[int]]] = {}
     for key, n in counts.items():
         if not (isinstance(key, tuple) and len(key) == 3):
             continue
         oracle, recipe, status = key
-        cell = table.setdefault(oracle, {}).setdefault(recipe, [0, 0, 0])
+        cell = found.setdefault(oracle, {}).setdefault(recipe, [0, 0, 0])
         cell[0 if status in _JUDGED else 1 if status == "inconclusive" else 2] += n
-    return table
+    return found
 
 
-def print_summary(console: Console, tally: Tally, store: Store, ledger: Ledger) -> None:
-    """Everything a reader needs, most important last line first on the screen's end."""
+def pairs_seen(counts: Counter[Any]) -> frozenset[Pair]:
+    """The pairs of features that met in some case."""
+    return frozenset(key[1] for key in counts if isinstance(key, tuple) and key[0] == "pair")
+
+
+def print_summary(
+    console: Console, tally: Tally, store: Store, ledger: Ledger, whole: frozenset[Pair]
+) -> None:
+    """Everything a reader needs; what matters most comes last, where the screen ends.
+
+    ``whole``: the pairs of features that the chosen recipes and arms could have met.
+    """
     _print_rules(console, tally.counts)
+    _print_pairs(console, pairs_seen(tally.counts), whole)
     _print_known(console, tally.counts, ledger)
     for finding in store.findings():
         console.print()
@@ -58,13 +70,19 @@ def print_summary(console: Console, tally: Tally, store: Store, ledger: Ledger) 
         f"Output: {escape(str(store.out))}",
         soft_wrap=True,
     )
+    console.print(
+        f"Specs a minute: {60 * counts['specs'] / max(tally.seconds, 1):.0f}; on compiled "
+        f"artefacts {counts['compile ms'] / 1000:.0f} s of compiling and "
+        f"{counts['data ms'] / 1000:.0f} s of data",
+        soft_wrap=True,
+    )
     if not counts["cases"]:
         console.print("[yellow]Nothing was judged: this run says nothing.[/]")
 
 
 def _print_rules(console: Console, counts: Counter[Any]) -> None:
-    table = rule_counts(counts)
-    recipes = sorted({r for row in table.values() for r in row})
+    counted = rule_counts(counts)
+    recipes = sorted({r for row in counted.values() for r in row})
     at_once = max(1, (console.width - _RULE_WIDTH) // _CELL_WIDTH)
     for start in range(0, len(recipes), at_once):
         shown = recipes[start : start + at_once]
@@ -73,10 +91,24 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
         for recipe in shown:
             view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
         for oracle in ORACLES:
-            row = table.get(oracle.name, {})
+            row = counted.get(oracle.name, {})
             cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
             view.add_row(f"{oracle.name} {oracle.title}", *cells)
         console.print(view)
+
+
+def _print_pairs(console: Console, seen: frozenset[Pair], whole: frozenset[Pair]) -> None:
+    view = Table(title="pairs of features that met", title_justify="left", box=None)
+    view.add_column("", no_wrap=True)
+    view.add_column("met", justify="right")
+    view.add_column("of", justify="right")
+    for name, met, there in table(seen & whole, whole):
+        view.add_row(name, str(met), str(there))
+    console.print(view)
+    never = missing(seen, whole)
+    if never:
+        more = f" and {len(never) - 12} more" if len(never) > 12 else ""
+        console.print(f"never met: {escape(', '.join(never[:12]))}{more}", soft_wrap=True)
 
 
 def _short(n: int) -> str:

@@ -57,6 +57,8 @@ class _Seat:
     process: Any = None
     channel: Connection | None = None
     done: bool = False
+    #: Its process has ended on purpose and wants a successor.
+    recycled: bool = False
 
 
 def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
@@ -142,6 +144,8 @@ def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> Non
         store.add(value.finding, value.script, status)
         tally.new += value.confirmed
         tally.unconfirmed += not value.confirmed
+    elif kind == "recycled":
+        seat.recycled = True
     else:
         assert kind == "done", kind
         seat.done = True
@@ -160,6 +164,10 @@ def _look_after(
         seat.process.kill()
         seat.process.join(10)
     if seat.process.is_alive() or (seat.channel is not None and not hung):
+        return
+    if seat.recycled:
+        seat.generation, seat.recycled = seat.generation + 1, False
+        _start(seat, config, context, deadline)
         return
     tally.lost_workers += 1
     if (seat.process.exitcode or 0) > 0:

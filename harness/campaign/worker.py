@@ -11,26 +11,28 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from harness.arms.ladder import BY_NAME as ARMS
-from harness.arms.ladder import select_arms, unavailable
+from harness.arms.ladder import climb, select_arms, unavailable
 from harness.campaign.config import Config
 from harness.campaign.store import claim
 from harness.case import Case, Compile, compile_key, dump_case
+from harness.coverage import Pair, pairs
 from harness.environment import settle
 from harness.faults.registry import find_fault
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
 from harness.recipe import load_recipes, select
-from harness.strategies import batches
+from harness.strategies import FACTORS, batches
 from harness.triage.triage import triage
 from harness.verdict import fingerprint
 
@@ -42,13 +44,15 @@ _SLICES: tuple[tuple[Compile, float], ...] = (
     ("aot_eager", 4.0),
     ("none", 10.0),
     ("inductor", 10.0),
+    ("aot_eager_decomp_partition", 4.0),
 )
 _REPORT_EVERY = 0.5
-#: The rungs that later draws of a compiled Spec run on: the cheap ones have slices of their own.
-_DEAR = {
-    "aot_eager": frozenset({"aot_eager"}),
-    "inductor": frozenset({"inductor_strict", "inductor"}),
-}
+#: A compiled batch is the most novel of so many drawn ones.
+_CANDIDATES = 6
+#: Draws that every compiled artefact serves, however fast it was to compile.
+_LEAST_DRAWS = 20
+#: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
+_SWARM = 0.6
 
 
 def work(config: Config, number: int, generation: int, deadline: float, out: Connection) -> None:
@@ -60,7 +64,7 @@ def work(config: Config, number: int, generation: int, deadline: float, out: Con
         if config.fault is not None:
             stack.enter_context(find_fault(*config.fault).plant())
         worker.loop()
-    worker.flush(final=True)
+    worker.flush(final="recycled" if worker.worn_out else "done")
     out.close()
 
 
@@ -80,21 +84,32 @@ class _Worker:
         self.counts: Counter[Any] = Counter()
         #: Compiled Specs that have had their draws.
         self.served: set[str] = set()
+        #: Pairs of features this worker has run.
+        self.seen: set[Pair] = set()
+        self.triage_seconds = 0.0
         self.reported = time.monotonic()
 
     def loop(self) -> None:
+        """Slices in turn until the time is up or this process has compiled enough."""
         kinds = self._kinds()
         turn = self.first_slice if len(kinds) > 1 else 0
-        while time.monotonic() < self.deadline:
+        while time.monotonic() < self.deadline and not self.worn_out:
             kind, seconds = kinds[turn % len(kinds)]
             self._slice(kind, min(self.deadline, time.monotonic() + seconds))
             turn += 1
 
+    @property
+    def worn_out(self) -> bool:
+        """True once compiled code has cost this process more memory than a fresh one would."""
+        return self.judge.compiles >= self.config.recycle_compiles
+
     def _kinds(self) -> list[tuple[Compile, float]]:
         def wanted(kind: Compile) -> bool:
-            names = {"none": "eager", "aot_eager": "aot_eager", "inductor": "inductor"}
-            arms = [names[kind]] + (["inductor_strict"] if kind == "inductor" else [])
-            return any(a in self.arms and not unavailable(ARMS[a]) for a in arms)
+            stages = {"none": {"eager"}, "inductor": {"inductor", "inductor_strict"}}
+            return any(
+                ARMS[arm].stage in stages.get(kind, {kind}) and not unavailable(ARMS[arm])
+                for arm in self.arms
+            )
 
         return [(kind, seconds) for kind, seconds in _SLICES if wanted(kind)] or [_SLICES[0]]
 
@@ -102,7 +117,11 @@ class _Worker:
         """Draw batches with Hypothesis until the slice's time is up; generation only."""
         draws = self.config.draws if kind == "none" else 4
         largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
-        strategy = batches(self.recipes, compile=kind, draws=draws, largest=largest)
+        vary = FACTORS
+        if self.rng.random() < 0.75:  # swarm: some factors stand still for this slice
+            vary = frozenset(f for f in sorted(FACTORS) if self.rng.random() < _SWARM)
+        batch = batches(self.recipes, compile=kind, draws=draws, largest=largest, vary=vary)
+        candidates = 1 if kind == "none" else _CANDIDATES
 
         @seed(self.rng.getrandbits(64))
         @settings(
@@ -112,13 +131,19 @@ class _Worker:
             deadline=None,
             suppress_health_check=list(HealthCheck),
         )
-        @given(strategy)
-        def run(batch: tuple[Case, ...]) -> None:
-            if time.monotonic() < until:
-                self._batch(batch, kind, until)
+        @given(st.lists(batch, min_size=candidates, max_size=candidates))
+        def run(drawn: list[tuple[Case, ...]]) -> None:
+            if time.monotonic() < until and not self.worn_out:
+                self._batch(max(drawn, key=self._novelty), kind, until)
 
         run()
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+
+    def _novelty(self, batch: tuple[Case, ...]) -> int:
+        """Pairs of features that this worker has not run yet, none for a Spec that had its turn."""
+        if compile_key(batch[0].spec) in self.served:
+            return -1
+        return len({p for case in batch for p in pairs(case)} - self.seen)
 
     def _batch(self, batch: tuple[Case, ...], kind: Compile, until: float) -> None:
         if kind != "none":
@@ -128,39 +153,62 @@ class _Worker:
             self.served.add(key)
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
-        compiles = self.judge.compiles
+        compiles, compiling = self.judge.compiles, self.judge.compile_seconds
+        started, aside = time.monotonic(), self.triage_seconds
         for i, case in enumerate(self._more(batch, kind)):
             if time.monotonic() > until and i >= 2:
                 break
-            if i < 2:
-                judgement = self._judge(case, ORACLES)
-            elif kind == "none":
-                judgement = self._judge(case, (*_CORE, _RELATIONS[i % len(_RELATIONS)]))
-            else:
-                judgement = self._judge(case, _CORE, _DEAR[kind])
-            if not judgement.ran:
+            compile_time = self.judge.compile_seconds - compiling
+            data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
+            if kind != "none" and i >= _LEAST_DRAWS and data_time >= compile_time:
+                break
+            if not self._draw(case, kind, i).ran:
                 break  # a program that raises does so on every draw
         self.counts["compiles"] += self.judge.compiles - compiles
+        if self.judge.compiles > compiles:
+            self.counts["compile ms"] += int(1000 * (self.judge.compile_seconds - compiling))
+            self.counts["data ms"] += int(1000 * max(0.0, data_time))
 
-    def _more(self, batch: tuple[Case, ...], kind: Compile) -> Sequence[Case]:
+    def _draw(self, case: Case, kind: Compile, i: int) -> Judgement:
+        """A Spec's first draws meet every rule on every rung, later ones those where it pays:
+        compiled ones the dear rungs only, since the cheap ones have slices of their own."""
+        if i < 2:
+            return self._judge(case, ORACLES)
+        if kind == "none":
+            return self._judge(case, (*_CORE, _RELATIONS[i % len(_RELATIONS)]), thorough=False)
+        names = frozenset(a.name for a in climb(case.spec) if a.compiler)
+        needs_eager = not case.spec.direct  # what a compiled model is compared with
+        dear = names - {"aot_eager"} if kind == "inductor" else names
+        return self._judge(
+            case, _CORE, dear | ({"eager"} if needs_eager else set()), thorough=False
+        )
+
+    def _more(self, batch: tuple[Case, ...], kind: Compile) -> Iterator[Case]:
         """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
         if kind == "none":
-            return batch
-        cases = []
+            yield from batch
+            return
         for i in range(self.config.compiled_draws):
             case = batch[i % len(batch)]
             data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
-            cases.append(msgspec.structs.replace(case, data=data))
-        return cases
+            yield msgspec.structs.replace(case, data=data)
 
     def _judge(
-        self, case: Case, oracles: Sequence[Any], only: frozenset[str] | None = None
+        self,
+        case: Case,
+        oracles: Sequence[Any],
+        only: frozenset[str] | None = None,
+        *,
+        thorough: bool = True,
     ) -> Judgement:
         self.journal.write_bytes(dump_case(case))
-        judgement = self.judge.judge(case, oracles, only)
+        judgement = self.judge.judge(case, oracles, only, thorough=thorough)
         if only is not None and judgement.causes:
             judgement = self.judge.judge(case)  # which rung is the first to show it?
         self.counts["cases"] += 1
+        for pair in pairs(case):
+            self.counts["pair", pair] += 1
+            self.seen.add(pair)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
         for verdict in judgement.known:
@@ -174,13 +222,15 @@ class _Worker:
 
     def _triage(self, case: Case, verdict: Any) -> None:
         self.flush()
+        started = time.monotonic()
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
         result = triage(self.judge, case, verdict, seconds=left, plant=self.config.fault)
         self.out.send(("finding", result))
+        self.triage_seconds += time.monotonic() - started
 
-    def flush(self, *, final: bool = False) -> None:
+    def flush(self, *, final: str = "") -> None:
         self.out.send(("counts", dict(self.counts)))
         self.counts.clear()
         self.reported = time.monotonic()
         if final:
-            self.out.send(("done", None))
+            self.out.send((final, None))

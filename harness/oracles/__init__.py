@@ -5,9 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from harness.oracles.contract import check_contract
-from harness.oracles.gemm import check_gemm_grads, check_gemm_output, check_lattice, check_layer
+from harness.oracles.gemm import (
+    check_bias_gradient,
+    check_gemm_grads,
+    check_gemm_output,
+    check_lattice,
+    check_layer,
+)
 from harness.oracles.oracle import Oracle
 from harness.oracles.quantiser import check_amax, check_cast, check_scale
+from harness.oracles.recompute import check_checkpoint, check_recompute, check_statistics
 from harness.oracles.relations import (
     check_below_amax,
     check_flattened,
@@ -17,24 +24,34 @@ from harness.oracles.relations import (
     check_requantise,
     check_scaling,
 )
-from harness.oracles.repeat import check_checkpoint, check_recompute, check_repeat
+from harness.oracles.repeat import check_repeat
 from harness.oracles.special import check_finite, check_nan_provenance
+from harness.oracles.whole import check_ratio, check_strict
 
 _START = frozenset({"contract", "O1"})
 _QUANTISER = _START | {"O2", "O3", "O4"}
 _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
+#: What explains a difference of whole runs.
+_WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18"}
 
 ORACLES: tuple[Oracle, ...] = (
-    Oracle("contract", "contract", "exact", "C", "none", check_contract),
-    Oracle("O1", "self-repeat", "exact", "C", "the arm ran", check_repeat),
+    Oracle("contract", "contract", "exact", "C", "none", check_contract, scope="case"),
+    Oracle("O1", "self-repeat", "exact", "C", "the arm ran", check_repeat, scope="case"),
     Oracle("O4", "amax-exact", "exact", "A", "amax is exposed", check_amax, _START),
     Oracle("O3", "scale-exact", "exact", "A", "scale is exposed", check_scale, _START | {"O4"}),
     Oracle(
         "O2", "cast-exact", "exact", "A", "codes or operands are exposed", check_cast,
         _START | {"O3", "O4"},
     ),
-    Oracle("O13", "recompute-consistency", "exact", "A", "checkpoint", check_recompute, _START),
+    Oracle(
+        "O13", "recompute-consistency", "exact", "A", "a GEMM is recomputed", check_recompute,
+        _START, scope="case",
+    ),
+    Oracle(
+        "O18", "saved-statistics", "exact", "C", "attention has a kernel of its own",
+        check_statistics, _START | {"O13"}, scope="case",
+    ),
     Oracle(
         "O5", "gemm-bound, output", "bound", "A", "no partial sum can overflow",
         check_gemm_output, _START | {"O13"},
@@ -47,7 +64,19 @@ ORACLES: tuple[Oracle, ...] = (
     Oracle("O10", "finite", "bound", "C", "bound 3.3 below max", check_finite, _MULTIPLY | {"O11"}),
     Oracle("O6", "layer-bound", "bound", "C", "finite operands", check_layer, _SEEN | {"O10"}),
     Oracle("O7", "lattice-equal", "exact", "C", "every sum exact", check_lattice, _SEEN | {"O6"}),
-    Oracle("O12", "checkpoint-equal", "exact", "C", "eager checkpoint", check_checkpoint, _SEEN),
+    Oracle("O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN),
+    Oracle(
+        "O12", "checkpoint-equal", "exact", "C", "eager checkpoint", check_checkpoint, _WHOLE,
+        scope="case",
+    ),
+    Oracle(
+        "O8", "strict-compile", "exact", "C", "linears and pointwise operations, or aot_eager",
+        check_strict, _WHOLE, scope="case",
+    ),
+    Oracle(
+        "O9", "error-ratio", "ratio", "C", "eager and float64 are finite", check_ratio,
+        _WHOLE | {"O8"}, scope="case",
+    ),
     Oracle(
         "R1", "scale the input", "exact", "C", "scaling is exact",
         partial(check_scaling, tensor="input"), _SEEN, reruns=True,

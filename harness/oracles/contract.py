@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from harness.oracles.evidence import Evidence
 from harness.oracles.oracle import plain
+from harness.oracles.whole import role_of
 from harness.trace import RunError
 from harness.verdict import Verdict
 
@@ -40,18 +41,18 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _complete(evidence: Evidence, arm: str) -> Verdict:
-    expected = {"output", "grad_input", "grad_weight"}
-    if "bias" in evidence.tensors:
-        expected.add("grad_bias")
+    expected = evidence.gradients | {"output"}
     missing = sorted(expected - set(evidence.traces[arm].outputs))
     if not missing:
         return plain("contract", arm, "backward", "ok")
-    if missing == ["grad_bias"] and "bias_ignored" in evidence.deviations:
+    lost_bias = all(name == "grad_bias" or name.endswith("bias.grad") for name in missing)
+    if lost_bias and "bias_ignored" in evidence.deviations:
         known = evidence.deviations["bias_ignored"]
         return plain("contract", arm, "backward", "ok").known(known)
     return Verdict(
-        "contract", arm, "backward", "diverged", f"no {' and no '.join(missing)}",
-        measured="None", allowed="a gradient for every parameter that requires one",
+        "contract", arm, "backward", "diverged",
+        f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
+        ", ".join(missing), "None", allowed="a gradient for every parameter that requires one",
     )  # fmt: skip
 
 

@@ -142,10 +142,43 @@ class Evidence:
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
     may_refuse: str
     rerun: Rerun | None = None
+    #: Runs the float64 twin; None where it would draw other random numbers.
+    twin: Callable[[], dict[str, F64]] | None = None
+    #: Plan of a Spec, for the layers of a model.
+    plan_of: Callable[[Spec], Plan] | None = None
+    #: Gradients a backward must leave.
+    gradients: frozenset[str] = frozenset()
+    #: True: nothing but linears and pointwise operations.
+    pointwise: bool = True
 
     @cached_property
     def reference(self) -> Reference:
         return Reference(self.case, self.plan, self.tensors)
+
+    @cached_property
+    def exact(self) -> dict[str, F64]:
+        """The twin's results."""
+        assert self.twin is not None
+        return self.twin()
+
+    def not_strict(self, arm: str) -> str:
+        """Why this compiled arm need not leave eager's bits, or "" if it must."""
+        stage = arm.split("+")[0]
+        if self.twin is None:
+            return "random numbers are drawn in another order"
+        if stage == "aot_eager":
+            return ""
+        if not self.pointwise:
+            return "a float sum may be re-ordered"
+        if stage == "inductor":
+            return "default Inductor keeps fused chains unrounded"
+        if stage == "inductor_strict" and self.spec.bias:
+            return "mm and bias become one addmm"
+        return ""
+
+    def backward_of(self, role: Role) -> bool:
+        """False for gradients where there was no backward."""
+        return role == "output" or self.spec.trains
 
     @property
     def spec(self) -> Spec:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.numerics import bounds
-from harness.numerics.formats import F32, F64
+from harness.numerics.formats import F32, F64, FORMATS, round_to
 from harness.numerics.plan import ROLES, Role
 from harness.numerics.reference import product
 from harness.oracles.evidence import Evidence
@@ -62,6 +62,39 @@ def _centre_and_radius(evidence: Evidence, role: Role, a: F64, b: F64) -> tuple[
     if a is planned[0] and b is planned[1]:
         return evidence.reference.gemm(role)
     return product(a, b), bounds.gemm_radius(a, b, evidence.plan.gemms[role])
+
+
+def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
+    """O16: the bias gradient is the sum of the output gradients, whatever else is quantised."""
+    for arm, trace in evidence.traces.items():
+        got, grad = trace.outputs.get("grad_bias"), evidence.tensors.get("grad_output")
+        if trace.error is not None or got is None or grad is None:
+            yield plain("O16", arm, "grad_bias", "not_applicable")
+            continue
+        terms = grad.astype(np.float64)
+        with np.errstate(all="ignore"):
+            centre, size = terms.sum(axis=0), np.abs(terms).sum(axis=0)
+        # any order of M - 1 fp32 additions (Higham 4.2), then one rounding to the layer's dtype
+        radius = bounds.gamma(max(1, len(terms) - 1)) * size + 2.0**-126
+        fmt = FORMATS[evidence.spec.dtype]
+        with np.errstate(all="ignore"):
+            ends = np.stack([centre - radius, centre + radius])
+            lo, hi = round_to(ends, fmt, overflow="ieee")
+        risky = ~(size < fmt.max * 0.5)
+        if got.size and risky.all():
+            yield plain("O16", arm, "grad_bias", "inconclusive", "every sum may overflow")
+            continue
+        bad = ~(bounds.contains(lo, hi, got) | risky)
+        if not bad.any():
+            yield plain("O16", arm, "grad_bias", "ok")
+            continue
+        at = first(bad)
+        yield Verdict(
+            "O16", arm, "grad_bias", "diverged", _symptom(got, at), str(list(at)),
+            number(got[at]), f"in [{number(lo[at])}, {number(hi[at])}]", index=at,
+            factor=abs(float(got[at]) - float(centre[at])) / float(radius[at]),
+            lo=float(lo[at]), hi=float(hi[at]),
+        )  # fmt: skip
 
 
 def check_layer(evidence: Evidence) -> Iterator[Verdict]:

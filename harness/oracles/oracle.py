@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class Oracle:
     upstream: frozenset[str] = frozenset()
     #: True: runs the arm again on transformed data.
     reruns: bool = False
+    #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
+    scope: Literal["layer", "case"] = "layer"
 
 
 def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:

@@ -30,7 +30,8 @@ def _operands(
     for arm, trace in evidence.traces.items():
         for role in ROLES:
             gemm = evidence.plan.gemms[role]
-            if gemm.a.format is None or trace.error is not None:
+            unused = not evidence.backward_of(role)
+            if gemm.a.format is None or trace.error is not None or unused:
                 yield plain(oracle, arm, role, "not_applicable")
                 continue
             site = trace.main_site(role)
@@ -71,31 +72,35 @@ def check_scale(evidence: Evidence) -> Iterator[Verdict]:
             yield item
             continue
         trace, role, side, seen, operand = item
-        if seen.values is not None or evidence.scale_hidden(role, seen):
-            yield plain("O3", trace.arm, role, "inconclusive", "scale is not observable")
-            continue
-        assert operand.quantised is not None and seen.scale is not None
-        amax = operand.quantised.amax if seen.amax is None else seen.amax
-        expected = reference.scale(amax, operand.plan)
-        got = seen.scale
-        if seen.scale_is_inverse:
-            with np.errstate(divide="ignore"):
-                expected = (np.float32(1.0) / expected).astype(np.float32)
-        bad = ~same_bits(got, expected)
-        if not bad.any():
-            yield plain("O3", trace.arm, role, "ok")
-            continue
-        known, bad = _explain_scale(evidence, operand.plan, amax, seen, bad)
-        if not bad.any():
-            yield plain("O3", trace.arm, role, "ok").known(known)
-            continue
-        at = first(bad)
-        yield Verdict(
-            "O3", trace.arm, role, "diverged",
-            _scale_symptom(got[at], expected[at], amax[at], operand.plan), _name(side, at),
-            _show_scale(got[at]), f"{_show_scale(expected[at])} for amax {number(amax[at])}",
-            side=side, index=at,
-        )  # fmt: skip
+        yield judge_scale(evidence, trace.arm, role, side, seen, operand)
+
+
+def judge_scale(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    """O3 of one operand."""
+    if seen.values is not None or evidence.scale_hidden(role, seen):
+        return plain("O3", arm, role, "inconclusive", "scale is not observable")
+    assert operand.quantised is not None and seen.scale is not None
+    amax = operand.quantised.amax if seen.amax is None else seen.amax
+    expected = reference.scale(amax, operand.plan)
+    got = seen.scale
+    if seen.scale_is_inverse:
+        with np.errstate(divide="ignore"):
+            expected = (np.float32(1.0) / expected).astype(np.float32)
+    bad = ~same_bits(got, expected)
+    if not bad.any():
+        return plain("O3", arm, role, "ok")
+    known, bad = _explain_scale(evidence, operand.plan, amax, seen, bad)
+    if not bad.any():
+        return plain("O3", arm, role, "ok").known(known)
+    at = first(bad)
+    return Verdict(
+        "O3", arm, role, "diverged",
+        _scale_symptom(got[at], expected[at], amax[at], operand.plan), _name(side, at),
+        _show_scale(got[at]), f"{_show_scale(expected[at])} for amax {number(amax[at])}",
+        side=side, index=at,
+    )  # fmt: skip
 
 
 def _explain_scale(
@@ -137,10 +142,16 @@ def check_cast(evidence: Evidence) -> Iterator[Verdict]:
             yield item
             continue
         trace, role, side, seen, operand = item
-        if seen.values is not None:
-            yield _check_values(evidence, trace.arm, role, side, seen)
-            continue
-        yield _check_codes(evidence, trace.arm, role, side, seen, operand)
+        yield judge_cast(evidence, trace.arm, role, side, seen, operand)
+
+
+def judge_cast(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    """O2 of one operand."""
+    if seen.values is not None:
+        return _check_values(evidence, arm, role, side, seen)
+    return _check_codes(evidence, arm, role, side, seen, operand)
 
 
 def _check_codes(

@@ -24,9 +24,18 @@ Change = Callable[[Case], Case]
 
 DRAWS = 5
 _DIMS = ("m", "k", "n", "batch")
-_KEPT = ("recipe", "backend", "compile", "m", "k", "n", "batch")
+_KEPT = ("recipe", "backend", "compile", "model", "m", "k", "n", "batch")
 #: Tamest first: the class a finding ends with is its reach.
 REACH = ("gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "near_max", "subnormal")
+
+
+#: What to look at inside a larger model, smallest first; every other model is tried as a linear.
+SMALLER: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "llama_block": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention"),
+    "two_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
+    "tied_embedding": ("linear", "rmsnorm_linear"),
+}
 
 
 @dataclass
@@ -89,7 +98,7 @@ class _Search:
 
     def group_resets(self) -> None:
         """All irrelevant Spec fields at once, then by halves: few builds where each is dear."""
-        fields = [f for f in _changed(self.best.spec) if f not in _KEPT]
+        fields = [f for f in _changed(self.best.spec) if f not in _KEPT or f == "model"]
         groups = [fields, fields[: len(fields) // 2], fields[len(fields) // 2 :]]
         for group in groups:
             if group:
@@ -113,6 +122,8 @@ class _Search:
             yield name, partial(_with_data, **{name: _default(DataSpec, name)})
         for values in REACH:
             yield f"values={values}", partial(_tamer, values=values)
+        for model in SMALLER.get(self.best.spec.model, ("linear",)):
+            yield f"model={model}", partial(_with_spec, model=model)
         for name in _changed(self.best.spec):
             if name not in _KEPT:
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})

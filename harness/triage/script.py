@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.arms.ladder import BY_NAME, Arm
 from harness.case import Case, Spec
-from harness.data import make_tensors
+from harness.judge import tensors_of
 from harness.numerics.formats import F32
 from harness.numerics.reference import canonical_operands
 from harness.oracles.relations import (
@@ -24,10 +24,11 @@ from harness.oracles.relations import (
     scaling_exponent,
 )
 from harness.recipe import Recipe, ScriptText
+from harness.triage.script_model import write_model_script
 from harness.verdict import Verdict
 
 _SITE = {"output": "0", "grad_input": "-2", "grad_weight": "-1"}
-_TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
+_TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 _COMPILED_TAP = """
 from torch._inductor.output_code import CompiledFxGraph
@@ -49,10 +50,23 @@ CompiledFxGraph.__call__ = watched
 """
 
 
-def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
-    """The script's text. Raises ValueError for a finding no script can show by itself."""
-    text, arm = recipe.script(case.spec), BY_NAME[verdict.arm]
-    tensors = make_tensors(case, recipe.plan(case.spec))
+def write_script(
+    case: Case, verdict: Verdict, recipe: Recipe, layer: tuple[Spec, dict[str, F32]] | None = None
+) -> str:
+    """The script's text. Raises ValueError for a finding no script can show by itself.
+
+    What was found at one ``layer`` of a model is shown by a single linear with that layer's own
+    tensors; what was found about a model's whole run, by the model.
+    """
+    arm = BY_NAME[verdict.arm]
+    tensors = tensors_of(case, recipe)
+    if layer is not None:
+        case, tensors = msgspec.structs.replace(case, spec=layer[0]), layer[1]
+    elif _needs_model(case.spec, verdict, arm):
+        if case.spec.direct:
+            tensors = {_LINEAR.get(name, name): t for name, t in tensors.items()}
+        return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
+    text = recipe.script(case.spec)
     needs_tap = verdict.oracle in ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15")
     if needs_tap and arm.compiler == "aot_eager":
         raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
@@ -78,6 +92,16 @@ def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
+_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
+
+
+def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
+    """True where a single linear, run forward and backward once, does not tell the story."""
+    special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
+    mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
+    return not spec.direct or special or mixed or verdict.oracle == "O8"
+
+
 def _quoted(text: str) -> str:
     """Text that may stand between triple quotes, whatever a library said."""
     return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
@@ -99,6 +123,8 @@ def _hex(row: F32, dtype: str) -> str:
     bits = np.ascontiguousarray(row, dtype=np.float32).view(np.uint32)
     if dtype == "bf16":
         return (bits >> np.uint32(16)).astype("<u2").tobytes().hex()
+    if dtype == "fp16":
+        return np.ascontiguousarray(row, dtype="<f2").tobytes().hex()
     return bits.astype("<u4").tobytes().hex()
 
 
@@ -161,7 +187,7 @@ def _check(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]
     oracle = verdict.oracle
     if oracle == "contract":
         return _check_contract(verdict)
-    if oracle in ("O5", "O15", "O6", "O7", "O10", "O11"):
+    if oracle in ("O5", "O15", "O6", "O7", "O10", "O11", "O16"):
         return _check_element(verdict)
     if oracle in ("O2", "O3", "O4"):
         return _check_operand(verdict)

@@ -11,10 +11,8 @@ import numpy as np
 
 from harness.arms.ladder import BY_NAME as ARMS
 from harness.case import Case, Spike
-from harness.data import make_tensors
 from harness.environment import describe
-from harness.judge import Judge
-from harness.numerics.formats import F32
+from harness.judge import Judge, tensors_of
 from harness.numerics.plan import OPERANDS, Role
 from harness.numerics.reference import canonical_operands
 from harness.oracles import BY_NAME, ORACLES
@@ -61,13 +59,14 @@ def triage(
         shows,
         builds=_BUILDS if compiled else 0,
         seconds=seconds,
-        hint=_hint(case, verdict, make_tensors(case, recipe.plan(case.spec))),
+        hint=_hint(case, verdict, judge) if case.spec.direct else None,
     )
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
+    layer = judge.layer(minimal, final.layer) if final.layer else None
     try:
-        script = write_script(minimal, final, recipe)
+        script = write_script(minimal, final, recipe, layer)
         run = _run(script, plant)
         confirmed, output = run.shown or run.crashed, run.output
     except ValueError as error:
@@ -103,20 +102,22 @@ def triage(
 def _only_as_dear(case: Case, arm: str) -> Case:
     """The same case without the rungs above the guilty one."""
     changes: dict[str, str] = {}
+    stage = ARMS[arm].stage
     if not ARMS[arm].compiler:
         changes["compile"] = "none"
-    elif arm == "aot_eager":
-        changes["compile"] = "aot_eager"
+    elif stage.startswith("aot_eager"):
+        changes["compile"] = stage
     if not ARMS[arm].checkpoint:
         changes["checkpoint"] = "none"
     return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
 
 
-def _hint(case: Case, verdict: Verdict, tensors: dict[str, F32]) -> Spike | None:
+def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     """The largest element of the operand row a quantiser rule was broken in."""
     if verdict.oracle not in ("O2", "O3", "O4") or not verdict.index:
         return None
     role: Role = verdict.role  # type: ignore[assignment]
+    tensors = tensors_of(case, judge.recipe(case.spec))
     a, b = canonical_operands(role, tensors)
     row = (a if verdict.side == "a" else b)[verdict.index[0]]
     name, _ = OPERANDS[role][verdict.side == "b"]

@@ -1,0 +1,73 @@
+"""Activation checkpointing of a model: everything, or everything but what a policy keeps.
+
+The selective policy is torchtitan's: attention and every second matmul are kept, the rest is
+recomputed. That is the dangerous kind: what was kept must belong to what is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+_aten = torch.ops.aten
+_MATMULS = (_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default)
+_KEPT = (
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+)
+
+
+def recomputing(model: nn.Module, mode: str, regions: tuple[str, ...]) -> Callable[..., Any]:
+    """``model`` as a callable that recomputes in backward; "" runs it as it is.
+
+    ``regions`` are submodules checkpointed one by one; without any, the whole model is one region.
+    """
+    if not mode:
+        return model
+    if not regions:
+        return partial(_checkpointed(mode), model)
+    for name in regions:
+        region = model.get_submodule(name)
+        if "forward" not in vars(region):
+            region.forward = partial(_checkpointed(mode), region.forward)
+    return model
+
+
+def _checkpointed(mode: str) -> Callable[..., Any]:
+    if mode == "reentrant":
+        return partial(checkpoint, use_reentrant=True)
+    if mode == "full":
+        return partial(checkpoint, use_reentrant=False)
+    assert mode == "selective", mode
+    return partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_every_second_matmul())
+
+
+def _every_second_matmul() -> Callable[..., CheckpointPolicy]:
+    seen: Counter[str] = Counter()
+
+    def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if func in _KEPT:
+            return CheckpointPolicy.MUST_SAVE
+        if func in _MATMULS:
+            phase = "recompute" if ctx.is_recompute else "forward"
+            seen[phase] += 1
+            if seen[phase] % 2:
+                return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy

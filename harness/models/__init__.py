@@ -1,0 +1,1 @@
+"""Models under test: plain torch modules, small enough that their source goes into a script."""

@@ -1,0 +1,212 @@
+"""The modules themselves: plain torch, plain arguments, nothing of ours.
+
+A stand-alone script is written from this source, so a class may use torch, ``math``, ``F``, ``nn``
+and classes of this file only. Every linear that a recipe may convert is an ``nn.Linear``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class OneLinear(nn.Module):
+    """One linear inside a container, so that the layer has a name."""
+
+    def __init__(self, dim: int, out: int, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, out, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x)
+
+
+class GeluMLP(nn.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden, bias)
+        self.down = nn.Linear(hidden, dim, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class SwiGLU(nn.Module):
+    """w2(silu(w1(x)) * w3(x))."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, hidden, bias)
+        self.w2 = nn.Linear(hidden, dim, bias)
+        self.w3 = nn.Linear(dim, hidden, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class NormLinear(nn.Module):
+    """A linear behind a normalisation."""
+
+    def __init__(self, norm: str, dim: int, out: int, bias: bool) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(dim, eps=1e-5) if norm == "rms" else nn.LayerNorm(dim)
+        self.proj = nn.Linear(dim, out, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.norm(x))
+
+
+class Attention(nn.Module):
+    """Causal self-attention; ``fused`` False spells it out as matmuls and a softmax."""
+
+    def __init__(self, dim: int, heads: int, fused: bool) -> None:
+        super().__init__()
+        self.heads, self.fused = heads, fused
+        self.wq = nn.Linear(dim, dim, bias=False)
+        self.wk = nn.Linear(dim, dim, bias=False)
+        self.wv = nn.Linear(dim, dim, bias=False)
+        self.wo = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batched = x if x.dim() == 3 else x.unsqueeze(0)
+        q, k, v = (self.split(w(batched)) for w in (self.wq, self.wk, self.wv))
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+            future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=x.device)
+            scores = scores.masked_fill(future.triu(1), float("-inf"))
+            y = F.softmax(scores, dim=-1) @ v
+        return self.wo(y.transpose(1, 2).reshape(batched.shape)).reshape(x.shape)
+
+    def split(self, t: torch.Tensor) -> torch.Tensor:
+        """[batch, rows, dim] -> [batch, heads, rows, dim / heads]."""
+        return t.reshape(*t.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm attention and SwiGLU with residuals."""
+
+    def __init__(self, dim: int, hidden: int, heads: int, fused: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.attention = Attention(dim, heads, fused)
+        self.ffn_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.feed_forward = SwiGLU(dim, hidden, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + self.attention(self.attention_norm(x))
+        return h + self.feed_forward(self.ffn_norm(h))
+
+
+class TwoBlocks(nn.Module):
+    """Two Llama blocks: a recomputed block behind another one."""
+
+    def __init__(self, dim: int, hidden: int, heads: int, fused: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(LlamaBlock(dim, hidden, heads, fused) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class TiedHead(nn.Module):
+    """Token ids -> embedding -> linear -> norm -> head, whose weight is the embedding's."""
+
+    def __init__(self, vocabulary: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, dim)
+        self.proj = nn.Linear(dim, dim, bias=False)
+        self.norm = nn.RMSNorm(dim, eps=1e-5)
+        self.head = nn.Linear(dim, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.proj(self.embedding(ids))))
+
+
+class DroppedOut(nn.Module):
+    """down(dropout(gelu(up(x))))."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden, bias)
+        self.dropout = nn.Dropout(0.25)
+        self.down = nn.Linear(hidden, dim, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.dropout(F.gelu(self.up(x))))
+
+
+class UsedTwice(nn.Module):
+    """One linear called twice in a forward."""
+
+    def __init__(self, dim: int, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, dim, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(F.relu(self.proj(x)))
+
+
+class FrozenFirst(nn.Module):
+    """The first linear does not train; the second does."""
+
+    def __init__(self, dim: int, hidden: int, bias: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(dim, hidden, bias)
+        self.first.requires_grad_(False)
+        self.second = nn.Linear(hidden, dim, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(F.relu(self.first(x)))
+
+
+class Hooked(nn.Module):
+    """A linear that carries a user's hooks and attributes."""
+
+    def __init__(self, dim: int, out: int, bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(dim, out, bias)
+        self.proj.lr_scale = 0.5
+        self.proj.register_forward_pre_hook(self.halve_input)
+        self.proj.register_forward_hook(self.double_output)
+
+    @staticmethod
+    def halve_input(module: Any, args: Any) -> Any:
+        return (args[0] * 0.5, *args[1:])
+
+    @staticmethod
+    def double_output(module: Any, args: Any, output: Any) -> Any:
+        return output * 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x)
+
+
+class GainLinear(nn.Linear):
+    """A linear with a forward of its own."""
+
+    gain = 2.0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * self.gain
+
+
+class OwnForward(nn.Module):
+    """A subclass of nn.Linear where the model wants it."""
+
+    def __init__(self, dim: int, out: int, bias: bool) -> None:
+        super().__init__()
+        self.proj = GainLinear(dim, out, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x)

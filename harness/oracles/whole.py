@@ -1,0 +1,136 @@
+"""O8 strict-compile and O9 error-ratio: a compiled model against eager and its float64 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from harness.numerics.formats import FORMATS
+from harness.oracles.evidence import Evidence, same_bits
+from harness.oracles.oracle import first, number, plain
+from harness.trace import Trace
+from harness.verdict import Verdict
+
+#: torch's own multipliers for an error against eager's: fp32, narrower, and few elements.
+_RATIO = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
+_SMALL, _SMALL_RATIO = 1000, 10.0
+
+
+def check_strict(evidence: Evidence) -> Iterator[Verdict]:
+    """O8: arms that keep every rounding leave eager's bits, where no float sum was re-ordered."""
+    eager = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if not evidence.compiled(arm):
+            continue
+        if eager is None or eager.error is not None or trace.error is not None:
+            yield plain("O8", arm, "output", "not_applicable")
+            continue
+        why = evidence.not_strict(arm)
+        if why:
+            yield plain("O8", arm, "output", "not_applicable", why)
+            continue
+        yield equal_outputs("O8", arm, trace, eager, "differs from eager")
+
+
+def equal_outputs(oracle: str, arm: str, trace: Trace, other: Trace, symptom: str) -> Verdict:
+    """One verdict for a whole run: every named result has the other's bits."""
+    for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
+        got, want = trace.outputs.get(name), other.outputs.get(name)
+        if got is None or want is None:
+            return Verdict(oracle, arm, role_of(name), "diverged", "gradient missing in one run",
+                           name)  # fmt: skip
+        bad = ~same_bits(got, want)
+        if bad.any():
+            at = first(bad)
+            return Verdict(oracle, arm, role_of(name), "diverged", symptom, f"{name}{list(at)}",
+                           number(got[at]), number(want[at]), index=at)  # fmt: skip
+    return plain(oracle, arm, "output", "ok")
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Results in the order they are computed: what is first wrong is nearest to the cause."""
+    return (("output", "grad_input").index(name) if name in ("output", "grad_input") else 2, name)
+
+
+def role_of(name: str) -> str:
+    """A result's role without the parameter's name: fingerprints tell causes, not layers."""
+    if name in ("output", "grad_input", "grad_weight", "grad_bias"):
+        return name
+    return "grad_parameter" if name.endswith(".grad") else "parameter"
+
+
+def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
+    """O9: a compiled arm's error against float64 is at most a small multiple of eager's.
+
+    Judged for each result as a whole and row by row, root mean square; the floor is what K
+    roundings of the result's own size may cost. Where eager and float64 are finite, so is the arm.
+    """
+    eager = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if not evidence.compiled(arm):
+            continue
+        if eager is None or eager.error is not None or trace.error is not None:
+            yield plain("O9", arm, "output", "not_applicable")
+            continue
+        if evidence.spec.direct:
+            yield plain("O9", arm, "output", "not_applicable", "bounds judge a single linear")
+            continue
+        if evidence.twin is None:
+            yield plain("O9", arm, "output", "not_applicable", "a random model has no twin")
+            continue
+        yield _ratio(evidence, arm, trace, eager)
+
+
+def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
+    judged = False
+    for name in sorted(evidence.exact, key=_rank):
+        got, base = trace.outputs.get(name), eager.outputs.get(name)
+        exact = evidence.exact[name]
+        if got is None or base is None or not got.size:
+            continue
+        if not (np.isfinite(base).all() and np.isfinite(exact).all()):
+            continue
+        judged = True
+        if not np.isfinite(got).all():
+            at = first(~np.isfinite(got))
+            return Verdict(
+                "O9", arm, role_of(name), "diverged", "not finite", f"{name}{list(at)}",
+                number(got[at]), "finite, as eager", index=at,
+            )  # fmt: skip
+        verdict = _worse(evidence, arm, name, got, base, exact)
+        if verdict is not None:
+            return verdict
+    if not judged:
+        return plain("O9", arm, "output", "inconclusive", "eager or the twin is not finite")
+    return plain("O9", arm, "output", "ok")
+
+
+def _worse(
+    evidence: Evidence, arm: str, name: str, got: Any, base: Any, exact: Any
+) -> Verdict | None:
+    spec = evidence.spec
+    dtype = "bf16" if spec.autocast else spec.dtype
+    contracted = max(spec.k, spec.n, spec.tokens)
+    typical = float(np.sqrt(np.mean(exact**2)))
+    floor = contracted * FORMATS["fp32"].unit_roundoff * typical
+    floor += 2.0 * FORMATS[dtype].unit_roundoff * typical
+    error, allowed = got - exact, base - exact
+    for part, axis, ratio in (
+        ("", None, _RATIO[dtype] if got.size >= _SMALL else _SMALL_RATIO),
+        ("row ", -1, _SMALL_RATIO),
+    ):
+        far = np.sqrt(np.mean(error**2, axis=axis))
+        limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
+        bad = np.atleast_1d(far > limit)
+        if bad.any():
+            at = int(np.argmax(bad))
+            worst, most = np.atleast_1d(far)[at], np.atleast_1d(limit)[at]
+            return Verdict(
+                "O9", arm, role_of(name), "diverged", "error beyond eager's",
+                f"{name} {part}{at if part else ''}".strip(), f"error {number(worst)}",
+                f"at most {number(most)} (eager's error {number((most - floor) / ratio)})",
+                factor=float(worst / most),
+            )  # fmt: skip
+    return None
