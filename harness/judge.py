@@ -129,12 +129,14 @@ class Judge:
         if ran and not case.spec.direct:
             verdicts += _judge_layers(evidence, chosen)
         judgement = self._fold(case, recipe.family, verdicts, ran)
-        ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
-        chance = [v for v in ratios if confirm and not self._holds(case, v, recipe.family)]
-        if not chance:
-            return judgement
-        verdicts = [replace(v, status="inconclusive") if v in chance else v for v in verdicts]
-        return self._fold(case, recipe.family, verdicts, ran)
+        while confirm:
+            ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
+            chance = next((v for v in ratios if not self._holds(case, v, recipe.family)), None)
+            if chance is None:
+                break
+            verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
+            judgement = self._fold(case, recipe.family, verdicts, ran)
+        return judgement
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""

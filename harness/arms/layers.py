@@ -7,6 +7,7 @@ recipe's tap adds the operands of its GEMMs. Nothing the library computes change
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -190,7 +191,7 @@ def _rows(t: torch.Tensor) -> F32:
     inner: Any = getattr(t, "_data", t)
     if inner.dim() == 1:
         return fp32_array(inner).copy()
-    return fp32_array(inner.reshape(-1, inner.shape[-1])).copy()
+    return fp32_array(inner.reshape(math.prod(inner.shape[:-1]), inner.shape[-1])).copy()
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -194,7 +194,10 @@ class _Run:
         x = ids_tensor(rows, spec, device) if ids else input_tensor(rows, spec, device)
         self.phase = "forward"
         with _grad_mode(spec), torch.autocast(device, torch.bfloat16, enabled=spec.autocast):
-            output = self.program._call(x)
+            # a model's input is nobody's leaf: autocast would cache a leaf's cast, which a probe
+            # between leaf and layer prevents
+            leaf = spec.direct or not x.requires_grad
+            output = self.program._call(x if leaf else x.view_as(x))
         self.forward_count += len(self.seen)
         if spec.trains:
             self.phase = "backward"

@@ -232,7 +232,7 @@ def run(which):
         narrow = torch.autocast("cpu", torch.bfloat16, enabled={spec.autocast} and kind == dtype)
         with {mode}(), narrow:
             with {"Watch()" if watched else "contextlib.nullcontext()"}:
-                y = call(x)
+                y = call(x if x.is_leaf and not x.requires_grad else x.view_as(x))
 {_backward(spec, watched)}{_step(spec)}    results = {{"output": y.detach()}}
     if x.grad is not None:
         results["grad_input"] = x.grad
@@ -293,6 +293,6 @@ def _check(verdict: Verdict, arm: Arm) -> str:
         return _RATIO.format(name=name.split("[")[0], part=row or "...", ratio=10 if row else 2)
     if oracle == "O18":
         # where q, k or v moved, the sums may well have stayed
-        allowed_text = repr(allowed) if verdict.hi else "math.inf"
-        return 'run("guilty")\n' + _STATISTICS.strip().replace("{allowed!r}", allowed_text)
+        allowed = repr(verdict.hi) if verdict.hi else "math.inf"
+        return 'run("guilty")\n' + _STATISTICS.strip().replace("{allowed!r}", allowed)
     raise ValueError(f"no stand-alone script for {oracle} on a model")
