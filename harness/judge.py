@@ -11,14 +11,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
+from harness.arms.events import run_after
 from harness.arms.ladder import EAGER, Arm, climb, unavailable
 from harness.arms.program import Program
 from harness.case import Case, Spec, compile_key
 from harness.data import make_tensors
 from harness.ledger import Ledger
 from harness.numerics.formats import F32
+from harness.numerics.plan import Plan
 from harness.oracles import BY_NAME, ORACLES
 from harness.oracles.evidence import Evidence
 from harness.oracles.oracle import Oracle, plain
@@ -27,7 +30,8 @@ from harness.recipe import Recipe, unknown
 from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
 
-_KEPT_PROGRAMS = 16
+#: One case's relations alone build a dozen Specs; a compiled program must outlive them.
+_KEPT_PROGRAMS = 40
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,10 @@ class Judge:
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case.spec),
             may_refuse=recipe.may_refuse(case.spec),
-            rerun=lambda tensors, spec: self._program(spec, EAGER).run(tensors, tap=True),
+            rerun=lambda tensors, spec, event: run_after(
+                event, self._program(spec, EAGER), tensors
+            ),
+            peers=lambda: power_of_two_peers(self.recipes, case.spec),
         )
         cheapest = next(iter(traces.values()), None)
         ran = cheapest is not None and cheapest.error is None
@@ -206,3 +213,16 @@ def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
         if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
+
+
+def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:
+    """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
+    peers: dict[str, Plan] = {}
+    for name, recipe in recipes.items():
+        other = msgspec.structs.replace(spec, recipe=name, backend="")
+        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.may_refuse(other):
+            continue
+        plan = recipe.plan(other)
+        if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):
+            peers[name] = plan
+    return peers

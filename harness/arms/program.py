@@ -75,11 +75,18 @@ class Program:
             return lambda x: checkpoint(model, x, use_reentrant=reentrant)  # type: ignore[no-any-return]
         return model  # type: ignore[no-any-return]
 
-    def run(self, tensors: dict[str, F32], *, tap: bool) -> Trace:
-        """One forward and backward; with ``tap``, the operands of every GEMM are recorded."""
+    @property
+    def model(self) -> nn.Module:
+        """The converted model. Raises AttributeError where conversion failed."""
+        return self._model  # type: ignore[no-any-return]
+
+    def run(self, tensors: dict[str, F32], *, tap: bool, load: bool = True) -> Trace:
+        """One forward and backward; with ``tap``, the operands of every GEMM are recorded. Without
+        ``load``, the parameters stay as they are."""
         if self.error is not None:
             return Trace(self.arm.name, error=self.error)
-        self._load(tensors)
+        if load:
+            self._load(tensors)
         x = input_tensor(tensors["input"], self.spec, self.device)
         g = grad_tensor(tensors["grad_output"], self.spec, self.device)
         seen: list[tuple[Seen, Seen]] = []

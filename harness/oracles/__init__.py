@@ -8,9 +8,19 @@ from harness.oracles.contract import check_contract
 from harness.oracles.gemm import check_gemm_grads, check_gemm_output, check_lattice, check_layer
 from harness.oracles.oracle import Oracle
 from harness.oracles.quantiser import check_amax, check_cast, check_scale
-from harness.oracles.relations import (
-    check_below_amax,
+from harness.oracles.relations_recipe import check_copies, check_recipe
+from harness.oracles.relations_shape import (
+    check_batch,
+    check_contiguous,
     check_flattened,
+    check_padded,
+    check_permuted,
+    check_summed,
+    check_swapped,
+)
+from harness.oracles.relations_state import check_bias, check_reload, check_steps
+from harness.oracles.relations_values import (
+    check_below_amax,
     check_locality,
     check_monotone,
     check_negation,
@@ -24,6 +34,9 @@ _START = frozenset({"contract", "O1"})
 _QUANTISER = _START | {"O2", "O3", "O4"}
 _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
+#: A result that is wrong by itself is not also wrong by comparison.
+_ARRANGED = _SEEN | {"O6", "O7", "O10"}
+_LAID_OUT = _ARRANGED | {"R16", "R17"}
 
 ORACLES: tuple[Oracle, ...] = (
     Oracle("contract", "contract", "exact", "C", "none", check_contract),
@@ -62,6 +75,34 @@ ORACLES: tuple[Oracle, ...] = (
     ),
     Oracle("R4", "negate the input", "exact", "C", "none", check_negation, _SEEN, reruns=True),
     Oracle(
+        "R5", "permute tokens", "exact", "C", "same codes by the plan",
+        partial(check_permuted, name="R5"), _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R6", "permute output features", "exact", "C", "same codes by the plan",
+        partial(check_permuted, name="R6"), _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R7", "permute K", "exact", "C", "same codes by the plan",
+        partial(check_permuted, name="R7"), _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R8", "zero-pad K", "exact", "C", "same codes by the plan", check_padded, _ARRANGED,
+        reruns=True,
+    ),
+    Oracle(
+        "R9", "pad or split the batch", "exact", "C", "same codes by the plan", check_batch,
+        _LAID_OUT, reruns=True,
+    ),
+    Oracle(
+        "R10", "sum half batches", "bound", "C", "2 parts of whole blocks", check_summed,
+        _LAID_OUT, reruns=True,
+    ),
+    Oracle(
+        "R11", "swap input and weight", "exact", "C", "same formats on both sides", check_swapped,
+        _LAID_OUT, reruns=True,
+    ),
+    Oracle(
         "R12", "requantise", "exact", "A", "power-of-two scales", check_requantise, _SEEN,
         reruns=True,
     ),
@@ -74,7 +115,30 @@ ORACLES: tuple[Oracle, ...] = (
         "R15", "locality", "exact", "A", "row or block granules", check_locality, _SEEN,
         reruns=True,
     ),
+    Oracle(
+        "R16", "contiguous copy", "exact", "C", "a tensor is not contiguous", check_contiguous,
+        _ARRANGED, reruns=True,
+    ),
     Oracle("R17", "flatten", "exact", "C", "3-D input", check_flattened, _SEEN, reruns=True),
+    Oracle(
+        "R18", "steps with lr = 0", "exact", "C", "finite gradients", check_steps, _ARRANGED,
+        reruns=True,
+    ),
+    Oracle(
+        "R19", "bias added outside", "exact", "C", "a bias that is not fused", check_bias,
+        _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R20", "save and reload", "exact", "C", "none", check_reload, _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R21", "change the recipe", "exact", "A", "power-of-two scales, normal codes",
+        check_recipe, _SEEN, reruns=True,
+    ),
+    Oracle(
+        "R22", "row and column copy", "exact", "A", "power-of-two scales, normal codes",
+        check_copies, _QUANTISER,
+    ),
 )  # fmt: skip
 
 BY_NAME = {oracle.name: oracle for oracle in ORACLES}

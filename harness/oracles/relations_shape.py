@@ -1,0 +1,207 @@
+"""Relations of shape: permute, pad, split or transpose the data, and nothing else may change.
+
+R5-R9, R11, R16 and R17 are twins (``twin.py``); R10 adds the gradients of two halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from harness.case import Spec
+from harness.data import hash_bits
+from harness.numerics import bounds
+from harness.numerics.formats import F32, F64
+from harness.numerics.plan import ROLES, Plan, Role
+from harness.oracles.evidence import Evidence, Reference
+from harness.oracles.gemm import on_lattice
+from harness.oracles.oracle import first, number, plain
+from harness.oracles.rerun import again, base_of
+from harness.oracles.twin import Index, Twin, bias_may_fuse, everything, judge_twin
+from harness.verdict import Verdict
+
+PERMUTED = {"R5": "m", "R6": "n", "R7": "k"}
+#: Which tensors' rows and columns run over which dimension.
+AXES = {"input": ("m", "k"), "weight": ("n", "k"), "grad_output": ("m", "n")}
+_CONTRACTS: dict[str, Role] = {"m": "grad_weight", "n": "grad_input", "k": "output"}
+#: Zeros appended, and the multiple that a batch is split at, where the plan has no blocks.
+_PAD, _SPLIT = 32, 16
+
+
+def check_permuted(evidence: Evidence, name: str) -> Iterator[Verdict]:
+    """R5-R7: tokens, output features or K in another order: everything in that order, same bits."""
+    dim = PERMUTED[name]
+    twin = permuted(evidence.spec, evidence.plan, evidence.tensors, dim, evidence.case.data.seed)
+    yield from _judge(evidence, name, twin, "nothing to permute")
+
+
+def permuted(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str, seed: int) -> Twin | None:
+    """Blocks keep their elements: whole blocks move, and elements inside a block."""
+    index = everything(spec)
+    size = len(index[dim])
+    if size < 2:
+        return None
+    block = _block(plan, dim) or 1
+    bits = hash_bits(seed + 1, "input", 2, size)
+    inside = np.argsort(bits[1, :block], kind="stable")
+    blocks = np.argsort(bits[0, : size // block], kind="stable")
+    index[dim] = (blocks[:, None] * block + inside[None, :]).ravel()
+    return Twin(_taken(tensors, index), spec, index)
+
+
+def _block(plan: Plan, dim: str) -> int:
+    """The block in which the GEMM that contracts ``dim`` shares its scales, 0 for none."""
+    gemm = plan.gemms[_CONTRACTS[dim]]
+    return max(gemm.a.block, gemm.b.block)
+
+
+def _taken(tensors: dict[str, F32], index: dict[str, Index]) -> dict[str, F32]:
+    taken = {t: tensors[t][np.ix_(index[rows], index[cols])] for t, (rows, cols) in AXES.items()}
+    if "bias" in tensors:
+        taken["bias"] = tensors["bias"][index["n"]]
+    return taken
+
+
+def check_padded(evidence: Evidence) -> Iterator[Verdict]:
+    """R8: zeros appended to K of input and weight."""
+    yield from _judge(evidence, "R8", padded(evidence.spec, evidence.plan, evidence.tensors, "k"))
+
+
+def padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Twin:
+    """The case with a whole block of zeros appended to k, or to the tokens, then 2-D."""
+    zeros = _block(plan, dim) or _PAD
+    bigger = dict(tensors)
+    for name, axes in AXES.items():
+        if dim in axes:
+            width = [(0, zeros if axis == dim else 0) for axis in axes]
+            bigger[name] = np.pad(tensors[name], width)
+    if dim == "k":
+        other = msgspec.structs.replace(spec, k=spec.k + zeros)
+    else:
+        other = flat(spec, spec.tokens + zeros)
+    return Twin(bigger, other, everything(spec))
+
+
+def flat(spec: Spec, tokens: int) -> Spec:
+    """A 2-D Spec of so many tokens; a layout stays where the tensor was 2-D already."""
+    layout = "contiguous" if spec.batch else spec.input_layout
+    return msgspec.structs.replace(
+        spec, batch=0, m=tokens, input_layout=layout, grad_layout="contiguous"
+    )
+
+
+def check_batch(evidence: Evidence) -> Iterator[Verdict]:
+    """R9: zero rows appended to the batch, and the batch in two parts: the same rows."""
+    spec, plan, tensors = evidence.spec, evidence.plan, evidence.tensors
+    yield from _judge(evidence, "R9", padded(spec, plan, tensors, "m"))
+    parts = halves(spec, plan, tensors)
+    for part in parts:
+        yield from judge_twin(evidence, "R9", part)
+    if not parts:
+        yield plain("R9", "eager", "output", "not_applicable", "nothing to split")
+
+
+def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Twin, ...]:
+    """The batch in two parts, each of whole blocks; none where it is too small."""
+    unit = _block(plan, "m") or _SPLIT
+    middle = spec.tokens // unit // 2 * unit
+    if not middle and not _block(plan, "m"):
+        middle = spec.tokens // 2
+    if not 0 < middle < spec.tokens:
+        return ()
+    parts = []
+    for rows in np.split(np.arange(spec.tokens), [middle]):
+        index = everything(spec) | {"m": rows}
+        other = flat(spec, len(rows))
+        parts.append(Twin(_taken(tensors, index), other, index, roles=("output", "grad_input")))
+    return tuple(parts)
+
+
+def check_summed(evidence: Evidence) -> Iterator[Verdict]:
+    """R10: grad_weight of two half batches adds up: exactly on the lattice with fp32 results, and
+    within bound 3.3 of both halves elsewhere."""
+    base, parts = base_of(evidence), halves(evidence.spec, evidence.plan, evidence.tensors)
+    if base is None or not parts:
+        yield plain("R10", "eager", "grad_weight", "not_applicable", "nothing to split")
+        return
+    gemm, dtype = evidence.plan.gemms["grad_weight"], evidence.spec.dtype
+    exact = dtype == "fp32" and gemm.rounding == ("out",) and on_lattice(evidence, "grad_weight")
+    total, lo, hi = np.zeros((3, evidence.spec.n, evidence.spec.k))
+    skip = evidence.reference.may_overflow("grad_weight")
+    for part in parts:
+        after = again(evidence, part.tensors, part.spec)
+        if after is None:
+            yield plain("R10", "eager", "grad_weight", "inconclusive", "the rerun failed")
+            return
+        half = Reference(evidence.case, evidence.plan, part.tensors)
+        exact = exact and on_lattice(evidence, "grad_weight", work=half)
+        centre, radius = half.layer("grad_weight")
+        skip = skip | half.may_overflow("grad_weight") | ~np.isfinite(centre) | np.isnan(radius)
+        ends = bounds.interval(centre, radius, gemm, dtype)
+        with np.errstate(invalid="ignore"):
+            total, lo, hi = total + after.outputs["grad_weight"], lo + ends[0], hi + ends[1]
+    if exact:
+        lo = hi = base.outputs["grad_weight"].astype(np.float64)
+    if total.size and skip.all():
+        yield plain("R10", "eager", "grad_weight", "inconclusive", "every element may overflow")
+        return
+    yield _sum_verdict(total, lo, hi, ~(bounds.contains(lo, hi, total) | skip), exact)
+
+
+def _sum_verdict(total: F64, lo: F64, hi: F64, bad: Any, exact: bool) -> Verdict:
+    if not bad.any():
+        return plain("R10", "eager", "grad_weight", "ok")
+    at = first(bad)
+    return Verdict(
+        "R10", "eager", "grad_weight", "diverged",
+        "halves do not add up" if exact else "sum of halves leaves its bound", str(list(at)),
+        number(total[at]), f"in [{number(lo[at])}, {number(hi[at])}]", index=at,
+        lo=float(lo[at]), hi=float(hi[at]),
+    )  # fmt: skip
+
+
+def check_swapped(evidence: Evidence) -> Iterator[Verdict]:
+    """R11: linear(w, x) is linear(x, w) transposed, and its gradients have changed places."""
+    yield from _judge(evidence, "R11", swapped(evidence.spec, evidence.tensors))
+
+
+def swapped(spec: Spec, tensors: dict[str, F32]) -> Twin:
+    """Input and weight exchanged, without the bias, which belongs to one of them."""
+    other = msgspec.structs.replace(
+        spec, batch=0, m=spec.n, n=spec.tokens, bias=False, input_layout="contiguous",
+        grad_layout="contiguous",
+    )  # fmt: skip
+    twin = {
+        "input": tensors["weight"],
+        "weight": tensors["input"],
+        "grad_output": tensors["grad_output"].T,
+    }
+    roles: tuple[Role, ...] = ("grad_input", "grad_weight") if "bias" in tensors else ROLES
+    return Twin(twin, other, everything(spec), roles=roles, swapped=True)
+
+
+def check_contiguous(evidence: Evidence) -> Iterator[Verdict]:
+    """R16: strided, transposed or expanded tensors give what their contiguous copies give."""
+    spec = evidence.spec
+    copies = msgspec.structs.replace(spec, input_layout="contiguous", grad_layout="contiguous")
+    twin = Twin(evidence.tensors, copies, everything(spec)) if copies != spec else None
+    yield from _judge(evidence, "R16", twin, "contiguous already")
+
+
+def check_flattened(evidence: Evidence) -> Iterator[Verdict]:
+    """R17: a 3-D input gives the bits of the flattened 2-D one."""
+    spec = evidence.spec
+    rows = msgspec.structs.replace(flat(spec, spec.tokens), input_layout="contiguous")
+    strict = tuple(role for role in ROLES if not bias_may_fuse(evidence, role))
+    twin = Twin(evidence.tensors, rows, everything(spec), strict=strict) if spec.batch else None
+    yield from _judge(evidence, "R17", twin, "input is 2-D")
+
+
+def _judge(evidence: Evidence, name: str, twin: Twin | None, why: str = "") -> Iterator[Verdict]:
+    if twin is None:
+        yield plain(name, "eager", "output", "not_applicable", why)
+        return
+    yield from judge_twin(evidence, name, twin)
