@@ -7,6 +7,7 @@ worker and still names its case.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import signal
 import time
@@ -78,6 +79,9 @@ class _Worker:
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         self.first_slice = 2 * (number % 2)
         self.counts: Counter[Any] = Counter()
+        #: One relation per draw, going on where the last Spec stopped: there are more of them than
+        #: draws of a Spec.
+        self.relations = itertools.cycle(_RELATIONS)
         #: Compiled Specs that have had their draws.
         self.served: set[str] = set()
         self.reported = time.monotonic()
@@ -135,7 +139,7 @@ class _Worker:
             if i < 2:
                 judgement = self._judge(case, ORACLES)
             elif kind == "none":
-                judgement = self._judge(case, (*_CORE, _RELATIONS[i % len(_RELATIONS)]))
+                judgement = self._judge(case, (*_CORE, next(self.relations)))
             else:
                 judgement = self._judge(case, _CORE, _DEAR[kind])
             if not judgement.ran:

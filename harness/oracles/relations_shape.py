@@ -1,6 +1,15 @@
 """Relations of shape: permute, pad, split or transpose the data, and nothing else may change.
 
-R5-R9, R11, R16 and R17 are twins (``twin.py``); R10 adds the gradients of two halves.
+R5-R9, R11, R16 and R17 are twins (``twin.py``):
+
+    R5, R6, R7  tokens, output features or K permuted, within blocks and by whole blocks
+    R8          a whole block of zeros appended to K
+    R9          zero rows appended to the batch; the batch in two parts
+    R11         linear(w, x) is linear(x, w) transposed, and its gradients have changed places
+    R16         strided, transposed and expanded tensors against their contiguous copies
+    R17         a 3-D input against the flattened one
+
+R10 adds the weight gradients of the two parts.
 """
 
 from __future__ import annotations
@@ -11,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from harness.case import Spec
+from harness.case import Case, Spec
 from harness.data import hash_bits
 from harness.numerics import bounds
 from harness.numerics.formats import F32, F64
@@ -20,36 +29,66 @@ from harness.oracles.evidence import Evidence, Reference
 from harness.oracles.gemm import on_lattice
 from harness.oracles.oracle import first, number, plain
 from harness.oracles.rerun import again, base_of
-from harness.oracles.twin import Index, Twin, bias_may_fuse, everything, judge_twin
+from harness.oracles.twin import Index, Twin, everything, judge_twin
 from harness.verdict import Verdict
 
-PERMUTED = {"R5": "m", "R6": "n", "R7": "k"}
 #: Which tensors' rows and columns run over which dimension.
 AXES = {"input": ("m", "k"), "weight": ("n", "k"), "grad_output": ("m", "n")}
+#: The GEMM that contracts a dimension: its blocks run along it.
 _CONTRACTS: dict[str, Role] = {"m": "grad_weight", "n": "grad_input", "k": "output"}
 #: Zeros appended, and the multiple that a batch is split at, where the plan has no blocks.
 _PAD, _SPLIT = 32, 16
+_WHY_NOT = {"R16": "contiguous already", "R17": "input is 2-D", "R9": "nothing to split"}
 
 
-def check_permuted(evidence: Evidence, name: str) -> Iterator[Verdict]:
-    """R5-R7: tokens, output features or K in another order: everything in that order, same bits."""
-    dim = PERMUTED[name]
-    twin = permuted(evidence.spec, evidence.plan, evidence.tensors, dim, evidence.case.data.seed)
-    yield from _judge(evidence, name, twin, "nothing to permute")
+def check_twins(evidence: Evidence, name: str) -> Iterator[Verdict]:
+    """R5-R9, R11, R16, R17: every twin of the case shows what the case shows."""
+    found = twins(name, evidence.case, evidence.plan, evidence.tensors)
+    for twin in found:
+        yield from judge_twin(evidence, name, twin)
+    if not found:
+        why = _WHY_NOT.get(name, "nothing to permute")
+        yield plain(name, "eager", "output", "not_applicable", why)
 
 
-def permuted(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str, seed: int) -> Twin | None:
+def twins(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tuple[Twin, ...]:
+    """The twins of a case for one relation; none where it says nothing about the case."""
+    spec = case.spec
+    if name in _PERMUTED:
+        return _permuted(spec, plan, tensors, _PERMUTED[name], case.data.seed)
+    if name == "R8":
+        return (_padded(spec, plan, tensors, "k"),)
+    if name == "R9":
+        return (_padded(spec, plan, tensors, "m"), *halves(spec, plan, tensors))
+    if name == "R11":
+        return (_swapped(spec, tensors),)
+    if name == "R16":
+        copies = msgspec.structs.replace(spec, input_layout="contiguous", grad_layout="contiguous")
+        return (Twin(tensors, copies, everything(spec)),) if copies != spec else ()
+    assert name == "R17", name
+    fused = "bias" in tensors and plan.bias == "either"
+    strict = ROLES[1:] if fused else ROLES
+    flattened = Twin(tensors, flat(spec, spec.tokens), everything(spec), strict=strict)
+    return (flattened,) if spec.batch else ()
+
+
+_PERMUTED = {"R5": "m", "R6": "n", "R7": "k"}
+
+
+def _permuted(
+    spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str, seed: int
+) -> tuple[Twin, ...]:
     """Blocks keep their elements: whole blocks move, and elements inside a block."""
     index = everything(spec)
     size = len(index[dim])
     if size < 2:
-        return None
+        return ()
     block = _block(plan, dim) or 1
     bits = hash_bits(seed + 1, "input", 2, size)
     inside = np.argsort(bits[1, :block], kind="stable")
     blocks = np.argsort(bits[0, : size // block], kind="stable")
     index[dim] = (blocks[:, None] * block + inside[None, :]).ravel()
-    return Twin(_taken(tensors, index), spec, index)
+    return (Twin(_taken(tensors, index), spec, index),)
 
 
 def _block(plan: Plan, dim: str) -> int:
@@ -65,12 +104,7 @@ def _taken(tensors: dict[str, F32], index: dict[str, Index]) -> dict[str, F32]:
     return taken
 
 
-def check_padded(evidence: Evidence) -> Iterator[Verdict]:
-    """R8: zeros appended to K of input and weight."""
-    yield from _judge(evidence, "R8", padded(evidence.spec, evidence.plan, evidence.tensors, "k"))
-
-
-def padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Twin:
+def _padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Twin:
     """The case with a whole block of zeros appended to k, or to the tokens, then 2-D."""
     zeros = _block(plan, dim) or _PAD
     bigger = dict(tensors)
@@ -79,29 +113,15 @@ def padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Twin:
             width = [(0, zeros if axis == dim else 0) for axis in axes]
             bigger[name] = np.pad(tensors[name], width)
     if dim == "k":
-        other = msgspec.structs.replace(spec, k=spec.k + zeros)
-    else:
-        other = flat(spec, spec.tokens + zeros)
-    return Twin(bigger, other, everything(spec))
+        return Twin(bigger, msgspec.structs.replace(spec, k=spec.k + zeros), everything(spec))
+    return Twin(bigger, flat(spec, spec.tokens + zeros), everything(spec), title=" when padded")
 
 
 def flat(spec: Spec, tokens: int) -> Spec:
-    """A 2-D Spec of so many tokens; a layout stays where the tensor was 2-D already."""
-    layout = "contiguous" if spec.batch else spec.input_layout
+    """A 2-D Spec of so many tokens, all contiguous."""
     return msgspec.structs.replace(
-        spec, batch=0, m=tokens, input_layout=layout, grad_layout="contiguous"
+        spec, batch=0, m=tokens, input_layout="contiguous", grad_layout="contiguous"
     )
-
-
-def check_batch(evidence: Evidence) -> Iterator[Verdict]:
-    """R9: zero rows appended to the batch, and the batch in two parts: the same rows."""
-    spec, plan, tensors = evidence.spec, evidence.plan, evidence.tensors
-    yield from _judge(evidence, "R9", padded(spec, plan, tensors, "m"))
-    parts = halves(spec, plan, tensors)
-    for part in parts:
-        yield from judge_twin(evidence, "R9", part)
-    if not parts:
-        yield plain("R9", "eager", "output", "not_applicable", "nothing to split")
 
 
 def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Twin, ...]:
@@ -112,12 +132,31 @@ def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Twin, ...]:
         middle = spec.tokens // 2
     if not 0 < middle < spec.tokens:
         return ()
-    parts = []
-    for rows in np.split(np.arange(spec.tokens), [middle]):
-        index = everything(spec) | {"m": rows}
-        other = flat(spec, len(rows))
-        parts.append(Twin(_taken(tensors, index), other, index, roles=("output", "grad_input")))
-    return tuple(parts)
+    first, second = np.split(np.arange(spec.tokens), [middle])
+    return (
+        _part(spec, tensors, first, " in the first half"),
+        _part(spec, tensors, second, " in the second half"),
+    )
+
+
+def _part(spec: Spec, tensors: dict[str, F32], rows: Index, title: str) -> Twin:
+    index = everything(spec) | {"m": rows}
+    return Twin(
+        _taken(tensors, index), flat(spec, len(rows)), index, roles=("output", "grad_input"),
+        title=title,
+    )  # fmt: skip
+
+
+def _swapped(spec: Spec, tensors: dict[str, F32]) -> Twin:
+    """Input and weight exchanged, without the bias, which belongs to one of them."""
+    other = msgspec.structs.replace(flat(spec, spec.n), n=spec.tokens, bias=False)
+    exchanged = {
+        "input": tensors["weight"],
+        "weight": tensors["input"],
+        "grad_output": tensors["grad_output"].T,
+    }
+    roles: tuple[Role, ...] = ROLES[1:] if "bias" in tensors else ROLES
+    return Twin(exchanged, other, everything(spec), roles=roles, swapped=True)
 
 
 def check_summed(evidence: Evidence) -> Iterator[Verdict]:
@@ -161,47 +200,3 @@ def _sum_verdict(total: F64, lo: F64, hi: F64, bad: Any, exact: bool) -> Verdict
         number(total[at]), f"in [{number(lo[at])}, {number(hi[at])}]", index=at,
         lo=float(lo[at]), hi=float(hi[at]),
     )  # fmt: skip
-
-
-def check_swapped(evidence: Evidence) -> Iterator[Verdict]:
-    """R11: linear(w, x) is linear(x, w) transposed, and its gradients have changed places."""
-    yield from _judge(evidence, "R11", swapped(evidence.spec, evidence.tensors))
-
-
-def swapped(spec: Spec, tensors: dict[str, F32]) -> Twin:
-    """Input and weight exchanged, without the bias, which belongs to one of them."""
-    other = msgspec.structs.replace(
-        spec, batch=0, m=spec.n, n=spec.tokens, bias=False, input_layout="contiguous",
-        grad_layout="contiguous",
-    )  # fmt: skip
-    twin = {
-        "input": tensors["weight"],
-        "weight": tensors["input"],
-        "grad_output": tensors["grad_output"].T,
-    }
-    roles: tuple[Role, ...] = ("grad_input", "grad_weight") if "bias" in tensors else ROLES
-    return Twin(twin, other, everything(spec), roles=roles, swapped=True)
-
-
-def check_contiguous(evidence: Evidence) -> Iterator[Verdict]:
-    """R16: strided, transposed or expanded tensors give what their contiguous copies give."""
-    spec = evidence.spec
-    copies = msgspec.structs.replace(spec, input_layout="contiguous", grad_layout="contiguous")
-    twin = Twin(evidence.tensors, copies, everything(spec)) if copies != spec else None
-    yield from _judge(evidence, "R16", twin, "contiguous already")
-
-
-def check_flattened(evidence: Evidence) -> Iterator[Verdict]:
-    """R17: a 3-D input gives the bits of the flattened 2-D one."""
-    spec = evidence.spec
-    rows = msgspec.structs.replace(flat(spec, spec.tokens), input_layout="contiguous")
-    strict = tuple(role for role in ROLES if not bias_may_fuse(evidence, role))
-    twin = Twin(evidence.tensors, rows, everything(spec), strict=strict) if spec.batch else None
-    yield from _judge(evidence, "R17", twin, "input is 2-D")
-
-
-def _judge(evidence: Evidence, name: str, twin: Twin | None, why: str = "") -> Iterator[Verdict]:
-    if twin is None:
-        yield plain(name, "eager", "output", "not_applicable", why)
-        return
-    yield from judge_twin(evidence, name, twin)

@@ -56,6 +56,8 @@ class Twin:
     strict: tuple[Role, ...] = ()
     #: Input and weight have changed places, and with them the two gradients.
     swapped: bool = False
+    #: Where a relation has several twins: which one this is, part of a symptom.
+    title: str = ""
 
     def take(self, x: Any, axes: tuple[str, str]) -> Any:
         """The elements of a 2-D array of the case that the twin holds, in the twin's order."""
@@ -176,7 +178,7 @@ def _operand(
         pairs.append(("operand", seen.values, other.values))
     for what, x, y in pairs:
         verdict = compare(
-            name, role, twin.trim(y, axes), twin.take(x, axes), f"{what} changes", side
+            name, role, twin.trim(y, axes), twin.take(x, axes), f"{what} changes{twin.title}", side
         )
         if verdict.status != "ok":
             return replace(verdict, where=f"operand {side}{verdict.where}")
@@ -192,7 +194,7 @@ def _result(
     got[part] = twin.trim(twin.result(after, role), axes)
     lattice = on_lattice(evidence, role)
     if role in twin.strict or (lattice and not bias_may_fuse(evidence, role)):
-        return compare(name, role, got, want, "result changes")
+        return compare(name, role, got, want, f"result changes{twin.title}")
     a, b = observed(evidence, base, role)
     if a is None or b is None:
         return plain(name, "eager", role, "inconclusive", "operands were not seen")
@@ -203,7 +205,7 @@ def _result(
     verdict = within(evidence, name, "eager", role, got, centre, 0.0 if lattice else radius, skip)
     if verdict.status != "diverged":
         return verdict
-    return replace(verdict, symptom="result leaves its bound")
+    return replace(verdict, symptom=f"result leaves its bound{twin.title}")
 
 
 def bias_may_fuse(evidence: Evidence, role: Role) -> bool:

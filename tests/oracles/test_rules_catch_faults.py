@@ -62,6 +62,7 @@ HUNTS = [
     Hunt("R4", "cast-rounds-upwards"),
     Hunt("R5", "row-tail-scale"),
     Hunt("R5", "row-tail-scale", data={"regime": "lattice"}),
+    Hunt("R5", "mx-block-leaks-rows", recipe="torchao.mxfp8.floor"),
     Hunt("R6", "column-tail-scale"),
     Hunt("R7", "k-tail-dropped"),
     Hunt("R7", "k-tail-dropped", recipe=TENSORWISE, data={"regime": "lattice"}),
