@@ -66,10 +66,16 @@ def twins(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tuple[T
         copies = msgspec.structs.replace(spec, input_layout="contiguous", grad_layout="contiguous")
         return (Twin(tensors, copies, everything(spec)),) if copies != spec else ()
     assert name == "R17", name
-    fused = "bias" in tensors and plan.bias == "either"
-    strict = ROLES[1:] if fused else ROLES
-    flattened = Twin(tensors, flat(spec, spec.tokens), everything(spec), strict=strict)
+    flattened = Twin(tensors, flat(spec, spec.tokens), everything(spec), strict=_strict(spec, plan))
     return (flattened,) if spec.batch else ()
+
+
+def _strict(spec: Spec, plan: Plan) -> tuple[Role, ...]:
+    """Roles in which flattening changes neither kernel nor strides: a transposed or expanded tensor
+    may reach another kernel once it is a contiguous copy, and a bias may be fused in one of them."""
+    if (spec.input_layout, spec.grad_layout) != ("contiguous", "contiguous"):
+        return ()
+    return ROLES[1:] if spec.bias and plan.bias == "either" else ROLES
 
 
 _PERMUTED = {"R5": "m", "R6": "n", "R7": "k"}

@@ -23,7 +23,7 @@ def check_steps(evidence: Evidence) -> Iterator[Verdict]:
     if base is None or not all(np.isfinite(x).all() for x in base.outputs.values()):
         yield plain("R18", "eager", "output", "not_applicable", "0 times a gradient is not 0")
         return
-    yield from _same_after(evidence, "R18", "steps", "a step raises")
+    yield from _same_after(evidence, "R18", "steps", "cannot go on")
 
 
 def check_reload(evidence: Evidence) -> Iterator[Verdict]:
@@ -32,10 +32,10 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     if base_of(evidence) is None:
         yield plain("R20", "eager", "output", "not_applicable")
         return
-    verdicts = list(_same_after(evidence, "R20", "reload", "the saved state cannot be loaded"))
+    verdicts = list(_same_after(evidence, "R20", "reload", "cannot be loaded"))
     yield from verdicts
     if [v.role for v in verdicts] == ["state"]:
-        yield from _same_after(evidence, "R20", "reload_trusted", "the state cannot be restored")
+        yield from _same_after(evidence, "R20", "reload_trusted", "cannot be restored")
 
 
 def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iterator[Verdict]:
@@ -46,11 +46,17 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
         error = after.error
         yield Verdict(
             name, "eager", "state", "diverged", f"{failure} ({error.type})", error.where,
-            f"{error.type}: {error.message.strip()[:200]}", "the same run again",
+            f"{error.type}: {_first_line(error.message)}", "what was saved or stepped",
         )  # fmt: skip
         return
     twin = Twin(evidence.tensors, evidence.spec, everything(evidence.spec), strict=ROLES)
     yield from judge_against(evidence, name, twin, after)
+
+
+def _first_line(message: str) -> str:
+    """Without what some errors add for terminals."""
+    line = (message.strip() or "(no message)").splitlines()[0]
+    return "".join(c for c in line if c.isprintable())[:120]
 
 
 def check_bias(evidence: Evidence) -> Iterator[Verdict]:
