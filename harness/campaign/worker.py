@@ -136,9 +136,9 @@ class _Worker:
         for i, case in enumerate(self._more(batch, kind)):
             if time.monotonic() > until and i >= 2:
                 break
-            if i < 2:
+            if i == 0:
                 judgement = self._judge(case, ORACLES)
-            elif kind == "none":
+            elif i == 1 or kind == "none":
                 judgement = self._judge(case, (*_CORE, next(self.relations)))
             else:
                 judgement = self._judge(case, _CORE, _DEAR[kind])

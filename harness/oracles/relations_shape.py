@@ -72,7 +72,7 @@ def twins(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tuple[T
 
 def _strict(spec: Spec, plan: Plan) -> tuple[Role, ...]:
     """Roles in which flattening changes neither kernel nor strides: a transposed or expanded tensor
-    may reach another kernel once it is a contiguous copy, and a bias may be fused in one of them."""
+    may reach another kernel as a contiguous copy, and a bias may be fused in one of them."""
     if (spec.input_layout, spec.grad_layout) != ("contiguous", "contiguous"):
         return ()
     return ROLES[1:] if spec.bias and plan.bias == "either" else ROLES
