@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import torch
 
+from harness.arms.events import run_after
 from harness.arms.ladder import EAGER, Arm, climb, unavailable
 from harness.arms.program import Program
 from harness.arms.twin import twin_outputs
@@ -23,6 +24,7 @@ from harness.data import make_model_tensors, make_tensors
 from harness.ledger import Ledger
 from harness.models.zoo import MODELS, gradient_names, parameter_shapes
 from harness.numerics.formats import F32
+from harness.numerics.plan import Plan
 from harness.oracles import BY_NAME, ORACLES
 from harness.oracles.evidence import Evidence
 from harness.oracles.kernels import check_kernels, check_weight_copies
@@ -33,7 +35,8 @@ from harness.recipe import Recipe, unknown
 from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
 
-_KEPT_PROGRAMS = 16
+#: One case's relations alone build a dozen Specs; a compiled program must outlive them.
+_KEPT_PROGRAMS = 40
 FRESH_DRAWS = 20
 
 
@@ -107,7 +110,10 @@ class Judge:
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case.spec),
             may_refuse=recipe.may_refuse(case.spec),
-            rerun=lambda tensors, spec: self._program(spec, EAGER).run(tensors, tap=True),
+            rerun=lambda tensors, spec, event: run_after(
+                event, self._program(spec, EAGER), tensors
+            ),
+            peers=lambda: power_of_two_peers(self.recipes, case.spec),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=recipe.plan,
             gradients=gradient_names(case.spec),
@@ -299,3 +305,16 @@ def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
         if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
+
+
+def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:
+    """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
+    peers: dict[str, Plan] = {}
+    for name, recipe in recipes.items():
+        other = msgspec.structs.replace(spec, recipe=name, backend="")
+        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.may_refuse(other):
+            continue
+        plan = recipe.plan(other)
+        if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):
+            peers[name] = plan
+    return peers

@@ -112,7 +112,8 @@ def _script(mode: str) -> Any:
             imports += "from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear"
             convert = (
                 "torch.nn.Sequential(collections.OrderedDict(proj=MXFP8Linear("
-                f"{spec.k}, {spec.n}, {spec.bias}, dtype=dtype, {kw})))"
+                "*model.proj.weight.t().shape, model.proj.bias is not None, "
+                f"dtype=dtype, {kw})))"
             )
         return ScriptText(
             imports=imports,

@@ -14,12 +14,15 @@ import pytest
 
 from harness.arms.ladder import LADDER, select_arms
 from harness.case import Case, DataSpec, Spec, Spike
+from harness.data import make_tensors
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
 from harness.ledger import Ledger
 from harness.oracles import BY_NAME, ORACLES
+from harness.oracles.relations_shape import halves, variants
 from harness.recipe import Recipe, load_recipes
 from harness.triage.script import write_script
+from harness.triage.script_relations import VARIANTS
 from harness.triage.verify import run_script
 from harness.verdict import Verdict, fingerprint
 
@@ -27,7 +30,7 @@ MAX_LINES = 60
 FLOAT8, MX = "torchao.float8.rowwise", "torchao.mxfp8.floor"
 TENSORWISE = "torchao.float8.tensorwise"
 #: Rules that look inside: their operands are out of a plain script's reach under aot_eager.
-TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15")
+TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15", "R21", "R22")
 
 
 @cache
@@ -80,7 +83,9 @@ def verdict_of(oracle: str, arm: str, **changes: Any) -> Verdict:
         fields |= {"role": "forward", "status": "crashed", "allowed": "a result", "index": ()}
     elif oracle == "O3":
         fields |= {"allowed": "byte 127 for amax 448"}
-    elif oracle in ("O2", "O4"):
+    elif oracle == "R22":
+        fields |= {"role": "grad_weight"}
+    elif oracle in ("O2", "O4", "R21"):
         fields |= {"allowed": "448"}
     return Verdict(oracle, arm, **(fields | changes))
 
@@ -104,9 +109,21 @@ def places() -> Iterator[tuple[str, str]]:
         for oracle in ORACLES:
             inside = oracle.name in TAPPED and (name == "empty" or spec.recipe == "torch.fp32")
             amax = oracle.name == "O4" and spec.recipe == MX
-            flat = oracle.name == "R17" and not spec.batch
-            if not (inside or amax or flat):
+            empty = oracle.name in VARIANTS and name == "empty"  # an operand without elements
+            if not (inside or amax or empty) and says_something(oracle.name, spec):
                 yield oracle.name, name
+
+
+def says_something(relation: str, spec: Spec) -> bool:
+    """False where a relation of shape has no second run of this Spec."""
+    case = Case(spec=spec, data=DataSpec())
+    plan = recipes()[spec.recipe].plan(spec)
+    tensors = make_tensors(case, plan)
+    if relation == "R10":
+        return bool(halves(spec, plan, tensors))
+    if relation in VARIANTS and relation not in ("R18", "R20"):
+        return bool(variants(relation, case, plan, tensors))
+    return True
 
 
 def arms_of(oracle: str) -> list[str]:
@@ -116,6 +133,8 @@ def arms_of(oracle: str) -> list[str]:
         return [name for name in names if "checkpoint" in name]
     if oracle == "O4":
         return [name for name in names if name.startswith("eager")]
+    if oracle == "R22":
+        return [name for name in names if "checkpoint" not in name]
     return ["eager"] if BY_NAME[oracle].reruns or oracle == "R13" else names
 
 
@@ -129,6 +148,26 @@ def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
             continue
         text = write_script(case, verdict_of(oracle, arm), recipes()[case.spec.recipe])
         assert_stands_alone(text)
+
+
+@pytest.mark.parametrize("symptom", ["scale changes", "result changes", "result leaves its bound"])
+@pytest.mark.parametrize(("oracle", "name"), [p for p in places() if p[0] in VARIANTS])
+def test_every_twins_symptom_has_a_script(oracle: str, name: str, symptom: str) -> None:
+    case = Case(spec=SPECS[name], data=DataSpec())
+    side = "b" if symptom == "scale changes" else ""
+    if symptom == "result leaves its bound" and (oracle in ("R18", "R20")):
+        return  # always exact
+    for role in ("output", "grad_input", "grad_weight"):
+        verdict = verdict_of(oracle, "eager", symptom=symptom, side=side, role=role)
+        assert_stands_alone(write_script(case, verdict, recipes()[case.spec.recipe]))
+
+
+def test_a_state_that_cannot_be_loaded_has_a_script() -> None:
+    case = Case(spec=SPECS["wrapper"], data=DataSpec())
+    verdict = verdict_of("R20", "eager", role="state", side="", index=())
+    text = write_script(case, verdict, recipes()[MX])
+    assert_stands_alone(text)
+    assert "weights_only=True" in text
 
 
 @pytest.mark.parametrize(
@@ -177,6 +216,9 @@ def draws(recipe: str) -> Iterator[Case]:
         Spec(recipe=recipe, n=64),
         Spec(recipe=recipe, bias=True, checkpoint="full", batch=2, dtype="fp32"),
         Spec(recipe=recipe, backend="wrapper" if recipe == MX else "emulated"),
+        Spec(recipe=recipe, batch=2, m=16, n=32)
+        if recipe == MX
+        else Spec(recipe=recipe, input_layout="transposed"),
     ]
     data = [
         DataSpec(),
@@ -260,13 +302,53 @@ def test_a_script_fails_under_its_fault_and_passes_without(
     assert clean.code == 0, clean
 
 
-def negation_broken_by(fault_id: str) -> tuple[Case, Verdict]:
-    """R4 judged alone: with the quantiser's rules in play it is a mere consequence."""
-    case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
+#: A relation, a fault it sees alone, and where: Spec and data.
+BROKEN: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
+    ("R5", "row-tail-scale", {}, {}),
+    ("R5", "mx-block-leaks-rows", {"recipe": MX, "m": 64}, {"values": "heavy_tail"}),
+    ("R6", "column-tail-scale", {"bias": True, "batch": 2}, {"regime": "lattice"}),
+    ("R7", "k-tail-dropped", {"input_layout": "transposed"}, {}),
+    ("R8", "k-odd-blocks", {"k": 64, "bias": True}, {"regime": "lattice"}),
+    ("R9", "rows-ragged", {}, {}),
+    ("R10", "tokens-ragged", {"backend": "emulated", "dtype": "fp32"}, {"regime": "lattice"}),
+    ("R11", "weight-flushed", {"n": 48}, {}),
+    ("R16", "strides-ignored", {"input_layout": "transposed"}, {}),
+    ("R17", "batched-gain", {"batch": 2}, {}),
+    ("R18", "cache-unfilled", {}, {}),
+    ("R19", "bias-forgotten", {"bias": True}, {}),
+    ("R20", "state-half-loaded", {"bias": True}, {}),
+    ("R21", "cast-truncates", {}, {}),
+    ("R22", "transposed-copy-garbled", {}, {}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("relation", "fault_id", "spec", "data"), BROKEN)
+def test_a_relations_script_fails_under_its_fault_and_passes_without(
+    tmp_path: Path, relation: str, fault_id: str, spec: dict[str, Any], data: dict[str, Any]
+) -> None:
+    case, verdict = broken_by(relation, fault_id, spec, data)
+    path = tmp_path / "repro.py"
+    path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))
+    planted = run_script(path, timeout=60, plant=("", fault_id))
+    assert planted.shown, planted
+    clean = run_script(path, timeout=60)
+    assert clean.code == 0, clean
+
+
+def broken_by(
+    relation: str, fault_id: str, spec: dict[str, Any], data: dict[str, Any]
+) -> tuple[Case, Verdict]:
+    """A relation judged alone: with the rules below it in play it is a mere consequence."""
+    case = Case(spec=Spec(**{"recipe": FLOAT8, **spec}), data=DataSpec(**data))
     with builtin_faults()[fault_id].plant():
         judge = Judge(recipes(), Ledger([]), select_arms(["eager"]))
-        judgement = judge.judge(case, (BY_NAME["contract"], BY_NAME["R4"]))
+        judgement = judge.judge(case, (BY_NAME[relation],))
     return case, judgement.causes[0]
+
+
+def negation_broken_by(fault_id: str) -> tuple[Case, Verdict]:
+    return broken_by("R4", fault_id, {}, {})
 
 
 def test_a_traceback_is_not_a_divergence(tmp_path: Path) -> None:

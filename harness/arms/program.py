@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from harness.arms.ladder import Arm
 from harness.arms.layers import LayerWatch
@@ -93,15 +94,25 @@ class Program:
         tap: bool,
         spec: Spec | None = None,
         focus: int | None = None,
+        load: bool = True,
     ) -> Trace:
-        """Run the Spec's schedule; with ``tap``, what was multiplied is recorded.
+        """Run the Spec's schedule; with ``tap``, what was multiplied is recorded. Without ``load``,
+        the parameters stay as they are.
 
         ``spec`` may differ from the program's in rows where the graph is dynamic. ``focus`` limits
         an eager model's recording to one of its linears.
         """
         if self.error is not None:
             return Trace(self.arm.name, error=self.error)
-        return _Run(self, tensors, spec or self.spec, tap, focus).trace()
+        run = _Run(self, tensors, spec or self.spec, tap, focus)
+        if load:
+            run.load()
+        return run.trace()
+
+    @property
+    def model(self) -> nn.Module:
+        """The converted model. Raises AttributeError where conversion failed."""
+        return self._model  # type: ignore[no-any-return]
 
 
 class _Run:
@@ -122,7 +133,6 @@ class _Run:
 
     def trace(self) -> Trace:
         program, spec = self.program, self.spec
-        self._load()
         if program.description.random:
             torch.manual_seed(0)
         try:
@@ -214,7 +224,8 @@ class _Run:
             return torch.optim.SGD(trained, lr=2.0**-6)
         return torch.optim.AdamW(trained, lr=2.0**-8)
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Write the case's values into the parameters and clear their gradients."""
         spec, names = self.spec, _LINEAR if self.spec.direct else self.program._shared
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():

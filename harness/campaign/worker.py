@@ -7,6 +7,7 @@ worker and still names its case.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import signal
 import time
@@ -82,6 +83,9 @@ class _Worker:
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         self.first_slice = 2 * (number % 2)
         self.counts: Counter[Any] = Counter()
+        #: One relation per draw, going on where the last Spec stopped: there are more of them than
+        #: draws of a Spec.
+        self.relations = itertools.cycle(_RELATIONS)
         #: Compiled Specs that have had their draws.
         self.served: set[str] = set()
         #: Pairs of features this worker has run.
@@ -172,10 +176,10 @@ class _Worker:
     def _draw(self, case: Case, kind: Compile, i: int) -> Judgement:
         """A Spec's first draws meet every rule on every rung, later ones those where it pays:
         compiled ones the dear rungs only, since the cheap ones have slices of their own."""
-        if i < 2:
+        if i == 0:
             return self._judge(case, ORACLES)
-        if kind == "none":
-            return self._judge(case, (*_CORE, _RELATIONS[i % len(_RELATIONS)]), thorough=False)
+        if i == 1 or kind == "none":
+            return self._judge(case, (*_CORE, next(self.relations)), thorough=i == 1)
         names = frozenset(a.name for a in climb(case.spec) if a.compiler)
         needs_eager = not case.spec.direct  # what a compiled model is compared with
         dear = names - {"aot_eager"} if kind == "inductor" else names

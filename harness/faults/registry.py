@@ -11,10 +11,10 @@ from harness.recipe import unknown
 
 def builtin_faults() -> dict[str, Fault]:
     """All built-in faults by id."""
-    from harness.faults import casts, contract, gemm, recompute, scales
+    from harness.faults import casts, contract, gemm, layout, recompute, scales
 
-    families = (scales.FAULTS, casts.FAULTS, gemm.FAULTS, recompute.FAULTS, contract.FAULTS)
-    return {fault.id: fault for family in families for fault in family}
+    families = (scales, casts, gemm, layout, recompute, contract)
+    return {fault.id: fault for family in families for fault in family.FAULTS}
 
 
 def load_fault_file(file: Path) -> dict[str, Fault]:

@@ -62,6 +62,13 @@ class OperandPlan:
         assert (self.format is None) == (self.scale is None)
         assert (self.granularity == "block") == (self.block > 0)
 
+    @property
+    def power_of_two(self) -> bool:
+        """True where every scale is a power of two, so that scaling alone rounds nothing."""
+        return isinstance(self.scale, MxScale) or (
+            isinstance(self.scale, Fp32Scale) and self.scale.power_of_two
+        )
+
 
 HIGH_PRECISION = OperandPlan()
 

@@ -15,9 +15,11 @@ from harness.oracles.gemm import (
 from harness.oracles.oracle import Oracle
 from harness.oracles.quantiser import check_amax, check_cast, check_scale
 from harness.oracles.recompute import check_checkpoint, check_recompute, check_statistics
-from harness.oracles.relations import (
+from harness.oracles.relations_recipe import check_copies, check_recipe
+from harness.oracles.relations_shape import check_summed, check_variants
+from harness.oracles.relations_state import check_bias, check_reload, check_steps
+from harness.oracles.relations_values import (
     check_below_amax,
-    check_flattened,
     check_locality,
     check_monotone,
     check_negation,
@@ -34,6 +36,10 @@ _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
 #: What explains a difference of whole runs.
 _WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18"}
+#: A result that is wrong by itself is not also wrong by comparison. A relation that looks at codes,
+#: then at results, is among its own consequences.
+_ARRANGED = _SEEN | {"O6", "O7", "O10"}
+_LAID_OUT = _ARRANGED | {"R16", "R17"}
 
 ORACLES: tuple[Oracle, ...] = (
     Oracle("contract", "contract", "exact", "C", "none", check_contract, scope="case"),
@@ -91,6 +97,34 @@ ORACLES: tuple[Oracle, ...] = (
     ),
     Oracle("R4", "negate the input", "exact", "C", "none", check_negation, _SEEN, reruns=True),
     Oracle(
+        "R5", "permute tokens", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R5"), _ARRANGED | {"R5"}, reruns=True,
+    ),
+    Oracle(
+        "R6", "permute output features", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R6"), _ARRANGED | {"R6"}, reruns=True,
+    ),
+    Oracle(
+        "R7", "permute K", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R7"), _ARRANGED | {"R7"}, reruns=True,
+    ),
+    Oracle(
+        "R8", "zero-pad K", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R8"), _ARRANGED | {"R8"}, reruns=True,
+    ),
+    Oracle(
+        "R9", "pad or split the batch", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R9"), _LAID_OUT | {"R9"}, reruns=True,
+    ),
+    Oracle(
+        "R10", "sum half batches", "bound", "C", "2 parts of whole blocks", check_summed,
+        _LAID_OUT, reruns=True,
+    ),
+    Oracle(
+        "R11", "swap input and weight", "exact", "C", "same formats on both sides",
+        partial(check_variants, name="R11"), _LAID_OUT | {"R11"}, reruns=True,
+    ),
+    Oracle(
         "R12", "requantise", "exact", "A", "power-of-two scales", check_requantise, _SEEN,
         reruns=True,
     ),
@@ -103,7 +137,34 @@ ORACLES: tuple[Oracle, ...] = (
         "R15", "locality", "exact", "A", "row or block granules", check_locality, _SEEN,
         reruns=True,
     ),
-    Oracle("R17", "flatten", "exact", "C", "3-D input", check_flattened, _SEEN, reruns=True),
+    Oracle(
+        "R16", "contiguous copy", "exact", "C", "a tensor is not contiguous",
+        partial(check_variants, name="R16"), _ARRANGED | {"R16"}, reruns=True,
+    ),
+    Oracle(
+        "R17", "flatten", "exact", "C", "3-D input", partial(check_variants, name="R17"),
+        _SEEN | {"R17"}, reruns=True,
+    ),
+    Oracle(
+        "R18", "steps with lr = 0", "exact", "C", "finite gradients", check_steps,
+        _ARRANGED | {"R18"}, reruns=True,
+    ),
+    Oracle(
+        "R19", "bias added outside", "exact", "C", "a bias that is not fused", check_bias,
+        _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R20", "save and reload", "exact", "C", "none", check_reload,
+        _ARRANGED | {"R20"}, reruns=True,
+    ),
+    Oracle(
+        "R21", "change the recipe", "exact", "A", "power-of-two scales, normal codes",
+        check_recipe, _SEEN, reruns=True,
+    ),
+    Oracle(
+        "R22", "row and column copy", "exact", "A", "power-of-two scales, normal codes",
+        check_copies, _QUANTISER,
+    ),
 )  # fmt: skip
 
 BY_NAME = {oracle.name: oracle for oracle in ORACLES}

@@ -16,8 +16,9 @@ from harness.numerics.plan import GemmPlan, OperandPlan, Plan, Role
 from harness.numerics.reference import Quantised, Scale
 from harness.trace import Seen, Trace
 
-#: Runs the eager arm again on other tensors (and possibly another Spec).
-Rerun = Callable[[dict[str, F32], Spec], Trace]
+#: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
+#: ``harness/arms/events.py`` ("" for none).
+Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ class Evidence:
     gradients: frozenset[str] = frozenset()
     #: True: nothing but linears and pointwise operations.
     pointwise: bool = True
+    #: Other recipes that run this Spec with power-of-two scales, and their plans.
+    peers: Callable[[], dict[str, Plan]] = dict
 
     @cached_property
     def reference(self) -> Reference:

@@ -11,7 +11,7 @@ from harness.numerics import bounds
 from harness.numerics.formats import F32, F64, FORMATS, round_to
 from harness.numerics.plan import ROLES, Role
 from harness.numerics.reference import product
-from harness.oracles.evidence import Evidence
+from harness.oracles.evidence import Evidence, Reference
 from harness.oracles.oracle import first, number, plain
 from harness.trace import Seen, Trace
 from harness.verdict import Verdict
@@ -36,17 +36,18 @@ def _check_gemm(evidence: Evidence, oracle: str, roles: tuple[Role, ...]) -> Ite
             if trace.error is not None or got is None:
                 yield plain(oracle, arm, role, "not_applicable")
                 continue
-            a, b = _observed(evidence, trace, role)
+            a, b = observed(evidence, trace, role)
             if a is None or b is None:
                 why = trace.unobserved or "not tapped"
                 yield plain(oracle, arm, role, "inconclusive", why)
                 continue
-            centre, radius = _centre_and_radius(evidence, role, a, b)
+            centre, radius = centre_and_radius(evidence, role, a, b)
             skip = evidence.reference.may_overflow(role) | np.isnan(centre)
-            yield _within(evidence, oracle, arm, role, got, centre, radius, skip)
+            yield within(evidence, oracle, arm, role, got, centre, radius, skip)
 
 
-def _observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
+def observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
+    """Both operands as they were really multiplied, None where one was not seen."""
     site = trace.main_site(role)
     if site is None and evidence.plan.gemms[role].a.format is not None:
         return None, None
@@ -57,7 +58,8 @@ def _observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None,
     )
 
 
-def _centre_and_radius(evidence: Evidence, role: Role, a: F64, b: F64) -> tuple[F64, F64]:
+def centre_and_radius(evidence: Evidence, role: Role, a: F64, b: F64) -> tuple[F64, F64]:
+    """The product of the observed operands and the radius of bound 3.2."""
     planned = evidence.reference.values(role, "a"), evidence.reference.values(role, "b")
     if a is planned[0] and b is planned[1]:
         return evidence.reference.gemm(role)
@@ -107,7 +109,7 @@ def check_layer(evidence: Evidence) -> Iterator[Verdict]:
                 continue
             centre, radius = evidence.reference.layer(role)
             skip = evidence.reference.may_overflow(role) | ~np.isfinite(centre) | np.isnan(radius)
-            yield _within(evidence, "O6", arm, role, got, centre, radius, skip)
+            yield within(evidence, "O6", arm, role, got, centre, radius, skip)
 
 
 def check_lattice(evidence: Evidence) -> Iterator[Verdict]:
@@ -117,24 +119,28 @@ def check_lattice(evidence: Evidence) -> Iterator[Verdict]:
             got = trace.outputs.get(role)
             if trace.error is not None or got is None:
                 yield plain("O7", arm, role, "not_applicable")
-            elif not _on_lattice(evidence, role):
+            elif not on_lattice(evidence, role):
                 yield plain("O7", arm, role, "not_applicable", "sums are not exact")
             else:
                 centre = evidence.reference.centre(role)
                 nothing = np.zeros(centre.shape, dtype=bool)
-                yield _within(evidence, "O7", arm, role, got, centre, 0.0, nothing)
+                yield within(evidence, "O7", arm, role, got, centre, 0.0, nothing)
 
 
-def _on_lattice(evidence: Evidence, role: Role) -> bool:
-    """All partial sums exact in fp32: operands are multiples of one unit and sums stay below 2^24
-    units. Checked on the reference's operands, not assumed from the regime."""
+def on_lattice(
+    evidence: Evidence, role: Role, *, work: Reference | None = None, addend: float = 0.0
+) -> bool:
+    """All partial sums exact in fp32: operands are multiples of one unit and sums, ``addend``
+    included, stay below 2^24 units. Checked on the operands of ``work`` (the case's own reference
+    by default), not assumed from the regime."""
     if evidence.case.data.regime != "lattice":
         return False
+    work = work or evidence.reference
     unit = 1.0
     magnitudes = []
     for side in ("a", "b"):
-        operand = evidence.reference.operand(role, side)
-        values = evidence.reference.values(role, side)
+        operand = work.operand(role, side)
+        values = work.values(role, side)
         if operand.quantised is not None:
             if not np.array_equal(values, operand.x):
                 return False
@@ -146,7 +152,7 @@ def _on_lattice(evidence: Evidence, role: Role) -> bool:
             return False
         unit *= _grid(magnitude)
         magnitudes.append(magnitude)
-    reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0))
+    reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0)) + addend
     return reach < 2.0**24 * unit and unit > 2.0**-100 and reach < 2.0**100
 
 
@@ -160,7 +166,7 @@ def _grid(magnitude: F64) -> float:
     return unit if (units == np.rint(units)).all() else 0.0
 
 
-def _within(
+def within(
     evidence: Evidence, oracle: str, arm: str, role: Role,
     got: F32, centre: F64, radius: F64 | float, skip: Any,
 ) -> Verdict:  # fmt: skip
@@ -168,14 +174,14 @@ def _within(
     if got.size and skip.all():
         return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
     bias = evidence.tensors.get("bias") if role == "output" else None
-    lo, hi = _interval(evidence, arm, role, centre, radius, bias)
+    lo, hi = interval(evidence, arm, role, centre, radius, bias)
     bad = ~(bounds.contains(lo, hi, got) | skip)
     if bias is not None:  # a NaN or Inf bias is the bias's business
         bad &= np.isfinite(bias)[None, :]
     if not bad.any():
         return plain(oracle, arm, role, "ok")
     if bias is not None and "bias_ignored" in evidence.deviations:
-        lo, hi = _interval(evidence, arm, role, centre, radius, None)
+        lo, hi = interval(evidence, arm, role, centre, radius, None)
         if (bounds.contains(lo, hi, got) | skip).all():
             return plain(oracle, arm, role, "ok").known(evidence.deviations["bias_ignored"])
     follows = "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale
@@ -190,9 +196,10 @@ def _within(
     )  # fmt: skip
 
 
-def _interval(
+def interval(
     evidence: Evidence, arm: str, role: Role, centre: F64, radius: F64 | float, bias: F32 | None
 ) -> tuple[F64, F64]:
+    """What the layer may return around ``centre``, with every way the bias may be added."""
     gemm, dtype = evidence.plan.gemms[role], evidence.spec.dtype
     lo, hi = bounds.interval(
         centre, radius, gemm, dtype, bias=bias, may_elide=arm in evidence.elides

@@ -6,28 +6,20 @@ property) that the rule was broken at. Exit code 1: the divergence is there. 0: 
 
 from __future__ import annotations
 
-import textwrap
-
 import msgspec
-import numpy as np
 
 from harness.arms.ladder import BY_NAME, Arm
 from harness.case import Case, Spec
 from harness.judge import tensors_of
 from harness.numerics.formats import F32
-from harness.numerics.reference import canonical_operands
-from harness.oracles.relations import (
-    SCALED_BY,
-    SCALES,
-    move_below_amax,
-    replace_row,
-    scaling_exponent,
-)
 from harness.recipe import Recipe, ScriptText
+from harness.triage.script_checks import check_rule
 from harness.triage.script_model import write_model_script
+from harness.triage.script_parts import hex_rows, layouts
+from harness.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
+from harness.triage.script_values import check_values
 from harness.verdict import Verdict
 
-_SITE = {"output": "0", "grad_input": "-2", "grad_weight": "-1"}
 _TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 _COMPILED_TAP = """
@@ -67,7 +59,7 @@ def write_script(
             tensors = {_LINEAR.get(name, name): t for name, t in tensors.items()}
         return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
     text = recipe.script(case.spec)
-    needs_tap = verdict.oracle in ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15")
+    needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.side != "")
     if needs_tap and arm.compiler == "aot_eager":
         raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
     tap = (_COMPILED_TAP if arm.compiler else text.tap) if needs_tap else ""
@@ -75,7 +67,7 @@ def write_script(
         f'"""{_quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
         ' Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import collections\nimport math\nimport sys\n\n"
+        "import collections, io, math, sys\n\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
         f"torch.set_num_threads(1)\ndtype = {_TORCH[case.spec.dtype]}",
@@ -86,8 +78,12 @@ def write_script(
         else "def tensor(rows, cols):\n    return torch.zeros(rows, cols, dtype=dtype)",
         _literals(tensors, case.spec),
         "seen = []\n" + tap.strip() if needs_tap else "",
-        _run_function(case.spec, arm, text),
-        _check(case, verdict, recipe, tensors),
+        rerun_function(case.spec, text, verdict.oracle)
+        if verdict.oracle in RERUN
+        else _run_function(case.spec, arm, text),
+        check_rule(verdict)
+        or check_relation(case, verdict, recipe.plan(case.spec), tensors)
+        or check_values(case, verdict, recipe, tensors),
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
 
@@ -102,6 +98,10 @@ def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
     return not spec.direct or special or mixed or verdict.oracle == "O8"
 
 
+#: Rules that look at operands.
+_TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15", "R21", "R22")
+
+
 def _quoted(text: str) -> str:
     """Text that may stand between triple quotes, whatever a library said."""
     return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
@@ -114,18 +114,8 @@ def _literals(tensors: dict[str, F32], spec: Spec) -> str:
         if not all(t.size for t in tensors.values()):
             lines.append(f"{name} = tensor({rows.shape[0]}, {rows.shape[1]})")
             continue
-        body = "\n".join(f'    "{_hex(row, spec.dtype)}",' for row in rows)
-        lines.append(f"{name} = tensor(\n{body}\n)")
+        lines.append(f"{name} = tensor(\n{hex_rows(rows, spec.dtype)}\n)")
     return "\n".join(lines)
-
-
-def _hex(row: F32, dtype: str) -> str:
-    bits = np.ascontiguousarray(row, dtype=np.float32).view(np.uint32)
-    if dtype == "bf16":
-        return (bits >> np.uint32(16)).astype("<u2").tobytes().hex()
-    if dtype == "fp16":
-        return np.ascontiguousarray(row, dtype="<f2").tobytes().hex()
-    return bits.astype("<u4").tobytes().hex()
 
 
 def _run_function(spec: Spec, arm: Arm, text: ScriptText) -> str:
@@ -143,7 +133,7 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
     with torch.no_grad():
         model.proj.weight.copy_(weight)
 {load_bias}    x, g = input.reshape({shape_in}), grad_output.reshape({shape_out})
-{_layouts(spec)}    x = x.detach().requires_grad_(True)
+{layouts(spec)}    x = x.detach().requires_grad_(True)
     phase = "forward"
     y = {_call(arm)}
     phase = "backward"
@@ -153,21 +143,6 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
                 grad_weight=getattr(w, "_data", w), grad_bias=None if b is None else b.grad)
 """
     return body.strip("\n")
-
-
-def _layouts(spec: Spec) -> str:
-    lines = {
-        "transposed": "    {0} = {0}.transpose(-1, -2).contiguous().transpose(-1, -2)\n",
-        "strided": "    wide = torch.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=dtype)\n"
-        "    wide[..., ::2] = x\n    x = wide[..., ::2]\n",
-        "contiguous": "",
-    }
-    text = lines[spec.input_layout].format("x")
-    if spec.grad_layout == "expanded":
-        return text + (
-            f"    g = grad_output[0].expand({spec.output_shape})\n" if spec.tokens else ""
-        )
-    return text + lines[spec.grad_layout].format("g")
 
 
 def _call(arm: Arm) -> str:
@@ -181,193 +156,3 @@ def _call(arm: Arm) -> str:
             f"{reentrant}) if checkpointed else model(x))"
         )
     return "model(x)"
-
-
-def _check(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]) -> str:
-    oracle = verdict.oracle
-    if oracle == "contract":
-        return _check_contract(verdict)
-    if oracle in ("O5", "O15", "O6", "O7", "O10", "O11", "O16"):
-        return _check_element(verdict)
-    if oracle in ("O2", "O3", "O4"):
-        return _check_operand(verdict)
-    if oracle == "O1":
-        return _check_equal(
-            "runs = [run(input, weight, grad_output) for _ in range(20)]",
-            "runs[0]", "next((r for r in runs if not same(r, runs[0])), runs[0])", verdict.role,
-        )  # fmt: skip
-    if oracle == "O12":
-        return _check_equal(
-            "plain = run(input, weight, grad_output, checkpointed=False)",
-            "plain", "run(input, weight, grad_output)", verdict.role,
-        )  # fmt: skip
-    if oracle == "O13":
-        return (
-            "def bits(t):\n"
-            "    t = t.flatten().clone(memory_format=torch.contiguous_format)\n"
-            "    return t.view(torch.uint8)\n"
-            "run(input, weight, grad_output)\n"
-            "raw = [[bits(t) for t in site] for site in seen[:2]]\n"
-            "same = all(torch.equal(x, y) for x, y in zip(*raw))\n"
-            'print("codes, scales of forward and recompute:", "equal" if same else "DIFFERENT")\n'
-            "sys.exit(0 if same else 1)"
-        )
-    return _check_relation(case, verdict, recipe, tensors)
-
-
-def _check_contract(verdict: Verdict) -> str:
-    if verdict.status == "diverged":
-        name = verdict.symptom.split()[-1]
-        return (
-            f'missing = run(input, weight, grad_output)["{name}"] is None\n'
-            f'print("{name}:", "None although its parameter requires a gradient" if missing else '
-            '"there")\nsys.exit(1 if missing else 0)'
-        )
-    code = "1"
-    if verdict.symptom.startswith("refused only in backward"):
-        code = '1 if phase == "backward" else 0'
-    elif verdict.symptom.startswith("refusal names no layer"):
-        code = '1 if "proj" not in str(error) else 0'
-    return textwrap.dedent(f"""
-        try:
-            run(input, weight, grad_output)
-        except Exception as error:
-            text = str(error).strip() or "(no message)"
-            print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
-            sys.exit({code})
-        print("runs forward and backward")
-    """)
-
-
-def _check_element(verdict: Verdict) -> str:
-    index = list(verdict.index)
-    if np.isnan(verdict.lo):
-        allowed, condition = "NaN", "math.isnan(got)"
-    else:
-        lo, hi = float(verdict.lo), float(verdict.hi)
-        allowed = f"in [{lo!r}, {hi!r}]"
-        condition = f'float("{lo!r}") <= got <= float("{hi!r}")'
-    return (
-        f'got = run(input, weight, grad_output)["{verdict.role}"]{index}.item()\n'
-        f'print("{verdict.role}{index}:", got, "must be {allowed}")\n'
-        f"sys.exit(0 if {condition} else 1)"
-    )
-
-
-def _check_operand(verdict: Verdict) -> str:
-    """The code, scale or amax one GEMM saw, against the rule's value."""
-    slot = {"a": 0, "b": 2}[verdict.side] + (1 if verdict.oracle == "O3" else 0)
-    index = f"[{', '.join(map(str, verdict.index))}]" if verdict.index else ""
-    expected = verdict.allowed.split()[0].removeprefix("byte")
-    if verdict.oracle == "O4":
-        slot = {"a": 4, "b": 5}[verdict.side]
-    if verdict.oracle == "O3":
-        expected = verdict.allowed.replace("byte ", "").split()[0]
-        read = f"seen[{_SITE[verdict.role]}][{slot}]"
-        read = f"({read}.view(torch.uint8) if {read}.element_size() == 1 else {read}){index}.item()"
-    else:
-        read = f"seen[{_SITE[verdict.role]}][{slot}].float(){index}.item()"
-    return (
-        "run(input, weight, grad_output)\n"
-        f"got = {read}\n"
-        f'expected = float("{expected}")\n'
-        f'print("{verdict.where}:", got, "must be {verdict.allowed}")\n'
-        "sys.exit(0 if got == expected or (math.isnan(got) and math.isnan(expected)) else 1)"
-    )
-
-
-_SAME = """
-def plain(t):
-    return torch.zeros(0) if t is None else t.nan_to_num(nan=0.5)
-def same(x, y):
-    return all(torch.equal(plain(x[role]), plain(y[role])) for role in x)
-"""
-
-
-def _check_equal(setup: str, before: str, after: str, role: str) -> str:
-    return (
-        f"{_SAME.strip()}\n{setup}\nbefore, after = {before}, {after}\n"
-        f'print("{role}:", "equal" if same(before, after) else "DIFFERENT")\n'
-        "sys.exit(0 if same(before, after) else 1)"
-    )
-
-
-def _check_relation(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]) -> str:
-    name, role, seed = verdict.oracle, verdict.role, case.data.seed
-    base = "base = run(input, weight, grad_output)\n"
-    tail = (
-        "\nequal = torch.equal(got.nan_to_num(nan=0.5) + 0.0, want.nan_to_num(nan=0.5) + 0.0)\n"
-        f'print("{name} {role}:", "holds" if equal else "BROKEN")\n'
-        "sys.exit(0 if equal else 1)"
-    )
-    by_name = {relation: tensor for tensor, relation in SCALED_BY.items()}
-    if name in by_name:
-        tensor, k = by_name[name], scaling_exponent(seed)
-        factor = 2.0 ** (k * SCALES[tensor][role])  # type: ignore[index]
-        args = ", ".join(
-            f"{t} * {2.0**k}" if t == tensor else t for t in ("input", "weight", "grad_output")
-        )
-        return f'{base}got = run({args})["{role}"]\nwant = base["{role}"] * {factor}{tail}'
-    if name == "R4":
-        sign = "" if role == "grad_input" else "-"
-        got = f'got = run(-input, weight, grad_output)["{role}"]'
-        return f'{base}{got}\nwant = {sign}base["{role}"]{tail}'
-    if name == "R17":
-        flat = msgspec.structs.replace(
-            case.spec, batch=0, m=case.spec.tokens, input_layout="contiguous",
-            grad_layout="contiguous",
-        )  # fmt: skip
-        again = _run_function(flat, BY_NAME[verdict.arm], recipe.script(flat))
-        again = "\n".join(line for line in again.splitlines() if " phase" not in f" {line}")
-        again = again.replace("def run(", "def run_flat(")
-        got = f'got = run_flat(input, weight, grad_output)["{role}"]'
-        return f'{again}\n{base}{got}\nwant = base["{role}"]{tail}'
-    a, _ = canonical_operands("output", tensors)
-    plan = recipe.plan(case.spec).gemms["output"].a
-    if name in ("R14", "R15"):
-        moved = (
-            move_below_amax(a, plan, seed)
-            if name == "R14"
-            else replace_row(a, seed, case.spec.dtype)
-        )
-        assert moved is not None
-        rows = "\n".join(f'    "{_hex(row, case.spec.dtype)}",' for row in moved)
-        keep = "moved == input" if name == "R14" else "(moved == input).all(1, keepdim=True)"
-        return (
-            f"moved = tensor(\n{rows}\n)\nrun(input, weight, grad_output)\n"
-            "want = seen[0][0].float()\nseen.clear()\n"
-            "run(moved, weight, grad_output)\ngot = seen[0][0].float()\n"
-            f"keep = {keep}\ngot, want = got * keep, want * keep{tail}"
-        )
-    if name == "R12":
-        block = plan.block
-        factor_of_byte = "torch.exp2(s.view(torch.uint8).double() - 127)"
-        value = (
-            f"c.float() * {factor_of_byte}.repeat_interleave({block}, 1)"
-            if block
-            else "c.double() / s.double()"
-        )
-        return (
-            f"def value(c, s):\n    return ({value}).double()\n"
-            "run(input, weight, grad_output)\nwant = value(*seen[0][:2])\nseen.clear()\n"
-            f"run(want.to(dtype), weight, grad_output)\ngot = value(*seen[0][:2]){tail}"
-        )
-    if name == "R13":
-        return _check_monotone(verdict, plan.block, plan.granularity, tail)
-    raise ValueError(f"no stand-alone script for {name}")
-
-
-def _check_monotone(verdict: Verdict, block: int, granularity: str, tail: str) -> str:
-    width = {"tensor": "1, -1", "row": "len(x), -1", "block": f"-1, {block}"}[granularity]
-    tensors = {
-        ("output", "a"): "input", ("output", "b"): "weight",
-        ("grad_input", "a"): "grad_output", ("grad_input", "b"): "weight.t()",
-        ("grad_weight", "a"): "grad_output.t()", ("grad_weight", "b"): "input.t()",
-    }  # fmt: skip
-    slot = {"a": 0, "b": 2}[verdict.side]
-    return (
-        f"run(input, weight, grad_output)\nx = {tensors[verdict.role, verdict.side]}\n"
-        f"codes = seen[{_SITE[verdict.role]}][{slot}].float().reshape({width})\n"
-        f"order = x.reshape({width}).float().argsort(1, stable=True)\n"
-        f"got = codes.gather(1, order)\nwant = got.cummax(1).values{tail}"
-    )

@@ -1,7 +1,7 @@
-"""Metamorphic relations: transform the data, run eager again, and know how the result must move.
+"""Relations of values: transform a tensor, run eager again, and know how the result must move.
 
-R1-R4, R12, R14, R15 and R17 rerun the eager arm; R13 only sorts what was seen. Outside a
-relation's precondition it is not applicable: skipped, never loosened.
+R1-R4, R12, R14 and R15 rerun the eager arm; R13 only sorts what was seen. Outside a relation's
+precondition it is not applicable: skipped, never loosened.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from harness.data import hash_bits
 from harness.numerics import reference
 from harness.numerics.formats import F32, FORMATS, decode, round_to
-from harness.numerics.plan import ROLES, Fp32Scale, MxScale, OperandPlan, Role
+from harness.numerics.plan import ROLES, OperandPlan, Role
 from harness.oracles.evidence import Evidence, Reference
-from harness.oracles.oracle import first, number, plain, same_bits
-from harness.trace import Trace
+from harness.oracles.oracle import first, number, plain
+from harness.oracles.rerun import again, base_of, compare
 from harness.verdict import Verdict
 
 #: What scaling each tensor by 2^k must do to (output, grad_input, grad_weight).
@@ -34,13 +33,13 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     """R1-R3: tensor * 2^k multiplies the results it enters by 2^k exactly; codes stay."""
     name = SCALED_BY[tensor]
     k = scaling_exponent(evidence.case.data.seed)
-    base = _base(evidence)
+    base = base_of(evidence)
     with np.errstate(over="ignore"):
         scaled = {**evidence.tensors, tensor: np.ldexp(evidence.tensors[tensor], k)}
     if base is None or not _scaling_is_exact(evidence, scaled, tensor):
         yield plain(name, "eager", "output", "not_applicable", "scaling would not be exact")
         return
-    after = _again(evidence, scaled)
+    after = again(evidence, scaled)
     if after is None:
         yield plain(name, "eager", "output", "inconclusive", "the rerun failed")
         return
@@ -48,7 +47,7 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
         if role == "output" and "bias" in evidence.tensors and tensor != "grad_output":
             continue  # the bias does not scale
         want = np.ldexp(base.outputs[role], k * SCALES[tensor][role])
-        yield _compare(name, role, after.outputs[role], want, "does not scale")
+        yield compare(name, role, after.outputs[role], want, "does not scale")
 
 
 def scaling_exponent(seed: int) -> int:
@@ -92,31 +91,27 @@ def _byte_inside(*scales: Any) -> bool:
 
 def check_negation(evidence: Evidence) -> Iterator[Verdict]:
     """R4: negating the input negates output and grad_weight and leaves grad_input."""
-    base = _base(evidence)
+    base = base_of(evidence)
     if base is None:
         yield plain("R4", "eager", "output", "not_applicable", "eager failed")
         return
-    after = _again(evidence, {**evidence.tensors, "input": -evidence.tensors["input"]})
+    after = again(evidence, {**evidence.tensors, "input": -evidence.tensors["input"]})
     if after is None:
         yield plain("R4", "eager", "output", "inconclusive", "the rerun failed")
         return
     for role, sign in (("output", -1), ("grad_input", 1), ("grad_weight", -1)):
         if role == "output" and "bias" in evidence.tensors:
             continue
-        yield _compare(
+        yield compare(
             "R4", role, after.outputs[role], sign * base.outputs[role], "is not symmetric"
         )
 
 
 def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
     """R12: quantising what quantisation returned changes no value (power-of-two scales)."""
-    base, operand = _base(evidence), evidence.reference.operand("output", "a")
+    base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
-    plan = operand.plan
-    pow2 = isinstance(plan.scale, MxScale) or (
-        isinstance(plan.scale, Fp32Scale) and plan.scale.power_of_two
-    )
-    if site is None or not pow2:
+    if site is None or not operand.plan.power_of_two:
         yield plain("R12", "eager", "output", "not_applicable", "scales are not powers of two")
         return
     values = evidence.seen_values("output", "a", site.a)
@@ -127,19 +122,19 @@ def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
     if not usual.all() or (scale.dtype == np.uint8 and not _byte_inside(scale)):
         yield plain("R12", "eager", "output", "not_applicable", "values near the range's ends")
         return
-    after = _again(evidence, {**evidence.tensors, "input": values.astype(np.float32)})
-    again = after.at("output", "forward") if after else None
-    if again is None:
+    after = again(evidence, {**evidence.tensors, "input": values.astype(np.float32)})
+    seen = after.at("output", "forward") if after else None
+    if seen is None:
         yield plain("R12", "eager", "output", "inconclusive", "the rerun showed no operands")
         return
-    requantised = evidence.seen_values("output", "a", again.a)
+    requantised = evidence.seen_values("output", "a", seen.a)
     assert requantised is not None
-    yield _compare("R12", "output", requantised, values, "requantises to another value", side="a")
+    yield compare("R12", "output", requantised, values, "requantises to another value", side="a")
 
 
 def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
     """R13: inside a granule a larger x never gets a smaller code."""
-    base = _base(evidence)
+    base = base_of(evidence)
     for role in ROLES:
         site = base.main_site(role) if base else None
         if site is None:
@@ -175,7 +170,7 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
 
 def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
     """R14: moving one element, still below amax, changes no other code of its row."""
-    base, operand = _base(evidence), evidence.reference.operand("output", "a")
+    base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     moved = move_below_amax(operand.x, operand.plan, evidence.case.data.seed)
     if site is None or moved is None:
@@ -202,7 +197,7 @@ def move_below_amax(x: F32, plan: OperandPlan, seed: int) -> F32 | None:
 
 def check_locality(evidence: Evidence) -> Iterator[Verdict]:
     """R15: data outside a granule does not change its codes or scale (row and block granules)."""
-    base, operand = _base(evidence), evidence.reference.operand("output", "a")
+    base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     plan, x = operand.plan, operand.x
     if site is None or plan.granularity == "tensor" or plan.format is None or x.shape[0] < 2:
@@ -224,58 +219,14 @@ def replace_row(x: F32, seed: int, dtype: str) -> F32:
 
 
 def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: Any) -> Verdict:
-    after = _again(evidence, {**evidence.tensors, "input": moved})
+    after = again(evidence, {**evidence.tensors, "input": moved})
     site = after.at("output", "forward") if after else None
     if site is None or site.a.codes is None:
         return plain(name, "eager", "output", "inconclusive", "the rerun showed no operands")
     fmt = evidence.reference.operand("output", "a").plan.format
     assert fmt is not None
     got, want = decode(site.a.codes, fmt), decode(before, fmt)
-    return _compare(
+    return compare(
         name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
         "leaks between granules" if name == "R15" else "depends on elements below amax", side="a",
-    )  # fmt: skip
-
-
-def check_flattened(evidence: Evidence) -> Iterator[Verdict]:
-    """R17: a 3-D input gives the bits of the flattened 2-D one."""
-    base, spec = _base(evidence), evidence.spec
-    if base is None or not spec.batch:
-        yield plain("R17", "eager", "output", "not_applicable", "input is 2-D")
-        return
-    flat = msgspec.structs.replace(
-        spec, batch=0, m=spec.tokens, input_layout="contiguous", grad_layout="contiguous"
-    )
-    after = _again(evidence, evidence.tensors, flat)
-    if after is None:
-        yield plain("R17", "eager", "output", "inconclusive", "the rerun failed")
-        return
-    fused = evidence.plan.bias == "either" and "bias" in evidence.tensors
-    for role in ROLES:
-        if role == "output" and fused:  # which shapes get a fused bias is the kernel's choice
-            yield plain("R17", "eager", role, "not_applicable", "the bias may be fused")
-            continue
-        yield _compare("R17", role, after.outputs[role], base.outputs[role], "depends on the shape")
-
-
-def _base(evidence: Evidence) -> Trace | None:
-    trace = evidence.traces.get("eager")
-    complete = trace is not None and trace.error is None and set(ROLES) <= set(trace.outputs)
-    return trace if complete else None
-
-
-def _again(evidence: Evidence, tensors: dict[str, F32], spec: Any = None) -> Trace | None:
-    assert evidence.rerun is not None
-    trace = evidence.rerun(tensors, spec or evidence.spec)
-    return trace if trace.error is None and set(ROLES) <= set(trace.outputs) else None
-
-
-def _compare(name: str, role: str, got: Any, want: Any, symptom: str, side: str = "") -> Verdict:
-    bad = ~same_bits(got, want)
-    if not bad.any():
-        return plain(name, "eager", role, "ok")
-    at = first(bad)
-    return Verdict(
-        name, "eager", role, "diverged", symptom, str(list(at)), number(got[at]),
-        number(want[at]), side=side, index=at,
     )  # fmt: skip

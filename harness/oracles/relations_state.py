@@ -1,0 +1,99 @@
+"""Relations of state: what a step, a saved file or a bias may not change (R18, R19, R20)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from harness.numerics.formats import F32, FORMATS, round_to
+from harness.numerics.plan import ROLES
+from harness.oracles.evidence import Evidence
+from harness.oracles.gemm import on_lattice
+from harness.oracles.oracle import plain, same_bits
+from harness.oracles.rerun import again, base_of, compare
+from harness.oracles.variant import Variant, bias_may_fuse, everything, judge_against
+from harness.verdict import Verdict
+
+
+def check_steps(evidence: Evidence) -> Iterator[Verdict]:
+    """R18: steps of an optimiser with lr = 0 leave a step's operands and results as they were."""
+    base = base_of(evidence)
+    if base is None or not all(np.isfinite(x).all() for x in base.outputs.values()):
+        yield plain("R18", "eager", "output", "not_applicable", "0 times a gradient is not 0")
+        return
+    yield from _same_after(evidence, "R18", "steps", "cannot go on")
+
+
+def check_reload(evidence: Evidence) -> Iterator[Verdict]:
+    """R20: a fresh layer that loads the saved state gives the same bits. A file that torch.load's
+    default refuses is one divergence; what it holds is judged all the same."""
+    if base_of(evidence) is None:
+        yield plain("R20", "eager", "output", "not_applicable")
+        return
+    verdicts = list(_same_after(evidence, "R20", "reload", "cannot be loaded"))
+    yield from verdicts
+    if [v.role for v in verdicts] == ["state"]:
+        yield from _same_after(evidence, "R20", "reload_trusted", "cannot be restored")
+
+
+def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iterator[Verdict]:
+    """The same data after an event: nothing may raise, and every bit is the same."""
+    assert evidence.rerun is not None
+    after = evidence.rerun(evidence.tensors, evidence.spec, event)
+    if after.error is not None:
+        error = after.error
+        yield Verdict(
+            name, "eager", "state", "diverged", f"{failure} ({error.type})", error.where,
+            f"{error.type}: {_first_line(error.message)}", "what was saved or stepped",
+        )  # fmt: skip
+        return
+    variant = Variant(evidence.tensors, evidence.spec, everything(evidence.spec), strict=ROLES)
+    yield from judge_against(evidence, name, variant, after)
+
+
+def _first_line(message: str) -> str:
+    """Without what some errors add for terminals."""
+    line = (message.strip() or "(no message)").splitlines()[0]
+    return "".join(c for c in line if c.isprintable())[:120]
+
+
+def check_bias(evidence: Evidence) -> Iterator[Verdict]:
+    """R19: layer(x) + b is the layer with bias b, and no gradient depends on b."""
+    base, bias = base_of(evidence), evidence.tensors.get("bias")
+    if base is None or bias is None:
+        yield plain("R19", "eager", "output", "not_applicable", "no bias")
+        return
+    tensors = {name: x for name, x in evidence.tensors.items() if name != "bias"}
+    after = again(evidence, tensors, msgspec.structs.replace(evidence.spec, bias=False))
+    if after is None:
+        yield plain("R19", "eager", "output", "inconclusive", "the rerun failed")
+        return
+    yield _added(evidence, base.outputs["output"], after.outputs["output"], bias)
+    for role in ("grad_input", "grad_weight"):
+        yield compare("R19", role, base.outputs[role], after.outputs[role], "depends on the bias")
+
+
+def _added(evidence: Evidence, got: F32, without: F32, bias: F32) -> Verdict:
+    if bias_may_fuse(evidence, "output") and not _sum_is_exact(evidence, bias):
+        return plain("R19", "eager", "output", "not_applicable", "the bias may be fused")
+    fmt = FORMATS[evidence.spec.dtype]
+    with np.errstate(all="ignore"):
+        # the addition itself is fp32, whatever the output
+        want = round_to((without + bias).astype(np.float64), fmt, overflow="ieee")
+    verdict = compare("R19", "output", got, want.astype(np.float32), "is not the sum with its bias")
+    ignored = "bias_ignored" in evidence.deviations and same_bits(got, without).all()
+    if verdict.status == "diverged" and ignored:
+        return plain("R19", "eager", "output", "ok").known(evidence.deviations["bias_ignored"])
+    return verdict
+
+
+def _sum_is_exact(evidence: Evidence, bias: F32) -> bool:
+    """On the lattice, in fp32, with a bias on it too: fused or not, nothing is ever rounded."""
+    if evidence.spec.dtype != "fp32" or not np.isfinite(bias).all():
+        return False
+    exponent = evidence.case.data.input_exponent + evidence.case.data.weight_exponent
+    units = np.ldexp(bias.astype(np.float64), -exponent)
+    whole = bool((units == np.rint(units)).all())
+    return whole and on_lattice(evidence, "output", addend=float(np.max(np.abs(bias), initial=0.0)))

@@ -1,0 +1,45 @@
+"""Running the eager arm again, and comparing what two runs left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.case import Spec
+from harness.numerics.formats import F32
+from harness.numerics.plan import ROLES
+from harness.oracles.evidence import Evidence
+from harness.oracles.oracle import first, number, plain, same_bits
+from harness.trace import Trace
+from harness.verdict import Verdict
+
+
+def base_of(evidence: Evidence) -> Trace | None:
+    """The eager run that was judged, or None where it has no complete result."""
+    trace = evidence.traces.get("eager")
+    return trace if trace is not None and complete(trace) else None
+
+
+def again(
+    evidence: Evidence, tensors: dict[str, F32], spec: Spec | None = None, event: str = ""
+) -> Trace | None:
+    """The eager run of other tensors, another Spec or after an event; None where it failed."""
+    assert evidence.rerun is not None
+    trace = evidence.rerun(tensors, spec or evidence.spec, event)
+    return trace if complete(trace) else None
+
+
+def complete(trace: Trace) -> bool:
+    """True for a run that ended with output and both gradients."""
+    return trace.error is None and set(ROLES) <= set(trace.outputs)
+
+
+def compare(name: str, role: str, got: Any, want: Any, symptom: str, side: str = "") -> Verdict:
+    """Equal bits, or a verdict that points at the first element that differs."""
+    bad = ~same_bits(got, want)
+    if not bad.any():
+        return plain(name, "eager", role, "ok")
+    at = first(bad)
+    return Verdict(
+        name, "eager", role, "diverged", symptom, str(list(at)), number(got[at]),
+        number(want[at]), side=side, index=at,
+    )  # fmt: skip

@@ -1,0 +1,12 @@
+"""A batch padded, or in two parts, gives the same rows, and gradients that add up."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R9", "R10")
+
+
+def test_batching(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

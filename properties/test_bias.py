@@ -1,0 +1,12 @@
+"""A layer with a bias is the layer without it, plus the bias."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R19",)
+
+
+def test_bias(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

@@ -1,0 +1,12 @@
+"""Strided, transposed and expanded tensors give what their contiguous copies give."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R16",)
+
+
+def test_memory_layout(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

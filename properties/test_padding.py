@@ -1,0 +1,12 @@
+"""Appended zeros change nothing."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R8",)
+
+
+def test_padding(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

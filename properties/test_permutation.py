@@ -1,0 +1,16 @@
+"""Tokens, features and K in another order give the same results in that order."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = (
+    "R5",
+    "R6",
+    "R7",
+)
+
+
+def test_permutation(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

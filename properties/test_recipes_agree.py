@@ -1,0 +1,12 @@
+"""Power-of-two recipes, and both copies of a tensor, agree inside the normal range."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R21", "R22")
+
+
+def test_recipes_agree(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

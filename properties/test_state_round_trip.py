@@ -1,0 +1,12 @@
+"""A fresh layer that loads the saved state gives the same bits."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R20",)
+
+
+def test_state_round_trip(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

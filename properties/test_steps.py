@@ -1,0 +1,12 @@
+"""Steps of an optimiser with lr = 0 change nothing."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R18",)
+
+
+def test_steps(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

@@ -1,0 +1,12 @@
+"""linear(w, x) is linear(x, w) transposed."""
+
+from __future__ import annotations
+
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("R11",)
+
+
+def test_swapped_roles(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)

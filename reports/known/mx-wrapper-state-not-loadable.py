@@ -1,0 +1,32 @@
+"""quantize_(MXFP8TrainingOpConfig): what the layer saves, torch.load refuses by default.
+"""
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+import io
+import pickle
+import sys
+import torch
+from torch import nn
+from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
+from torchao.quantization import quantize_
+from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+torch.set_num_threads(1)
+bad = 0
+for mode in (Mode.FLOOR, Mode.RCEIL):
+    model = nn.Sequential(nn.Linear(64, 32))
+    quantize_(model, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED,
+                                           scale_calculation_mode=mode))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    for weights_only in (True, False):
+        file.seek(0)
+        try:
+            model.load_state_dict(torch.load(file, weights_only=weights_only))
+            print(f"{mode}, weights_only={weights_only}: loads")
+        except pickle.UnpicklingError as error:
+            named = [line for line in str(error).splitlines() if "Unsupported" in line]
+            print(f"{mode}, weights_only={weights_only}: {(named or ['refused'])[0].strip()[:160]}")
+            bad += 1
+sys.exit(bool(bad))
