@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from harness.arms.census import convert
 from harness.arms.ladder import Arm
 from harness.arms.taps import CompiledTap, name_sites, tapped_backend
 from harness.arms.tensors import (
@@ -54,8 +55,7 @@ class Program:
         self.error: RunError | None = None
         self._compiled_tap = CompiledTap()
         try:
-            with torch.no_grad():
-                self._model = recipe.convert(LinearModel(spec, device), spec)
+            self._model, self._census = convert(recipe, LinearModel(spec, device), spec)
             self._call = self._callable()
         except Exception as error:
             self.error = run_error(error, "convert")
@@ -110,7 +110,8 @@ class Program:
         if tap and self.recipe.plan(self.spec).quantised:
             records = seen if watching else self._compiled_tap.records
             sites, unobserved = name_sites(records, forward_count, self.spec, self.arm)
-        return Trace(self.arm.name, self._outputs(output, x), sites, None, unobserved)
+        outputs = self._outputs(output, x)
+        return Trace(self.arm.name, outputs, sites, None, unobserved, census=self._census)
 
     def _load(self, tensors: dict[str, F32]) -> None:
         linear = self._model.proj

@@ -11,9 +11,16 @@ from harness.recipe import unknown
 
 def builtin_faults() -> dict[str, Fault]:
     """All built-in faults by id."""
-    from harness.faults import casts, contract, gemm, recompute, scales
+    from harness.faults import casts, census, contract, gemm, recompute, scales
 
-    families = (scales.FAULTS, casts.FAULTS, gemm.FAULTS, recompute.FAULTS, contract.FAULTS)
+    families = (
+        scales.FAULTS,
+        casts.FAULTS,
+        gemm.FAULTS,
+        recompute.FAULTS,
+        contract.FAULTS,
+        census.FAULTS,
+    )
     return {fault.id: fault for family in families for fault in family}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from harness.oracles.census import check_census
 from harness.oracles.contract import check_contract
 from harness.oracles.gemm import check_gemm_grads, check_gemm_output, check_lattice, check_layer
 from harness.oracles.oracle import Oracle
@@ -27,6 +28,7 @@ _SEEN = _MULTIPLY | {"O11", "O13"}
 
 ORACLES: tuple[Oracle, ...] = (
     Oracle("contract", "contract", "exact", "C", "none", check_contract),
+    Oracle("census", "conversion census", "exact", "C", "eager ran", check_census),
     Oracle("O1", "self-repeat", "exact", "C", "the arm ran", check_repeat),
     Oracle("O4", "amax-exact", "exact", "A", "amax is exposed", check_amax, _START),
     Oracle("O3", "scale-exact", "exact", "A", "scale is exposed", check_scale, _START | {"O4"}),

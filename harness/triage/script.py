@@ -24,11 +24,10 @@ from harness.oracles.relations import (
     scaling_exponent,
 )
 from harness.recipe import Recipe, ScriptText
+from harness.triage.script_census import TORCH_NAME, quoted, write_census_script
 from harness.verdict import Verdict
 
 _SITE = {"output": "0", "grad_input": "-2", "grad_weight": "-1"}
-_TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
-
 _COMPILED_TAP = """
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,6 +50,8 @@ CompiledFxGraph.__call__ = watched
 
 def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
     """The script's text. Raises ValueError for a finding no script can show by itself."""
+    if verdict.oracle == "census":
+        return write_census_script(case, verdict, recipe)
     text, arm = recipe.script(case.spec), BY_NAME[verdict.arm]
     tensors = make_tensors(case, recipe.plan(case.spec))
     needs_tap = verdict.oracle in ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15")
@@ -58,13 +59,13 @@ def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
         raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
     tap = (_COMPILED_TAP if arm.compiler else text.tap) if needs_tap else ""
     parts = [
-        f'"""{_quoted(verdict.sentence())}\n\n'
+        f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
         ' Exits 1 while this shows, 0 once it is gone.\n"""',
         "import collections\nimport math\nimport sys\n\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
-        f"torch.set_num_threads(1)\ndtype = {_TORCH[case.spec.dtype]}",
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
         "def tensor(*rows):\n"
         "    flat = bytearray.fromhex(''.join(rows))\n"
         "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone()"
@@ -76,11 +77,6 @@ def write_script(case: Case, verdict: Verdict, recipe: Recipe) -> str:
         _check(case, verdict, recipe, tensors),
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """Text that may stand between triple quotes, whatever a library said."""
-    return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
 
 
 def _literals(tensors: dict[str, F32], spec: Spec) -> str:
