@@ -74,6 +74,7 @@ class RunError:
 #: Classes of what a conversion changed; no shapes, no values.
 ChangeKind = Literal[
     "left unconverted",
+    "second name left unconverted",
     "converted unasked",
     "own forward lost",
     "forward changed",

@@ -35,6 +35,10 @@ HOOKS = (
 )
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _QUANTISED = "a quantised layer"
+#: What a subclass loses along with its own forward.
+_FOLLOWS: frozenset[ChangeKind] = frozenset(
+    {"module missing", "parameter missing", "buffer missing", "attributes lost"}
+)
 _SIMPLE = (bool, int, float, str, type(None))
 
 
@@ -122,10 +126,12 @@ def compare(
         *_buffers(before, after),
         *_state_dict(before, after),
     )
+    bare = {change.module for change in differences if change.kind == "own forward lost"}
     return tuple(
         change
         for change in differences
         if not (change.kind in may_change and change.module in after.chosen)
+        and not (change.kind in _FOLLOWS and change.module in bare)
     )
 
 
@@ -181,7 +187,12 @@ def owner(name: str) -> str:
 def _coverage(before: Snapshot, after: Snapshot) -> Iterator[Change]:
     for name in before.modules:
         if name in before.chosen and name in after.modules and name not in after.chosen:
-            yield Change("left unconverted", name, _QUANTISED, after.modules[name].type)
+            # a module used under two names may be converted under one of them only
+            second = before.modules[name].first in after.chosen
+            yield Change(
+                "second name left unconverted" if second else "left unconverted",
+                name, _QUANTISED, after.modules[name].type,
+            )  # fmt: skip
     for name in after.modules:
         if name in after.chosen - before.chosen and name in before.modules:
             yield Change("converted unasked", name, before.modules[name].type, _QUANTISED)

@@ -50,6 +50,7 @@ def _parameters(value: str) -> str:
 #: Chosen by the recipe's own expressions instead: convertible before, converted after.
 _CHOSEN: dict[ChangeKind, Literal["lost", "gained"]] = {
     "left unconverted": "lost",
+    "second name left unconverted": "lost",
     "converted unasked": "gained",
 }
 _LOOKS: dict[ChangeKind, _Look] = {
