@@ -13,7 +13,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from harness.arms.census import convert, snapshot
+from harness.arms.census import convert
+from harness.arms.snapshot import snapshot
 from harness.case import Case, DataSpec, Spec
 from harness.environment import prepare, settle
 from harness.faults.registry import builtin_faults
