@@ -18,6 +18,7 @@ from harness.arms.snapshot import snapshot
 from harness.case import Case, DataSpec, Spec
 from harness.environment import prepare, settle
 from harness.faults.registry import builtin_faults
+from harness.judge import Judge
 from harness.ledger import Ledger, load_entries
 from harness.oracles.census import check_census
 from harness.oracles.evidence import Evidence
@@ -322,6 +323,15 @@ def verdicts_of(traces: dict[str, Trace]) -> list[Verdict]:
             Evidence(case, plan, traces=traces, elides=frozenset(), may_refuse="", **nothing)
         )
     )
+
+
+def test_a_frozen_weight_is_one_finding(recipes: dict[str, Recipe]) -> None:
+    """The gradient the contract misses is its consequence."""
+    with builtin_faults()["conversion-freezes"].plant():
+        judgement = Judge(recipes, Ledger([])).judge(Case(spec=ROWWISE, data=DataSpec()))
+    assert judgement.fingerprints() == {
+        "census--convert--eager--requires_grad changed--torchao.float8"
+    }
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     if "bias" in evidence.tensors:
         expected.add("grad_bias")
     missing = sorted(expected - set(evidence.traces[arm].outputs))
+    census = evidence.traces[arm].census
+    if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
+        why = "conversion changed which parameters require one: the census says so"
+        return plain("contract", arm, "backward", "not_applicable", why)
     if not missing:
         return plain("contract", arm, "backward", "ok")
     if missing == ["grad_bias"] and "bias_ignored" in evidence.deviations:
