@@ -38,12 +38,12 @@ MAY_CHANGE: frozenset[ChangeKind] = frozenset(
 
 
 def converts_nothing(module: Any) -> bool:
-    """For recipes that quantise nothing."""
+    """For recipes that convert nothing: no module runs quantised GEMMs."""
     return False
 
 
 def promises_nothing(module: Any, spec: Spec) -> bool:
-    """For recipes that convert nothing."""
+    """For recipes that convert nothing: no module will."""
     return False
 
 
@@ -90,8 +90,8 @@ class Recipe:
     script: Callable[[Spec], ScriptText]
     #: Watch every quantised GEMM of an eager run.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
-    #: Does this module, after conversion, run quantised GEMMs?
-    converted: Callable[[Any], bool] = converts_nothing
+    #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
+    converted: Callable[[Any], bool] | None = None
     #: Will conversion convert this module, as it is before? The library's documented rule.
     convertible: Callable[[Any, Spec], bool] = promises_nothing
     #: What may differ at a converted module.

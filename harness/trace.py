@@ -138,7 +138,7 @@ class Trace:
     unobserved: str = ""
     #: Why this run says nothing at all: the arm did not do what its name says.
     void: str = ""
-    #: None: the model was never converted.
+    #: None: not taken.
     census: Census | None = None
 
     def at(self, role: Role, phase: Phase) -> SiteTrace | None:

@@ -140,6 +140,7 @@ def build(source: str) -> Any:
 
 def found(source: str, spec: Spec, recipes: dict[str, Recipe]) -> dict[str, str]:
     _, census = convert(recipes[spec.recipe], build(source), spec)
+    assert census is not None
     return {c.kind: c.module for c in reversed(census.changes)}
 
 
@@ -283,6 +284,7 @@ def test_every_kind_of_change_is_found_and_shown(
         recipe, text = vandal(VANDALISM[kind], recipes[BASELINE.recipe])
     recipe = replace(recipe, script=lambda spec: text)
     _, census = convert(recipe, build(model), ROWWISE)
+    assert census is not None
     assert kind in {change.kind for change in census.changes}
     assert run(model, ROWWISE, kind, recipe, tmp_path)
 
@@ -323,6 +325,16 @@ def verdicts_of(traces: dict[str, Trace]) -> list[Verdict]:
             Evidence(case, plan, traces=traces, elides=frozenset(), may_refuse="", **nothing)
         )
     )
+
+
+def test_a_recipe_that_does_not_say_has_no_census(recipes: dict[str, Recipe]) -> None:
+    silent = replace(recipes[ROWWISE.recipe], converted=None)
+    model, census = convert(silent, build(LINEARS), ROWWISE)
+    assert census is None and type(model[0]).__name__ == "Float8Linear"
+
+
+def test_every_shipped_recipe_takes_a_census(recipes: dict[str, Recipe]) -> None:
+    assert not [name for name, recipe in recipes.items() if recipe.converted is None]
 
 
 def test_a_frozen_weight_is_one_finding(recipes: dict[str, Recipe]) -> None:

@@ -22,8 +22,11 @@ _FOLLOWS: frozenset[ChangeKind] = frozenset(
 _QUANTISED = "a quantised layer"
 
 
-def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census]:
-    """``model`` converted by the recipe, and what that did to it besides."""
+def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census | None]:
+    """``model`` converted by the recipe, and what that did to it besides, if the recipe can say."""
+    if recipe.converted is None:
+        with torch.no_grad():
+            return recipe.convert(model, spec), None
     before = snapshot(model, lambda module: recipe.convertible(module, spec))
     with torch.no_grad():
         model = recipe.convert(model, spec)

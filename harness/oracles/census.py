@@ -21,7 +21,9 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
     if trace is None:
         return
     if trace.census is None:
-        yield plain("census", "eager", ROLE, "not_applicable", "nothing was converted")
+        yield plain(
+            "census", "eager", ROLE, "not_applicable", "the recipe does not say what it converts"
+        )
         return
     by_kind: dict[ChangeKind, list[Change]] = {}
     for change in trace.census.changes:
