@@ -14,7 +14,7 @@ from harness.recipe import Recipe, ScriptText
 from harness.trace import ChangeKind
 from harness.verdict import Verdict
 
-TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
+TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 _MODULES = "model.named_modules(remove_duplicate=False)"
 _PARAMETERS = "model.named_parameters(remove_duplicate=False)"
