@@ -20,7 +20,7 @@ from typing import Any
 from harness.case import Dtype, Spec
 from harness.content import content_dir
 from harness.numerics.plan import Plan
-from harness.trace import Seen
+from harness.trace import ChangeKind, Seen
 
 #: Called by a recipe's tap with both operands of every GEMM, in the order they run.
 Emit = Callable[[Seen, Seen], None]
@@ -29,6 +29,29 @@ Emit = Callable[[Seen, Seen], None]
 def no_tap(emit: Emit) -> AbstractContextManager[None]:
     """For recipes that quantise nothing: the operands are the graph's inputs."""
     return nullcontext()
+
+
+#: What a conversion to quantised GEMMs is for. At a module it converts, and nowhere else.
+MAY_CHANGE: frozenset[ChangeKind] = frozenset(
+    {"module type changed", "forward changed", "parameter type changed"}
+)
+
+
+def converts_nothing(module: Any) -> bool:
+    """For recipes that convert nothing: no module runs quantised GEMMs."""
+    return False
+
+
+def promises_nothing(module: Any, spec: Spec) -> bool:
+    """For recipes that convert nothing: no module will."""
+    return False
+
+
+def every_linear(module: Any, spec: Spec) -> bool:
+    """nn.Linear and its subclasses: what a library that documents no exception converts."""
+    from torch import nn
+
+    return isinstance(module, nn.Linear)
 
 
 @dataclass(frozen=True)
@@ -41,6 +64,9 @@ class ScriptText:
     convert: str
     #: Lines defining ``record(seen)``: appends (a_codes, a_scale, b_codes, b_scale) per GEMM.
     tap: str = ""
+    #: Expressions of a module ``m``: it runs quantised GEMMs; conversion promises that it will.
+    converted: str = "False"
+    convertible: str = "False"
 
 
 @dataclass(frozen=True)
@@ -64,6 +90,12 @@ class Recipe:
     script: Callable[[Spec], ScriptText]
     #: Watch every quantised GEMM of an eager run.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
+    #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
+    converted: Callable[[Any], bool] | None = None
+    #: Will conversion convert this module, as it is before? The library's documented rule.
+    convertible: Callable[[Any, Spec], bool] = promises_nothing
+    #: What may differ at a converted module.
+    may_change: frozenset[ChangeKind] = MAY_CHANGE
     #: Dimensions worth drawing multiples of.
     alignment: int = 16
     dtypes: tuple[Dtype, ...] = ("bf16", "fp32")

@@ -121,6 +121,60 @@ class RunError:
     traceback: str
 
 
+#: Classes of what a conversion changed; no shapes, no values.
+ChangeKind = Literal[
+    "left unconverted",
+    "second name left unconverted",
+    "converted unasked",
+    "own forward lost",
+    "forward changed",
+    "module type changed",
+    "module missing",
+    "module added",
+    "shared module split",
+    "training flag changed",
+    "hooks lost",
+    "attributes lost",
+    "attributes changed",
+    "tied weights untied",
+    "weights tied",
+    "parameter missing",
+    "parameter added",
+    "parameter type changed",
+    "parameter shape changed",
+    "parameter dtype changed",
+    "parameter device changed",
+    "parameter order changed",
+    "parameter hooks lost",
+    "parameter attributes lost",
+    "requires_grad changed",
+    "buffer missing",
+    "buffer added",
+    "buffer changed",
+    "state_dict keys changed",
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing a conversion changed, and the module it happened at ("" is the root)."""
+
+    kind: ChangeKind
+    module: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Census:
+    """What a conversion did to a model."""
+
+    #: Modules that run quantised GEMMs now.
+    converted: tuple[str, ...]
+    #: What it changed without being asked to.
+    changes: tuple[Change, ...]
+
+
 @dataclass(frozen=True)
 class Trace:
     """One arm's run of one case."""
@@ -141,6 +195,8 @@ class Trace:
     unobserved: str = ""
     #: Why this run says nothing at all: the arm did not do what its name says.
     void: str = ""
+    #: None: not taken.
+    census: Census | None = None
 
     def at(self, role: Role, phase: Phase) -> SiteTrace | None:
         """The site of ``role`` in ``phase``, or None where it was not recorded."""

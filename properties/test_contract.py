@@ -1,4 +1,4 @@
-"""What conversion accepts runs forward and backward, or is refused clearly."""
+"""What conversion accepts runs forward and backward, or is refused clearly; no more changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.case import Compile
 from harness.plugin import Harness
 from harness.strategies import cases
 
-RULES = ("contract",)
+RULES = ("contract", "census")
 
 
 @pytest.mark.parametrize("compile", ["none", "aot_eager", "inductor"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.case import Dtype, Spec
 from harness.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
-from harness.recipe import Recipe, ScriptText
+from harness.recipe import Recipe, ScriptText, converts_nothing, promises_nothing
 
 # fp32 products round once more than the sum; bf16 products are exact in the fp32 accumulator.
 _FP32 = Plan(
@@ -44,6 +44,8 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
         may_refuse=_never_refuses,
         script=_script,
         autocasts=True,
+        converted=converts_nothing,
+        convertible=promises_nothing,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from harness.case import Spec
 from harness.numerics.formats import E4M3FN, E5M2
 from harness.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
-from harness.recipe import Emit, Recipe, ScriptText
+from harness.recipe import Emit, Recipe, ScriptText, every_linear
 
 EPS = 1e-12
 
@@ -65,6 +65,12 @@ def _convert(recipe: str) -> Any:
         return convert_to_float8_training(model, config=config)
 
     return convert
+
+
+def _converted(module: Any) -> bool:
+    from torchao.float8.float8_linear import Float8Linear
+
+    return isinstance(module, Float8Linear)
 
 
 @contextmanager
@@ -132,6 +138,8 @@ def _script(recipe: str) -> Any:
             "                 x.reshape(a._scale.shape), y.reshape(b._scale.t().shape)))\n"
             "    return multiply(aten_op, args, kwargs)\n"
             "table[op], float8_utils.tensor_to_amax = watch, watch_amax",
+            converted="type(m).__name__ == 'Float8Linear'",
+            convertible="isinstance(m, torch.nn.Linear)",
         )
 
     return script
@@ -149,6 +157,8 @@ RECIPES = [
         may_refuse=_never_refuses,
         script=_script(name),
         tap=_tap,
+        converted=_converted,
+        convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
     )
     for name, title, plan in (
         ("tensorwise", "one fp32 scale a tensor, E4M3 forward, E5M2 gradients", _tensorwise),

@@ -33,6 +33,7 @@ def _plan(mode: str) -> Any:
 
 def _convert(mode: str) -> Any:
     def convert(model: Any, spec: Spec) -> Any:
+        from torch import nn
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
         from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
         from torchao.prototype.mx_formats.config import ScaleCalculationMode
@@ -44,17 +45,35 @@ def _convert(mode: str) -> Any:
             "scale_calculation_mode": ScaleCalculationMode(mode),
         }
         if spec.backend == "wrapper":
-            quantize_(model, MXFP8TrainingOpConfig(**kw), lambda module, name: name == "proj")
+            quantize_(model, MXFP8TrainingOpConfig(**kw))
             return model
-        old = model.proj
-        linear = MXFP8Linear(
-            old.in_features, old.out_features, old.bias is not None, dtype=old.weight.dtype, **kw
-        )
-        linear.load_state_dict(old.state_dict())
-        model.proj = linear
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                # torchao has no conversion to MXFP8Linear; ours changes nothing but the class
+                module.__class__ = MXFP8Linear
+                vars(module).update(kw, wgrad_with_hp=False)
         return model
 
     return convert
+
+
+def _convertible(module: Any, spec: Spec) -> bool:
+    """quantize_'s default filter, quant_api.py _is_linear: not MultiheadAttention's out_proj."""
+    from torch import nn
+
+    if spec.backend != "wrapper":
+        return type(module) is nn.Linear
+    exempt = nn.modules.linear.NonDynamicallyQuantizableLinear
+    return isinstance(module, nn.Linear) and not isinstance(module, exempt)
+
+
+def _converted(module: Any) -> bool:
+    from torch import nn
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.prototype.moe_training.tensor import TrainingWeightWrapperBaseTensor
+
+    wrapped = isinstance(getattr(module, "weight", None), TrainingWeightWrapperBaseTensor)
+    return isinstance(module, MXFP8Linear) or (isinstance(module, nn.Linear) and wrapped)
 
 
 @contextmanager
@@ -104,17 +123,15 @@ def _script(mode: str) -> Any:
                 "from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig\n"
                 "from torchao.quantization import quantize_"
             )
-            convert = (
-                f"quantize_(model, MXFP8TrainingOpConfig({kw}), "
-                'lambda m, name: name == "proj") or model'
-            )
+            convert = f"quantize_(model, MXFP8TrainingOpConfig({kw})) or model"
         else:
-            imports += "from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear"
-            convert = (
-                "torch.nn.Sequential(collections.OrderedDict(proj=MXFP8Linear("
-                "*model.proj.weight.t().shape, model.proj.bias is not None, "
-                f"dtype=dtype, {kw})))"
+            imports += (
+                "from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear\n"
+                "def to_mxfp8(m):\n"
+                "    if type(m) is torch.nn.Linear: m.__class__, m.__dict__ = MXFP8Linear, dict("
+                f"vars(m), wgrad_with_hp=False, {kw})"
             )
+            convert = "model.apply(to_mxfp8)"
         return ScriptText(
             imports=imports,
             convert=convert,
@@ -123,6 +140,12 @@ def _script(mode: str) -> Any:
             "    seen.append((a.qdata, a.scale, b.qdata.t(), b.scale.t()))\n"
             "    return multiply(a, b, aten_op, bias)\n"
             "mx_tensor._addmm_mx_dispatch = watch",
+            converted="type(m).__name__ == 'MXFP8Linear' or isinstance(m, torch.nn.Linear) and "
+            "type(m.weight).__name__ == 'MXFP8TrainingWeightWrapperTensor'",
+            convertible="isinstance(m, torch.nn.Linear) and "
+            "type(m).__name__ != 'NonDynamicallyQuantizableLinear'"
+            if spec.backend == "wrapper"
+            else "type(m) is torch.nn.Linear",
         )
 
     return script
@@ -140,6 +163,8 @@ RECIPES = [
         may_refuse=_may_refuse,
         script=_script(mode),
         tap=_tap,
+        converted=_converted,
+        convertible=_convertible,
         alignment=BLOCK,
     )
     for mode in ("floor", "rceil")

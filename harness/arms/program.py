@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from harness.arms.census import convert
 from harness.arms.ladder import Arm
 from harness.arms.layers import LayerWatch
 from harness.arms.recompute import recomputing
@@ -61,7 +62,7 @@ class Program:
         plain = self.description.build(spec, dtype=dtype, device=self.device)
         self._linears = linear_names(plain)
         self._shared = tied_names(plain)
-        model = self.recipe.convert(plain, spec)
+        model, self._census = convert(self.recipe, plain, spec)
         if spec.lifecycle == "deepcopy":
             return copy.deepcopy(model)
         if spec.lifecycle == "reload":
@@ -149,21 +150,26 @@ class _Run:
             ran = program._tap.calls
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
         outputs = self._outputs(output, x)
-        plan = program.recipe.plan(spec)
+        plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
             calls = self.layers.finished(plan, shared)
-            return Trace(self.arm.name, outputs, calls=calls,
-                         attention=tuple(self.records.attention))  # fmt: skip
+            attention = tuple(self.records.attention)
+            return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
         records = program._tap.records if self.arm.compiler else self.records
         multiplied, attention = tuple(records.multiplied), tuple(records.attention)
         if not self.tap or not plan.quantised or not spec.direct:
-            return Trace(self.arm.name, outputs, multiplied=multiplied, attention=attention)
+            return Trace(
+                self.arm.name, outputs, multiplied=multiplied, attention=attention, census=census
+            )
         if self.arm.compiler:
             self.seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)
         sites, unobserved = name_sites(self.seen, self.forward_count, spec, self.arm)
-        return Trace(self.arm.name, outputs, sites, multiplied=multiplied, unobserved=unobserved)
+        return Trace(
+            self.arm.name, outputs, sites, multiplied=multiplied, unobserved=unobserved,
+            census=census,
+        )  # fmt: skip
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

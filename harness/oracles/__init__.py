@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from harness.oracles.census import check_census
 from harness.oracles.contract import check_contract
 from harness.oracles.gemm import (
     check_bias_gradient,
@@ -43,6 +44,7 @@ _LAID_OUT = _ARRANGED | {"R16", "R17"}
 
 ORACLES: tuple[Oracle, ...] = (
     Oracle("contract", "contract", "exact", "C", "none", check_contract, scope="case"),
+    Oracle("census", "conversion census", "exact", "C", "eager ran", check_census, scope="case"),
     Oracle("O1", "self-repeat", "exact", "C", "the arm ran", check_repeat, scope="case"),
     Oracle("O4", "amax-exact", "exact", "A", "amax is exposed", check_amax, _START),
     Oracle("O3", "scale-exact", "exact", "A", "scale is exposed", check_scale, _START | {"O4"}),

@@ -43,6 +43,10 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 def _complete(evidence: Evidence, arm: str) -> Verdict:
     expected = evidence.gradients | {"output"}
     missing = sorted(expected - set(evidence.traces[arm].outputs))
+    census = evidence.traces[arm].census
+    if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
+        why = "conversion changed which parameters require one: the census says so"
+        return plain("contract", arm, "backward", "not_applicable", why)
     if not missing:
         return plain("contract", arm, "backward", "ok")
     lost_bias = all(name == "grad_bias" or name.endswith("bias.grad") for name in missing)

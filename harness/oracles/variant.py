@@ -42,7 +42,7 @@ _SWAPPED: dict[Role, Role] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Element i of the variant's dimension m is element ``index["m"][i]`` of the case's; so k and n.
+    """Element i of the variant's dimension m is ``index["m"][i]`` of the case's; so k and n.
 
     The variant may go on after them with zeros (padding), and hold only some of them (a split).
     """
@@ -60,7 +60,7 @@ class Variant:
     title: str = ""
 
     def take(self, x: Any, axes: tuple[str, str]) -> Any:
-        """The elements of a 2-D array of the case that the variant holds, in the variant's order."""
+        """The elements of a 2-D array of the case that the variant holds, in its order."""
         return x[np.ix_(self.index[axes[0]], self.index[axes[1]])]
 
     def trim(self, x: Any, axes: tuple[str, str]) -> Any:

@@ -16,6 +16,21 @@ Flake = Literal["always", "per process", "flaky", "not shown by its script"]
 #: What a symptom costs a user who does not know of it.
 _SYMPTOM_WEIGHT = {"contract": 2, "O1": 3, "O13": 3, "O12": 3}
 _DEFAULT_WEIGHT = 3
+#: Changes by a conversion that leave the step's arithmetic alone.
+_CENSUS_WEIGHT = {
+    "hooks lost": 2,
+    "parameter hooks lost": 2,
+    "attributes lost": 2,
+    "attributes changed": 2,
+    "parameter attributes lost": 2,
+    "parameter device changed": 2,
+    "state_dict keys changed": 2,
+    "module type changed": 1,
+    "shared module split": 1,
+    "training flag changed": 1,
+    "parameter type changed": 1,
+    "parameter order changed": 1,
+}
 #: How much of that is left when only this data shows it.
 _REACH_DISCOUNT = {
     "gaussian": 0,
@@ -81,6 +96,8 @@ def severity_of(verdict: Verdict, case: Case) -> Severity:
             weight = 3
         elif verdict.symptom.startswith(("refusal names", "unclear refusal of an empty")):
             weight = 1
+    elif verdict.oracle == "census":
+        weight = _CENSUS_WEIGHT.get(verdict.symptom, _DEFAULT_WEIGHT)
     else:
         weight -= _REACH_DISCOUNT[reach_of(case)]
     return "high" if weight >= 3 else "medium" if weight == 2 else "low"

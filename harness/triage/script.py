@@ -11,16 +11,16 @@ import msgspec
 from harness.arms.ladder import BY_NAME, Arm
 from harness.case import Case, Spec
 from harness.judge import tensors_of
+from harness.models.zoo import MODELS, source_of
 from harness.numerics.formats import F32
 from harness.recipe import Recipe, ScriptText
+from harness.triage.script_census import TORCH_NAME, quoted, write_census_script
 from harness.triage.script_checks import check_rule
 from harness.triage.script_model import write_model_script
 from harness.triage.script_parts import hex_rows, layouts
 from harness.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
 from harness.triage.script_values import check_values
 from harness.verdict import Verdict
-
-_TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 _COMPILED_TAP = """
 from torch._inductor.output_code import CompiledFxGraph
@@ -51,6 +51,8 @@ def write_script(
     tensors; what was found about a model's whole run, by the model.
     """
     arm = BY_NAME[verdict.arm]
+    if verdict.oracle == "census":
+        return write_census_script(case, verdict, recipe, *_model_source(case.spec))
     tensors = tensors_of(case, recipe)
     if layer is not None:
         case, tensors = msgspec.structs.replace(case, spec=layer[0]), layer[1]
@@ -64,13 +66,13 @@ def write_script(
         raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
     tap = (_COMPILED_TAP if arm.compiler else text.tap) if needs_tap else ""
     parts = [
-        f'"""{_quoted(verdict.sentence())}\n\n'
+        f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
         ' Exits 1 while this shows, 0 once it is gone.\n"""',
         "import collections, io, math, sys\n\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
-        f"torch.set_num_threads(1)\ndtype = {_TORCH[case.spec.dtype]}",
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
         "def tensor(*rows):\n"
         "    flat = bytearray.fromhex(''.join(rows))\n"
         "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone()"
@@ -102,9 +104,15 @@ def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
 _TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15", "R21", "R22")
 
 
-def _quoted(text: str) -> str:
-    """Text that may stand between triple quotes, whatever a library said."""
-    return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
+def _model_source(spec: Spec) -> tuple[str, str]:
+    """Source that assigns ``model``, and its imports; empty for a single linear."""
+    if spec.model == "linear":
+        return "", ""
+    imports = (
+        "import math\nfrom typing import Any\nimport torch.nn.functional as F\nfrom torch import nn"
+    )
+    build = f"model = {MODELS[spec.model].expression(spec)}.to({TORCH_NAME[spec.dtype]})"
+    return f"{source_of(spec.model)}\n\n\n{build}", imports
 
 
 def _literals(tensors: dict[str, F32], spec: Spec) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.case import Case, DataSpec, Spec, Spike
 from harness.environment import prepare, settle
+from harness.faults.census import NEED_MODELS
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
 from harness.ledger import Ledger
@@ -39,6 +40,9 @@ class Hunt:
 HUNTS = [
     Hunt("contract", "backward-unsupported"),
     Hunt("contract", "bias-forgotten", spec={"bias": True}),
+    Hunt("census", "conversion-does-nothing"),
+    Hunt("census", "conversion-does-nothing", recipe=TENSORWISE),
+    Hunt("census", "conversion-freezes"),
     Hunt("O1", "gemm-races"),
     Hunt("O2", "cast-truncates"),
     Hunt("O2", "cast-rounds-upwards", recipe=TENSORWISE),
@@ -141,7 +145,8 @@ def test_every_rule_has_a_fault() -> None:
 
 def test_every_fault_is_hunted_or_ends_the_process() -> None:
     hunted = {hunt.fault for hunt in HUNTS}
-    assert set(builtin_faults()) - hunted == {"kernel-aborts", "eps-too-large"}
+    elsewhere = {"kernel-aborts", "eps-too-large"} | NEED_MODELS  # those: tests/test_census.py
+    assert set(builtin_faults()) - hunted == elsewhere
 
 
 def test_a_fault_is_gone_after_its_context(recipes: dict[str, Any]) -> None:

@@ -1,0 +1,28 @@
+"""weight_norm and other parametrized linears: float8 conversion dies without naming the layer, MXFP8 in the first forward.
+"""
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+import sys
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+from torchao.quantization import quantize_
+from torchao.quantization.quantize_.common import KernelPreference
+
+config = MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED)
+torch.set_num_threads(1)
+bad = 0
+for norm in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm):
+    for convert in (convert_to_float8_training, lambda m: quantize_(m, config) or m):
+        model, phase = nn.Sequential(), "convert"
+        model.add_module("proj", norm(nn.Linear(32, 32)))
+        try:
+            model = convert(model)
+            phase = "forward"
+            model(torch.randn(32, 32))
+            print(norm.__name__, "runs")
+        except Exception as error:
+            print(f"{norm.__name__}: {phase} raises {type(error).__name__}: {error}")
+            bad += phase != "convert" or "proj" not in str(error)
+sys.exit(1 if bad else 0)
