@@ -107,9 +107,10 @@ class Program:
             return Trace(self.arm.name, void=f"{calls} of {_ARTEFACTS} compiled graphs ran")
         sites: tuple[SiteTrace, ...] = ()
         unobserved = ""
-        if tap and self.recipe.plan(self.spec).quantised:
+        plan = self.recipe.plan(self.spec)
+        if tap and plan.quantised:
             records = seen if watching else self._compiled_tap.records
-            sites, unobserved = name_sites(records, forward_count, self.spec, self.arm)
+            sites, unobserved = name_sites(records, forward_count, self.spec, self.arm, plan)
         return Trace(self.arm.name, self._outputs(output, x), sites, None, unobserved)
 
     def _load(self, tensors: dict[str, F32]) -> None:

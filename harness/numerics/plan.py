@@ -86,6 +86,14 @@ class GemmPlan:
     #: True: the kernel multiplies unit-scaled codes and scales the result afterwards, in fp32.
     post_scale: bool = False
 
+    def __post_init__(self) -> None:
+        # no kernel takes one operand in codes and the other in high precision
+        assert (self.a.format is None) == (self.b.format is None)
+
+    @property
+    def quantised(self) -> bool:
+        return self.a.format is not None
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -100,4 +108,4 @@ class Plan:
 
     @property
     def quantised(self) -> bool:
-        return any(g.a.format or g.b.format for g in self.gemms.values())
+        return any(gemm.quantised for gemm in self.gemms.values())

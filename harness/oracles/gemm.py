@@ -48,7 +48,7 @@ def _check_gemm(evidence: Evidence, oracle: str, roles: tuple[Role, ...]) -> Ite
 
 def _observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
     site = trace.main_site(role)
-    if site is None and evidence.plan.gemms[role].a.format is not None:
+    if site is None and evidence.plan.gemms[role].quantised:
         return None, None
     seen = (_UNSEEN, _UNSEEN) if site is None else (site.a, site.b)
     return (

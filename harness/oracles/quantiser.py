@@ -29,8 +29,7 @@ def _operands(
     """Every observed quantised operand, or the verdict that says why there is none."""
     for arm, trace in evidence.traces.items():
         for role in ROLES:
-            gemm = evidence.plan.gemms[role]
-            if gemm.a.format is None or trace.error is not None:
+            if not evidence.plan.gemms[role].quantised or trace.error is not None:
                 yield plain(oracle, arm, role, "not_applicable")
                 continue
             site = trace.main_site(role)

@@ -67,7 +67,7 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in evidence.traces.items():
         if not arm.startswith("eager+checkpoint"):
             continue
-        if trace.error is not None or not evidence.plan.quantised:
+        if trace.error is not None or not evidence.plan.gemms["output"].quantised:
             yield plain("O13", arm, "output", "not_applicable")
             continue
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")

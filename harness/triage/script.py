@@ -15,6 +15,7 @@ from harness.arms.ladder import BY_NAME, Arm
 from harness.case import Case, Spec
 from harness.data import make_tensors
 from harness.numerics.formats import F32
+from harness.numerics.plan import ROLES, OperandPlan
 from harness.numerics.reference import canonical_operands
 from harness.oracles.relations import (
     SCALED_BY,
@@ -26,7 +27,6 @@ from harness.oracles.relations import (
 from harness.recipe import Recipe, ScriptText
 from harness.verdict import Verdict
 
-_SITE = {"output": "0", "grad_input": "-2", "grad_weight": "-1"}
 _TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}
 
 _COMPILED_TAP = """
@@ -164,7 +164,7 @@ def _check(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]
     if oracle in ("O5", "O15", "O6", "O7", "O10", "O11"):
         return _check_element(verdict)
     if oracle in ("O2", "O3", "O4"):
-        return _check_operand(verdict)
+        return _check_operand(verdict, _site(case, verdict, recipe))
     if oracle == "O1":
         return _check_equal(
             "runs = [run(input, weight, grad_output) for _ in range(20)]",
@@ -228,7 +228,16 @@ def _check_element(verdict: Verdict) -> str:
     )
 
 
-def _check_operand(verdict: Verdict) -> str:
+def _site(case: Case, verdict: Verdict, recipe: Recipe) -> int:
+    """Where in ``seen`` the verdict's GEMM stands; counted from the end, past any recompute."""
+    gemms = recipe.plan(case.spec).gemms
+    # inside a compiled artefact a multiply in high precision is seen too
+    shown = [r for r in ROLES if gemms[r].quantised or BY_NAME[verdict.arm].compiler]
+    at = [str(role) for role in shown].index(verdict.role)
+    return at - len(shown) if at else 0
+
+
+def _check_operand(verdict: Verdict, site: int) -> str:
     """The code, scale or amax one GEMM saw, against the rule's value."""
     slot = {"a": 0, "b": 2}[verdict.side] + (1 if verdict.oracle == "O3" else 0)
     index = f"[{', '.join(map(str, verdict.index))}]" if verdict.index else ""
@@ -237,10 +246,10 @@ def _check_operand(verdict: Verdict) -> str:
         slot = {"a": 4, "b": 5}[verdict.side]
     if verdict.oracle == "O3":
         expected = verdict.allowed.replace("byte ", "").split()[0]
-        read = f"seen[{_SITE[verdict.role]}][{slot}]"
+        read = f"seen[{site}][{slot}]"
         read = f"({read}.view(torch.uint8) if {read}.element_size() == 1 else {read}){index}.item()"
     else:
-        read = f"seen[{_SITE[verdict.role]}][{slot}].float(){index}.item()"
+        read = f"seen[{site}][{slot}].float(){index}.item()"
     return (
         "run(input, weight, grad_output)\n"
         f"got = {read}\n"
@@ -327,12 +336,15 @@ def _check_relation(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[
             f"run(want.to(dtype), weight, grad_output)\ngot = value(*seen[0][:2]){tail}"
         )
     if name == "R13":
-        return _check_monotone(verdict, plan.block, plan.granularity, tail)
+        site = _site(case, verdict, recipe)
+        operand = recipe.plan(case.spec).gemms[verdict.role]  # type: ignore[index]
+        plan = operand.a if verdict.side == "a" else operand.b
+        return _check_monotone(verdict, site, plan, tail)
     raise ValueError(f"no stand-alone script for {name}")
 
 
-def _check_monotone(verdict: Verdict, block: int, granularity: str, tail: str) -> str:
-    width = {"tensor": "1, -1", "row": "len(x), -1", "block": f"-1, {block}"}[granularity]
+def _check_monotone(verdict: Verdict, site: int, plan: OperandPlan, tail: str) -> str:
+    width = {"tensor": "1, -1", "row": "len(x), -1", "block": f"-1, {plan.block}"}[plan.granularity]
     tensors = {
         ("output", "a"): "input", ("output", "b"): "weight",
         ("grad_input", "a"): "grad_output", ("grad_input", "b"): "weight.t()",
@@ -341,7 +353,7 @@ def _check_monotone(verdict: Verdict, block: int, granularity: str, tail: str) -
     slot = {"a": 0, "b": 2}[verdict.side]
     return (
         f"run(input, weight, grad_output)\nx = {tensors[verdict.role, verdict.side]}\n"
-        f"codes = seen[{_SITE[verdict.role]}][{slot}].float().reshape({width})\n"
+        f"codes = seen[{site}][{slot}].float().reshape({width})\n"
         f"order = x.reshape({width}).float().argsort(1, stable=True)\n"
         f"got = codes.gather(1, order)\nwant = got.cummax(1).values{tail}"
     )
