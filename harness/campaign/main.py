@@ -16,7 +16,7 @@ from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.content import in_checkout
 from harness.environment import prepare
-from harness.recipe import Recipe, load_recipes, missing_package, select
+from harness.recipe import Recipe, load_recipes, obstacles, runnable, select
 
 
 def run_command(
@@ -43,10 +43,10 @@ def run_command(
     prepare(plant)
     from harness.ledger import Ledger, load_ledger
 
-    chosen = _installed(select(load_recipes(recipe_files), recipes))
-    loaded = load_ledger() if ledger else Ledger([])
     if device == "cuda":
         _require_cuda()
+    chosen = _runnable(select(load_recipes(recipe_files), recipes), device)
+    loaded = load_ledger() if ledger else Ledger([])
     folder = _output(out, resume)
     config = Config(
         out=folder,
@@ -141,14 +141,15 @@ class _Live:
             self.status.stop()
 
 
-def _installed(chosen: dict[str, Recipe]) -> dict[str, Recipe]:
-    """The recipes whose library is here; says which are not. Raises ValueError if none is."""
-    lacking = {name: missing_package(r) for name, r in chosen.items() if missing_package(r)}
-    for name, package in lacking.items():
-        print(f"not tested: {name} needs {package} (pip install {package})", file=sys.stderr)
-    if len(lacking) == len(chosen):
+def _runnable(chosen: dict[str, Recipe], device: str) -> dict[str, Recipe]:
+    """The recipes that run here; says which backends do not. Raises ValueError if none does."""
+    for name, recipe in chosen.items():
+        for backend, reason in obstacles(recipe, device).items():
+            print(f"not tested: {name} ({backend}): {reason}", file=sys.stderr)
+    able = {name: narrowed for name, r in chosen.items() if (narrowed := runnable(r, device))}
+    if not able:
         raise ValueError(f"none of the chosen recipes can run here: {', '.join(chosen)}")
-    return {name: recipe for name, recipe in chosen.items() if name not in lacking}
+    return able
 
 
 def _fault(plant: str) -> tuple[str, str] | None:
