@@ -44,6 +44,17 @@ class _GemmWatch(TorchDispatchMode):
                     _scaled(named["b"], named["scale_b"], transpose=True),
                 )
             )
+        elif packet is _aten._scaled_mm_v2:
+            names = ("a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b")
+            named = dict(zip(names, args, strict=False)) | (kwargs or {})
+            # one scale an operand here; two-level formats, which pass two, do not run compiled yet
+            (scale_a,), (scale_b,) = named["scale_a"], named["scale_b"]
+            self._records.append(
+                (
+                    _scaled(named["a"], scale_a, transpose=False),
+                    _scaled(named["b"], scale_b, transpose=True),
+                )
+            )
         elif packet in (_aten.mm, _aten.addmm):
             a, b = args[:2] if packet is _aten.mm else args[1:3]
             if a.dtype in (torch.float32, torch.bfloat16):

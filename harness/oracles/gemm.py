@@ -141,10 +141,11 @@ def _within(
         bad &= np.isfinite(bias)[None, :]
     if not bad.any():
         return plain(oracle, arm, role, "ok")
-    if bias is not None and "bias_ignored" in evidence.deviations:
+    entry = _ignores_bias(evidence) if bias is not None else ""
+    if entry:
         lo, hi = _interval(evidence, arm, role, centre, radius, None)
         if (bounds.contains(lo, hi, got) | skip).all():
-            return plain(oracle, arm, role, "ok").known(evidence.deviations["bias_ignored"])
+            return plain(oracle, arm, role, "ok").known(entry)
     follows = "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale
     if follows and not (bad & ~evidence.reference.rescale_overflows(role)).any():
         return plain(oracle, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
@@ -155,6 +156,13 @@ def _within(
         factor=_factor(got[at], centre[at], radius, at, bias), index=at,
         lo=float(lo[at]), hi=float(hi[at]),
     )  # fmt: skip
+
+
+def _ignores_bias(evidence: Evidence) -> str:
+    """The ledger entry by which the output may lack its bias, "" if none does."""
+    if "bias_ignored" in evidence.deviations:
+        return evidence.deviations["bias_ignored"]
+    return "" if evidence.spec.k else evidence.deviations.get("bias_ignored_if_empty", "")
 
 
 def _interval(

@@ -39,6 +39,8 @@ class Watch(TorchDispatchMode):
             scales = (*args[2:4], kw.get("scale_a"), kw.get("scale_b"))
             sa, sb = [s for s in scales if s is not None][:2]
             seen.append((args[0], sa, args[1].t(), sb.t()))
+        elif func.overloadpacket is torch.ops.aten._scaled_mm_v2:
+            seen.append((args[0], args[2][0], args[1].t(), args[5][0].t()))
         elif func.overloadpacket is torch.ops.aten.mm:
             seen.append((args[0], None, args[1].t(), None))
         return func(*args, **kw)
