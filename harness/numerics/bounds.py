@@ -49,7 +49,7 @@ def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
             assert scale_.dtype == np.uint8
             unit = spread(scales.mx_factor(scale_), plan)  # type: ignore[arg-type]
         else:
-            unit = 1.0 / scale_.astype(np.float64)
+            unit = 1.0 / spread(scale_, plan).astype(np.float64)
         magnitude = np.abs(x.astype(np.float64))
         u_q = fmt.unit_roundoff
         in_range = np.maximum(u_q / (1.0 + u_q) * magnitude, 0.5 * fmt.min_subnormal * unit)
@@ -62,10 +62,12 @@ def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
 
     Proof. K exact products and K-1 rounded additions in any order and blocking err by at most
     gamma_{K-1} |A||B|^T (Higham 3.1); each of the c roundings of scales, operands or products adds
-    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Whatever falls below fp32's normals
-    may be rounded to a multiple of 2^-149 or flushed: at most 2^-126 for each of K products and K
-    sums, and 2^-126 times the other operand for each operand: the last term. float64's own error
-    (2^-53 K) is below the slack left by the factor 1 + 2^-20.
+    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Scales of blocks are applied to partial
+    sums: every product still passes through the same c roundings, so the count is the same.
+    Whatever falls below fp32's normals may be rounded to a multiple of 2^-149 or flushed: at most
+    2^-126 for each of K products (or, where those are products of codes and far above, for each of
+    their scaled partial sums) and K sums, and 2^-126 times the other operand for each operand: the
+    last term. float64's own error (2^-53 K) is below the slack left by the factor 1 + 2^-20.
     """
     contracted = a.shape[1]
     magnitude_a, magnitude_b = np.abs(a), np.abs(b)

@@ -28,7 +28,9 @@ OPERANDS: dict[Role, tuple[tuple[Tensor, bool], tuple[Tensor, bool]]] = {
     "grad_weight": (("grad_output", True), ("input", True)),
 }
 
-Granularity = Literal["tensor", "row", "block"]
+#: One scale for the tensor, for each row, for each run of ``block`` elements along the contracted
+#: axis, or for each ``block`` x ``block`` square.
+Granularity = Literal["tensor", "row", "block", "tile"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class OperandPlan:
 
     def __post_init__(self) -> None:
         assert (self.format is None) == (self.scale is None)
-        assert (self.granularity == "block") == (self.block > 0)
+        assert (self.granularity in ("block", "tile")) == (self.block > 0)
 
 
 HIGH_PRECISION = OperandPlan()

@@ -51,9 +51,11 @@ def canonical_operands(
 
 
 def amax(x: F32, plan: OperandPlan) -> F32:
-    """max|x| of each granule: shape () for tensor, [rows, 1] for row, [rows, C/block] for block.
+    """max|x| of each granule: shape () for tensor, [rows, 1] for row, [rows, C/block] for block,
+    [rows/block, C/block] for tile.
 
-    NaN propagates; an empty granule has amax 0. Raises ValueError if C is not a multiple of block.
+    NaN propagates; an empty granule has amax 0. Raises ValueError if C, or rows for tile, is not a
+    multiple of block.
     """
     magnitude = np.abs(x)
     if plan.granularity == "tensor":
@@ -63,8 +65,11 @@ def amax(x: F32, plan: OperandPlan) -> F32:
     rows, contracted = x.shape
     if contracted % plan.block:
         raise ValueError(f"contracted dimension {contracted} is not a multiple of {plan.block}")
-    blocked = magnitude.reshape(rows, contracted // plan.block, plan.block)
-    return np.asarray(np.max(blocked, axis=2, initial=0.0), dtype=np.float32)
+    height = plan.block if plan.granularity == "tile" else 1
+    if rows % height:
+        raise ValueError(f"{rows} rows are not a multiple of {height}")
+    blocked = magnitude.reshape(rows // height, height, contracted // plan.block, plan.block)
+    return np.asarray(np.max(blocked, axis=(1, 3), initial=0.0), dtype=np.float32)
 
 
 def scale(amax_: F32, plan: OperandPlan) -> Scale:
@@ -93,9 +98,22 @@ def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | Non
 
 def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
     """Broadcast a per-granule array so that it lines up with the elements."""
-    return (
-        np.repeat(per_granule, plan.block, axis=1) if plan.granularity == "block" else per_granule
-    )
+    if plan.block:
+        per_granule = np.repeat(per_granule, plan.block, axis=1)
+    return np.repeat(per_granule, plan.block, axis=0) if plan.granularity == "tile" else per_granule
+
+
+def by_granule(x: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
+    """The elements of each granule as one row."""
+    if plan.granularity == "row":
+        return x
+    if plan.granularity == "tensor":
+        return x.reshape(1, -1)
+    if plan.granularity == "block":
+        return x.reshape(-1, plan.block)
+    tall, wide = x.shape[0] // plan.block, x.shape[1] // plan.block
+    squares = x.reshape(tall, plan.block, wide, plan.block).swapaxes(1, 2)
+    return squares.reshape(tall * wide, -1)
 
 
 def codes(x: F32, scale_: Scale, plan: OperandPlan, *, deviation: str = "") -> Codes:
@@ -106,7 +124,7 @@ def codes(x: F32, scale_: Scale, plan: OperandPlan, *, deviation: str = "") -> C
             assert scale_.dtype == np.uint8
             scaled = x / spread(_mx_divisor(scale_, deviation), plan)
         else:
-            scaled = (x * scale_).astype(np.float32)
+            scaled = (x * spread(scale_, plan)).astype(np.float32)
     return encode(scaled, plan.format, overflow=plan.overflow)
 
 
@@ -127,7 +145,7 @@ def values(codes_: Codes, scale_: Scale, plan: OperandPlan) -> F64:
         if isinstance(plan.scale, MxScale):
             assert scale_.dtype == np.uint8
             return decoded * spread(scales.mx_factor(scale_), plan)  # type: ignore[arg-type]
-        return decoded / scale_.astype(np.float64)
+        return decoded / spread(scale_, plan).astype(np.float64)
 
 
 def quantise(x: F32, plan: OperandPlan) -> Quantised | None:

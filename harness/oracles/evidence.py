@@ -167,7 +167,7 @@ class Evidence:
         if seen.scale is not None and seen.scale_is_inverse and not gemm.post_scale:
             decoded = decode(seen.codes, operand.plan.format)
             with np.errstate(all="ignore"):
-                return decoded * seen.scale.astype(np.float64)
+                return decoded * reference.spread(seen.scale, operand.plan).astype(np.float64)
         scale = self.seen_scale(role, side, seen)
         if scale is None:
             return None

@@ -154,10 +154,7 @@ def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
 
 def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verdict:
     plan = operand.plan
-    if plan.granularity == "tensor":
-        x, decoded = x.reshape(1, -1), decoded.reshape(1, -1)
-    elif plan.granularity == "block":
-        x, decoded = x.reshape(-1, plan.block), decoded.reshape(-1, plan.block)
+    x, decoded = reference.by_granule(x, plan), reference.by_granule(decoded, plan)
     ordinary = np.isfinite(x).all(axis=1)
     order = np.argsort(x[ordinary], axis=1, kind="stable")
     codes = np.take_along_axis(decoded[ordinary], order, axis=1)

@@ -346,7 +346,13 @@ def _check_relation(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[
 
 
 def _check_monotone(verdict: Verdict, site: int, plan: OperandPlan, tail: str) -> str:
-    width = {"tensor": "1, -1", "row": "len(x), -1", "block": f"-1, {plan.block}"}[plan.granularity]
+    block = plan.block
+    granules = {
+        "tensor": "reshape(1, -1)",
+        "row": "reshape(len(x), -1)",
+        "block": f"reshape(-1, {block})",
+        "tile": f"unfold(0, {block}, {block}).unfold(1, {block}, {block}).reshape(-1, {block**2})",
+    }[plan.granularity]
     tensors = {
         ("output", "a"): "input", ("output", "b"): "weight",
         ("grad_input", "a"): "grad_output", ("grad_input", "b"): "weight.t()",
@@ -355,7 +361,7 @@ def _check_monotone(verdict: Verdict, site: int, plan: OperandPlan, tail: str) -
     slot = {"a": 0, "b": 2}[verdict.side]
     return (
         f"run(input, weight, grad_output)\nx = {tensors[verdict.role, verdict.side]}\n"
-        f"codes = seen[{site}][{slot}].float().reshape({width})\n"
-        f"order = x.reshape({width}).float().argsort(1, stable=True)\n"
+        f"codes = seen[{site}][{slot}].float().{granules}\n"
+        f"order = x.{granules}.float().argsort(1, stable=True)\n"
         f"got = codes.gather(1, order)\nwant = got.cummax(1).values{tail}"
     )
