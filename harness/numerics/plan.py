@@ -16,6 +16,7 @@ from typing import Literal
 
 from harness.numerics.formats import Format, Overflow
 from harness.numerics.scales import MxMode
+from harness.numerics.two_level import Arithmetic
 
 Tensor = Literal["input", "weight", "grad_output"]
 Role = Literal["output", "grad_input", "grad_weight"]
@@ -50,15 +51,27 @@ class MxScale:
 
 
 @dataclass(frozen=True)
+class TwoLevelScale:
+    """An E4M3 code a granule times one fp32 number for the tensor (NVFP4)."""
+
+    eps: float
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True)
 class OperandPlan:
     """How one operand of one GEMM is quantised. ``format`` None: left in high precision."""
 
     format: Format | None = None
     granularity: Granularity = "tensor"
     block: int = 0
-    scale: Fp32Scale | MxScale | None = None
+    scale: Fp32Scale | MxScale | TwoLevelScale | None = None
     #: The library clamps before it casts, so finite overflow saturates whatever the cast does.
     overflow: Overflow = "saturate"
+    #: ``stochastic``: the cast returns one of the two neighbours, at random.
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    #: Signs of a random Hadamard transform along the contracted axis, done first; (): none.
+    hadamard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert (self.format is None) == (self.scale is None)
@@ -95,6 +108,15 @@ class GemmPlan:
     @property
     def quantised(self) -> bool:
         return self.a.format is not None
+
+    @property
+    def stochastic(self) -> bool:
+        """True: running it twice may give two results."""
+        return "stochastic" in (self.a.rounding, self.b.rounding)
+
+    @property
+    def transformed(self) -> bool:
+        return bool(self.a.hadamard or self.b.hadamard)
 
 
 @dataclass(frozen=True)

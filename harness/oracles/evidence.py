@@ -47,6 +47,7 @@ class Reference:
             gemm = self.plan.gemms[role]
             a, b = reference.canonical_operands(role, self.tensors)
             x, plan = (a, gemm.a) if side == "a" else (b, gemm.b)
+            x = reference.transformed(x, plan)
             self._operands[key] = Operand(x, plan, reference.quantise(x, plan))
         return self._operands[key]
 
@@ -151,6 +152,10 @@ class Evidence:
     def spec(self) -> Spec:
         return self.case.spec
 
+    def by_chance(self, role: str) -> bool:
+        """True where a second run may differ: an operand of this GEMM is rounded stochastically."""
+        return any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
+
     def compiled(self, arm: str) -> bool:
         return arm.startswith(("aot_eager", "inductor"))
 
@@ -209,6 +214,8 @@ class Evidence:
 
 
 def same_bits(x: Any, y: Any) -> Any:
-    """Elementwise equality with NaN equal to NaN and -0 equal to +0."""
+    """Elementwise equality with NaN equal to NaN and -0 equal to +0; of records, in every field."""
+    if getattr(x, "dtype", None) is not None and x.dtype.names:
+        return np.logical_and.reduce([same_bits(x[field], y[field]) for field in x.dtype.names])
     with np.errstate(invalid="ignore"):
         return (x == y) | (np.isnan(x) & np.isnan(y))

@@ -72,6 +72,9 @@ def check_layer(evidence: Evidence) -> Iterator[Verdict]:
             if trace.error is not None or got is None:
                 yield plain("O6", arm, role, "not_applicable")
                 continue
+            if evidence.plan.gemms[role].transformed:
+                yield plain("O6", arm, role, "not_applicable", "operands are transformed")
+                continue
             centre, radius = evidence.reference.layer(role)
             skip = evidence.reference.may_overflow(role) | ~np.isfinite(centre) | np.isnan(radius)
             yield _within(evidence, "O6", arm, role, got, centre, radius, skip)
@@ -106,6 +109,8 @@ def _on_lattice(evidence: Evidence, role: Role) -> bool:
             if not np.array_equal(values, operand.x):
                 return False
             scale = operand.quantised.scale
+            if scale.dtype.names:  # two-level: g is a power of two only for amax = 21 * 2^k
+                return False
             if scale.dtype == np.float32 and (np.frexp(scale)[0] != 0.5).any():
                 return False
         magnitude = np.abs(values)

@@ -26,7 +26,7 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
                 measured=f"{again.error.type}: {again.error.message[:200]}", allowed="a result",
             )  # fmt: skip
             continue
-        yield from _equal_outputs("O1", arm, trace, again, "differs on repeat")
+        yield from _equal_outputs("O1", evidence, trace, again, "differs on repeat")
 
 
 def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
@@ -38,13 +38,17 @@ def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
         if plain_trace is None or plain_trace.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
-        yield from _equal_outputs("O12", arm, trace, plain_trace, "differs from no checkpoint")
+        yield from _equal_outputs("O12", evidence, trace, plain_trace, "differs from no checkpoint")
 
 
 def _equal_outputs(
-    oracle: str, arm: str, trace: Trace, other: Trace, symptom: str
+    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str
 ) -> Iterator[Verdict]:
+    arm = trace.arm
     for role in _ALL:
+        if evidence.by_chance(role):
+            yield plain(oracle, arm, role, "not_applicable", "stochastic rounding")
+            continue
         got, want = trace.outputs.get(role), other.outputs.get(role)
         if got is None and want is None:
             continue
