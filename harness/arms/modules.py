@@ -14,7 +14,7 @@ def swap_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn
     """
     made: dict[int, nn.Module] = {}
 
-    def replacement(module: nn.Module) -> nn.Module | None:
+    def replacement(module: nn.Module | None) -> nn.Module | None:
         if not isinstance(module, nn.Linear):
             return None
         if id(module) not in made:
@@ -22,7 +22,7 @@ def swap_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn
         return made[id(module)]
 
     for parent in list(model.modules()):
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():  # named_children leaves out second uses
             new = replacement(child)
             if new is not None:
                 setattr(parent, name, new)
