@@ -45,7 +45,7 @@ def run_command(
 
     if device == "cuda":
         _require_cuda()
-    chosen = _runnable(select(load_recipes(recipe_files), recipes), device)
+    chosen, lacking = _runnable(select(load_recipes(recipe_files), recipes), device)
     loaded = load_ledger() if ledger else Ledger([])
     folder = _output(out, resume)
     config = Config(
@@ -61,10 +61,10 @@ def run_command(
         fault=fault,
     )
     store = Store(folder)
-    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded)
+    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, lacking)
 
 
-def _campaign(config: Config, store: Store, ledger: object) -> int:
+def _campaign(config: Config, store: Store, ledger: object, lacking: list[str]) -> int:
     from harness.campaign.summary import print_summary, rule_counts
     from harness.campaign.supervisor import Tally, run_campaign
     from harness.environment import versions
@@ -80,6 +80,8 @@ def _campaign(config: Config, store: Store, ledger: object) -> int:
     policies = "; ".join(f"{k}: {v}" for k, v in cast_policies().items())
     console.print(f"cast policies (probed): {policies}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    for line in lacking:
+        console.print(f"not tested: {line}", soft_wrap=True)
     live = _Live(console, config.minutes)
     tally: Tally = run_campaign(config, store, live.show)
     live.close()
@@ -141,15 +143,19 @@ class _Live:
             self.status.stop()
 
 
-def _runnable(chosen: dict[str, Recipe], device: str) -> dict[str, Recipe]:
-    """The recipes that run here; says which backends do not. Raises ValueError if none does."""
-    for name, recipe in chosen.items():
-        for backend, reason in obstacles(recipe, device).items():
-            print(f"not tested: {name} ({backend}): {reason}", file=sys.stderr)
+def _runnable(chosen: dict[str, Recipe], device: str) -> tuple[dict[str, Recipe], list[str]]:
+    """The recipes that run here, and a line for each backend that does not. Raises ValueError if
+    none does."""
     able = {name: narrowed for name, r in chosen.items() if (narrowed := runnable(r, device))}
+    reasons = {
+        f"{name} ({backend})": reason
+        for name, recipe in chosen.items()
+        for backend, reason in obstacles(recipe, device).items()
+    }
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
     if not able:
-        raise ValueError(f"none of the chosen recipes can run here: {', '.join(chosen)}")
-    return able
+        raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
+    return able, lines
 
 
 def _fault(plant: str) -> tuple[str, str] | None:
