@@ -34,15 +34,13 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode
 class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kw = kwargs or {}
-        if func.overloadpacket is torch.ops.aten._scaled_mm:
-            scales = (*args[2:4], kw.get("scale_a"), kw.get("scale_b"))
-            sa, sb = [s for s in scales if s is not None][:2]
-            seen.append((args[0], sa, args[1].t(), sb.t()))
-        elif func.overloadpacket is torch.ops.aten._scaled_mm_v2:
-            seen.append((args[0], args[2][0], args[1].t(), args[5][0].t()))
-        elif func.overloadpacket is torch.ops.aten.mm:
-            seen.append((args[0], None, args[1].t(), None))
+        kw, op = kwargs or {}, str(func.overloadpacket)
+        if op in ("aten._scaled_mm", "aten._scaled_mm_v2"):
+            one = (*args[2:4], kw.get("scale_a"), kw.get("scale_b"))
+            scales = [s for s in (args[2] + args[5] if "v2" in op else one) if s is not None]
+            seen.append([t.clone() for t in (args[0], scales[0], args[1].t(), scales[1].t())])
+        elif op == "aten.mm":
+            seen.append((args[0].clone(), None, args[1].t().clone(), None))
         return func(*args, **kw)
 def watched(self, inputs, call=CompiledFxGraph.__call__):
     with Watch():

@@ -14,6 +14,7 @@ from harness.environment import prepare, settle
 from harness.faults.patching import replaced
 from harness.judge import Judge
 from harness.ledger import Ledger
+from harness.numerics.plan import ROLES
 from harness.oracles import BY_NAME as RULES
 from harness.recipe import load_recipes
 from harness.verdict import BAD
@@ -78,3 +79,21 @@ def test_a_wrong_high_precision_gemm_is_caught_and_a_right_one_is_judged(recipe:
 
     with replaced(owner, "backward", halved):
         assert set(statuses()) <= BAD
+
+
+@pytest.mark.parametrize("backend", ["tensorwise", "rowwise"])
+def test_a_wrong_scaled_mm_is_caught_by_its_gemm_rules(backend: str) -> None:
+    """torch.scaled_mm has no library whose functions the built-in faults could replace."""
+    from torch.nn import functional
+
+    case = Case(spec=spec("torch.scaled_mm", backend, bias=True), data=DataSpec(values="outlier"))
+    judge = Judge(RECIPES, Ledger([]))
+    rules = [RULES["O5"], RULES["O15"]]
+    assert {v.status for v in judge.judge(case, rules).verdicts} == {"ok"}
+
+    def tilted(original: Any) -> Any:
+        return lambda *args, **kw: original(*args, **kw) * (1 + 2.0**-5)
+
+    with replaced(functional, "scaled_mm", tilted):
+        found = judge.judge(case, rules).verdicts
+    assert {v.status for v in found} <= BAD and {v.role for v in found} == set(ROLES)
