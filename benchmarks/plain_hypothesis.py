@@ -28,7 +28,7 @@ from harness.campaign.worker import _SLICES, _Worker
 from harness.case import Case, Compile, DataSpec, Spec, compile_key
 from harness.judge import Judge, Judgement
 from harness.ledger import load_ledger
-from harness.recipe import Recipe, load_recipes
+from harness.recipe import Recipe, load_recipes, runnable
 from harness.strategies import batches
 
 #: One run of Hypothesis: its seed, and the keys of the Specs narrowfuzz judged in it.
@@ -152,7 +152,8 @@ def one_compile_per_example(kind: Compile, slices: Sequence[Slice], limit: float
     recipes = load_recipes()
     judge = Judge(recipes, load_ledger())
     warm_up(judge, kind)
-    strategy = batches(list(recipes.values()), compile=kind, draws=4, largest=64)
+    here = [able for r in recipes.values() if (able := runnable(r, "cpu"))]
+    strategy = batches(here, compile=kind, draws=4, largest=64)
     keys: list[str] = []
     cases, start = 0, time.perf_counter()
 

@@ -31,11 +31,11 @@ def list_command(what: str, files: tuple[Path, ...]) -> None:
 
 def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
     if what == "recipes":
-        from harness.recipe import load_recipes
+        from harness.recipe import load_recipes, obstacles
 
         recipes = load_recipes(files).values()
-        return ("recipe", "backends", "what"), (
-            (r.name, ", ".join(r.backends), r.title) for r in recipes
+        return ("recipe", "backends", "what", "here"), (
+            (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu"))) for r in recipes
         )
     if what == "models":
         return ("model", "what"), [("linear", "one linear inside a container")]
@@ -61,6 +61,11 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
     return ("entry", "severity", "recipes", "what"), (
         (e.id, e.severity, ", ".join(e.recipes), e.title) for e in load_entries()
     )
+
+
+def _here(lacking: dict[str, str]) -> str:
+    reasons = [f"not {backend}: {reason}" for backend, reason in lacking.items()]
+    return "\n".join(reasons) or "available"
 
 
 def doctor_command() -> int:

@@ -68,6 +68,7 @@ class Harness:
         settle()
         from harness.judge import Judge
         from harness.ledger import Ledger, load_ledger
+        from harness.recipe import runnable
 
         device = config.getoption("--nf-device")
         if device == "cuda":
@@ -76,7 +77,10 @@ class Harness:
             if not torch.cuda.is_available():
                 raise pytest.UsageError("--nf-device cuda: torch sees no CUDA device here")
         try:
-            everything, self.recipes = _recipes(config)
+            everything, chosen = _recipes(config)
+            self.recipes = [able for r in chosen if (able := runnable(r, device))]
+            if not self.recipes:
+                raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
             ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger()
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None

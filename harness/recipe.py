@@ -13,7 +13,7 @@ import importlib.util
 import runpy
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,11 @@ def every_linear(module: Any, spec: Spec) -> bool:
     from torch import nn
 
     return isinstance(module, nn.Linear)
+
+
+def everywhere(backend: str, device: str) -> str:
+    """For recipes that run wherever their package does."""
+    return ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class Recipe:
     convertible: Callable[[Any, Spec], bool] = promises_nothing
     #: What may differ at a converted module.
     may_change: frozenset[ChangeKind] = MAY_CHANGE
+    #: (backend, device) -> why this machine cannot run it, "" if it can.
+    unavailable: Callable[[str, str], str] = everywhere
     #: Dimensions worth drawing multiples of.
     alignment: int = 16
     dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
@@ -146,6 +153,22 @@ def missing_package(recipe: Recipe) -> str:
     """The distribution this recipe needs and this environment lacks, or ""."""
     lacking = recipe.package and importlib.util.find_spec(recipe.package) is None
     return recipe.package if lacking else ""
+
+
+def obstacles(recipe: Recipe, device: str) -> dict[str, str]:
+    """Each backend that cannot run here, with the reason."""
+    package = missing_package(recipe)
+    if package:
+        return dict.fromkeys(recipe.backends, f"needs {package}: pip install {package}")
+    reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
+    return {backend: reason for backend, reason in reasons.items() if reason}
+
+
+def runnable(recipe: Recipe, device: str) -> Recipe | None:
+    """The recipe with the backends that run here only; None if none does."""
+    lacking = obstacles(recipe, device)
+    backends = tuple(b for b in recipe.backends if b not in lacking)
+    return replace(recipe, backends=backends) if backends else None
 
 
 def select(recipes: dict[str, Recipe], globs: Sequence[str]) -> dict[str, Recipe]:

@@ -23,7 +23,7 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
     chosen = select_arms(arms)
     case, wanted = _load(target)
     prepare()
-    from harness.recipe import load_recipes, missing_package
+    from harness.recipe import load_recipes, obstacles
 
     recipes = load_recipes(files)
     from harness.judge import Judge
@@ -32,7 +32,9 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
     judge = Judge(recipes, Ledger([]), chosen)
     recipe = judge.recipe(case.spec)
     console = Console(highlight=False)
-    for reason in _obstacles(case, missing_package(recipe), chosen):
+    for reason in _obstacles(
+        case, obstacles(recipe, "cpu").get(recipe.backend(case.spec), ""), chosen
+    ):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
         return CANNOT
     from harness.environment import settle
@@ -64,8 +66,8 @@ def _arms(judge: object, case: Case) -> str:
     return ", ".join(arm.name for arm in judge.rungs(case.spec))
 
 
-def _obstacles(case: Case, package: str, chosen: frozenset[str]) -> list[str]:
-    found = [f"{case.spec.recipe} needs {package}: pip install {package}"] if package else []
+def _obstacles(case: Case, reason: str, chosen: frozenset[str]) -> list[str]:
+    found = [f"{case.spec.recipe} {reason}"] if reason else []
     for arm in climb(case.spec):
         if arm.name in chosen and unavailable(arm):
             found.append(f"{arm.name}: {unavailable(arm)}")

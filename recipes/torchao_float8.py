@@ -1,9 +1,11 @@
-"""torchao float8 training linears: tensorwise and rowwise, on the real and the emulated GEMM.
+"""torchao float8 training linears: every recipe by name, on the real and the emulated GEMM.
 
 Plans follow torchao 0.18 ``float8/config.py``, ``float8_utils.py``, ``float8_ops.py``:
 
     tensorwise  one scale a tensor; input and weight E4M3, grad_output E5M2; fp32 scales
     rowwise     one scale a row of the contracted axis; all E4M3; scales rounded down to 2^k
+    rowwise_gw_hp  output as rowwise; grad_input with one power-of-two scale for the whole weight;
+                grad_weight not quantised (Float8LinearRecipeName.ROWWISE_WITH_GW_HP)
 
 ``real`` is torch._scaled_mm: rowwise always leaves the kernel in bf16 (fp32 layers too), and its
 two backward GEMMs run on unit scales and are rescaled afterwards. ``emulated`` multiplies
@@ -12,13 +14,21 @@ dequantised fp32 operands and rounds once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from harness.case import Spec
 from harness.numerics.formats import E4M3FN, E5M2
-from harness.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
+from harness.numerics.plan import (
+    HIGH_PRECISION,
+    ROLES,
+    Fp32Scale,
+    GemmPlan,
+    OperandPlan,
+    Plan,
+)
 from harness.recipe import Emit, Recipe, ScriptText, every_linear
 
 EPS = 1e-12
@@ -44,8 +54,11 @@ def _tensorwise(spec: Spec) -> Plan:
     )
 
 
+_POW2 = Fp32Scale(eps=EPS, power_of_two=True)
+
+
 def _rowwise(spec: Spec) -> Plan:
-    row = OperandPlan(E4M3FN, "row", 0, Fp32Scale(eps=EPS, power_of_two=True))
+    row = OperandPlan(E4M3FN, "row", 0, _POW2)
     if spec.backend == "emulated":
         gemm = GemmPlan(row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32")
         return Plan(dict.fromkeys(ROLES, gemm))
@@ -54,10 +67,26 @@ def _rowwise(spec: Spec) -> Plan:
     return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})
 
 
+def _rowwise_gw_hp(spec: Spec) -> Plan:
+    # float8_ops.py preprocess_addmm repeats the weight's one scale along its axis, so grad_input
+    # takes rowwise's path and rounds to bf16 before it is rescaled
+    rowwise = _rowwise(spec).gemms
+    tensor = OperandPlan(E4M3FN, "tensor", 0, _POW2)
+    # fp32 products round once; bf16 products are exact in the fp32 accumulator
+    plain = GemmPlan(
+        HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1 if spec.dtype == "fp32" else 0
+    )
+    return Plan(
+        {
+            "output": rowwise["output"],
+            "grad_input": dataclasses.replace(rowwise["grad_input"], b=tensor),
+            "grad_weight": plain,
+        }
+    )
+
+
 def _convert(recipe: str) -> Any:
     def convert(model: Any, spec: Spec) -> Any:
-        import dataclasses
-
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         config = Float8LinearConfig.from_recipe_name(recipe)
@@ -153,15 +182,26 @@ RECIPES = [
         backends=("real", "emulated"),
         package="torchao",
         plan=plan,
-        convert=_convert(name),
+        convert=_convert(theirs),
         may_refuse=_never_refuses,
-        script=_script(name),
+        script=_script(theirs),
         tap=_tap,
         converted=_converted,
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
     )
-    for name, title, plan in (
-        ("tensorwise", "one fp32 scale a tensor, E4M3 forward, E5M2 gradients", _tensorwise),
-        ("rowwise", "one power-of-two scale a row, E4M3 everywhere", _rowwise),
+    for name, theirs, title, plan in (
+        (
+            "tensorwise",
+            "tensorwise",
+            "one fp32 scale a tensor, E4M3 forward, E5M2 gradients",
+            _tensorwise,
+        ),
+        ("rowwise", "rowwise", "one power-of-two scale a row, E4M3 everywhere", _rowwise),
+        (
+            "rowwise_gw_hp",
+            "rowwise_with_gw_hp",
+            "rowwise; grad_weight in high precision, weight tensorwise for grad_input",
+            _rowwise_gw_hp,
+        ),
     )
 ]

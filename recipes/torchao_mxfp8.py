@@ -1,37 +1,85 @@
-"""torchao MXFP8 training linears, emulated: 1x32 blocks along the contracted axis, E8M0 scales.
+"""torchao MXFP8 training linears: 1x32 blocks along the contracted axis, E8M0 scales.
 
-Plans follow torchao 0.18 ``mx_formats/mx_tensor.py`` and ``moe_training/mxfp8_linear.py``:
-operands are dequantised to the layer's dtype and multiplied there. Two public ways in:
+Plans follow torchao 0.18 ``mx_formats/mx_tensor.py`` and ``moe_training/mxfp8_linear.py``. One
+recipe for each ScaleCalculationMode, and ``rceil_wgrad_with_hp``, as MXFP8TrainingRecipe names it,
+whose grad_weight is not quantised (mx_mm.backward, ``wgrad_with_hp``). Backends:
 
-    linear    the MXFP8Linear module
-    wrapper   quantize_(model, MXFP8TrainingOpConfig(...)), which swaps the weight's tensor class
+    linear    the MXFP8Linear module, emulated: operands dequantised to the layer's dtype
+    wrapper   the same through quantize_(model, MXFP8TrainingOpConfig(...)), which swaps the
+              weight's tensor class
+    native    MXFP8Linear with KernelPreference.AUTO, its default: Triton and CUDA casts (floor and
+              rceil only, bf16 only) and cuBLAS's MX GEMM, which always returns bf16
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from harness.case import Spec
 from harness.numerics.formats import E4M3FN
-from harness.numerics.plan import ROLES, GemmPlan, MxScale, OperandPlan, Plan
+from harness.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
+from harness.numerics.scales import MxMode
 from harness.recipe import Emit, Recipe, ScriptText
 
 BLOCK = 32
-#: What a block with an Inf gets in torchao 0.18 (left to implementations by OCP MX v1.0).
-_INF_BYTE = {"floor": 247, "rceil": 254}
 
 
-def _plan(mode: str) -> Any:
-    operand = OperandPlan(E4M3FN, "block", BLOCK, MxScale(mode, _INF_BYTE[mode]))  # type: ignore[arg-type]
-    # the compiler may fuse the multiply and the bias into addmm, so no rounding is the kernel's own
-    gemm = GemmPlan(operand, operand, scale_roundings=0, kernel_rounds=False, dequantise_to="dtype")
-    plan = Plan(dict.fromkeys(ROLES, gemm))
-    return lambda spec: plan
+@dataclass(frozen=True)
+class _Variant:
+    """What sets one MXFP8 recipe apart."""
+
+    name: str
+    mode: MxMode
+    #: What a block with an Inf gets in torchao 0.18 (left to implementations by OCP MX v1.0).
+    inf_byte: int
+    wgrad_with_hp: bool = False
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        # utils.py _to_mxfp8_dim1_kernel_wrapper: the kernels know these two modes
+        native = ("native",) if self.mode in ("floor", "rceil") else ()
+        return ("linear", "wrapper", *native)
+
+    @property
+    def title(self) -> str:
+        hp = ", grad_weight in high precision" if self.wgrad_with_hp else ""
+        return f"1x32 E4M3 blocks, E8M0 scales by {self.mode}{hp}"
 
 
-def _convert(mode: str) -> Any:
+VARIANTS = (
+    _Variant("floor", "floor", 247),
+    _Variant("rceil", "rceil", 254),
+    _Variant("ceil", "ceil", 247),
+    _Variant("even", "even", 247),
+    _Variant("rceil_wgrad_with_hp", "rceil", 254, wgrad_with_hp=True),
+)
+
+
+def _plan(variant: _Variant) -> Any:
+    def plan(spec: Spec) -> Plan:
+        operand = OperandPlan(E4M3FN, "block", BLOCK, MxScale(variant.mode, variant.inf_byte))
+        if spec.backend == "native":
+            gemm = GemmPlan(operand, operand, scale_roundings=0, rounding=("bf16", "out"))
+        else:
+            # the compiler may fuse multiply and bias into addmm: no rounding is the kernel's own
+            gemm = GemmPlan(
+                operand, operand, scale_roundings=0, kernel_rounds=False, dequantise_to="dtype"
+            )
+        gemms = dict.fromkeys(ROLES, gemm)
+        if variant.wgrad_with_hp:
+            # torch.mm of the layer's dtype: fp32 products round, bf16 products are exact
+            gemms["grad_weight"] = GemmPlan(
+                HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1 if spec.dtype == "fp32" else 0
+            )
+        return Plan(gemms)
+
+    return plan
+
+
+def _convert(variant: _Variant) -> Any:
     def convert(model: Any, spec: Spec) -> Any:
         from torch import nn
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
@@ -40,9 +88,11 @@ def _convert(mode: str) -> Any:
         from torchao.quantization import quantize_
         from torchao.quantization.quantize_.common import KernelPreference
 
-        kw = {
-            "kernel_preference": KernelPreference.EMULATED,
-            "scale_calculation_mode": ScaleCalculationMode(mode),
+        native = spec.backend == "native"
+        kw: dict[str, Any] = {
+            "kernel_preference": KernelPreference.AUTO if native else KernelPreference.EMULATED,
+            "scale_calculation_mode": ScaleCalculationMode(variant.mode),
+            "wgrad_with_hp": variant.wgrad_with_hp,
         }
         if spec.backend == "wrapper":
             quantize_(model, MXFP8TrainingOpConfig(**kw))
@@ -51,7 +101,7 @@ def _convert(mode: str) -> Any:
             if type(module) is nn.Linear:
                 # torchao has no conversion to MXFP8Linear; ours changes nothing but the class
                 module.__class__ = MXFP8Linear
-                vars(module).update(kw, wgrad_with_hp=False)
+                vars(module).update(kw)
         return model
 
     return convert
@@ -74,6 +124,20 @@ def _converted(module: Any) -> bool:
 
     wrapped = isinstance(getattr(module, "weight", None), TrainingWeightWrapperBaseTensor)
     return isinstance(module, MXFP8Linear) or (isinstance(module, nn.Linear) and wrapped)
+
+
+def _unavailable(backend: str, device: str) -> str:
+    if backend != "native":
+        return ""
+    import torch
+
+    if device != "cuda":
+        return (
+            "KernelPreference.AUTO casts with CUDA kernels and multiplies with cuBLAS: needs a GPU"
+        )
+    if torch.cuda.get_device_capability() < (10, 0):
+        return "cuBLAS multiplies MXFP8 from compute capability 10.0 on"
+    return ""
 
 
 @contextmanager
@@ -100,19 +164,29 @@ def _tap(emit: Emit) -> Iterator[None]:
         mx_tensor._addmm_mx_dispatch = multiply
 
 
-def _may_refuse(spec: Spec) -> str:
-    for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
-        if size % BLOCK:
-            return f"{name} must be a multiple of {BLOCK}, the MX block, got {size}"
-    return ""
+def _may_refuse(variant: _Variant) -> Any:
+    def may_refuse(spec: Spec) -> str:
+        contracted = [("in_features", spec.k), ("out_features", spec.n)]
+        if not variant.wgrad_with_hp:
+            contracted.append(("tokens", spec.tokens))
+        for name, size in contracted:
+            if size % BLOCK:
+                return f"{name} must be a multiple of {BLOCK}, the MX block, got {size}"
+        if spec.backend == "native" and spec.dtype != "bf16":
+            return f"dtype must be bf16 for the native kernels, got {spec.dtype}"
+        return ""
+
+    return may_refuse
 
 
-def _script(mode: str) -> Any:
+def _script(variant: _Variant) -> Any:
     def script(spec: Spec) -> ScriptText:
+        preference = "AUTO" if spec.backend == "native" else "EMULATED"
         kw = (
-            "kernel_preference=KernelPreference.EMULATED, "
-            f"scale_calculation_mode=ScaleCalculationMode.{mode.upper()}"
+            f"kernel_preference=KernelPreference.{preference}, "
+            f"scale_calculation_mode=ScaleCalculationMode.{variant.mode.upper()}"
         )
+        kw += f", wgrad_with_hp={variant.wgrad_with_hp}"
         imports = (
             "from torchao.prototype.mx_formats import mx_tensor\n"
             "from torchao.prototype.mx_formats.config import ScaleCalculationMode\n"
@@ -129,7 +203,7 @@ def _script(mode: str) -> Any:
                 "from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear\n"
                 "def to_mxfp8(m):\n"
                 "    if type(m) is torch.nn.Linear: m.__class__, m.__dict__ = MXFP8Linear, dict("
-                f"vars(m), wgrad_with_hp=False, {kw})"
+                f"vars(m), {kw})"
             )
             convert = "model.apply(to_mxfp8)"
         return ScriptText(
@@ -153,19 +227,20 @@ def _script(mode: str) -> Any:
 
 RECIPES = [
     Recipe(
-        name=f"torchao.mxfp8.{mode}",
+        name=f"torchao.mxfp8.{variant.name}",
         family="torchao.mxfp8",
-        title=f"1x32 E4M3 blocks, E8M0 scales by {mode}",
-        backends=("linear", "wrapper"),
+        title=variant.title,
+        backends=variant.backends,
         package="torchao",
-        plan=_plan(mode),
-        convert=_convert(mode),
-        may_refuse=_may_refuse,
-        script=_script(mode),
+        plan=_plan(variant),
+        convert=_convert(variant),
+        may_refuse=_may_refuse(variant),
+        script=_script(variant),
         tap=_tap,
         converted=_converted,
         convertible=_convertible,
+        unavailable=_unavailable,
         alignment=BLOCK,
     )
-    for mode in ("floor", "rceil")
+    for variant in VARIANTS
 ]

@@ -15,7 +15,7 @@ from harness.case import Case, DataSpec, Spec, Spike
 from harness.data import hash_bits, lattice_format, make_tensors
 from harness.numerics import reference
 from harness.numerics.formats import E4M3FN, E5M2, F32
-from harness.numerics.plan import ROLES, Plan
+from harness.numerics.plan import ROLES, Fp32Scale, Plan
 from harness.recipe import load_recipes
 from harness.strategies import WILD
 
@@ -278,12 +278,16 @@ def test_gradients_of_the_hybrid_recipe_use_the_e5m2_grid_and_all_else_e4m3() ->
     assert lattice_format("input", plan) is lattice_format("weight", plan) is E4M3FN
 
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES))
+# E2M1 has eight magnitudes and its tensor scale no powers of two: NVFP4 has no lattice, and O7 says
+# not applicable there
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - {"torchao.nvfp4"}))
 @pytest.mark.parametrize("grad_layout", ["contiguous", "expanded"])
 def test_lattice_operands_quantise_without_any_error(recipe: str, grad_layout: str) -> None:
+    unit = max(32, RECIPES[recipe].alignment)
     for backend in RECIPES[recipe].backends:
         spec = Spec(
-            recipe=recipe, backend=backend, m=96, k=64, n=32, dtype=RECIPES[recipe].dtypes[0],
+            recipe=recipe, backend=backend, m=3 * unit, k=2 * unit, n=unit,
+            dtype=RECIPES[recipe].dtypes[0],
             grad_layout=grad_layout,  # type: ignore[arg-type]
         )  # fmt: skip
         plan = plan_of(spec)
@@ -293,6 +297,12 @@ def test_lattice_operands_quantise_without_any_error(recipe: str, grad_layout: s
             operands = reference.canonical_operands(role, got)
             for x, operand in zip(operands, (plan.gemms[role].a, plan.gemms[role].b), strict=True):
                 q = reference.quantise(x, operand)
+                # an expanded gradient has constant columns, whose amax no pin reaches: only
+                # power-of-two scales make them exact
+                scale = operand.scale
+                own = isinstance(scale, Fp32Scale) and operand.granularity != "tensor"
+                if grad_layout == "expanded" and own and not scale.power_of_two:
+                    continue
                 assert q is None or np.array_equal(q.values, x), role
 
 

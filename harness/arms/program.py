@@ -165,7 +165,7 @@ class _Run:
         if self.arm.compiler:
             self.seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)
-        sites, unobserved = name_sites(self.seen, self.forward_count, spec, self.arm)
+        sites, unobserved = name_sites(self.seen, self.forward_count, spec, self.arm, plan)
         return Trace(
             self.arm.name, outputs, sites, multiplied=multiplied, unobserved=unobserved,
             census=census,

@@ -19,7 +19,7 @@ from harness.arms.ladder import Arm
 from harness.arms.layers import in_backward
 from harness.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
 from harness.case import Spec
-from harness.numerics.plan import Role
+from harness.numerics.plan import Plan, Role
 from harness.trace import AttentionCall, Multiplied, Phase, Seen, Site, SiteTrace
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
@@ -126,6 +126,16 @@ def _operands(packet: Any, args: Any, kwargs: Any) -> tuple[Seen, Seen, Any] | N
             _scaled(named["a"], named["scale_a"], transpose=False),
             _scaled(named["b"], named["scale_b"], transpose=True),
             None,
+        )
+    if packet is _aten._scaled_mm_v2:
+        names = ("a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b")
+        named = dict(zip(names, args, strict=False)) | kwargs
+        # one scale an operand here; two-level formats, which pass two, do not run compiled yet
+        (scale_a,), (scale_b,) = named["scale_a"], named["scale_b"]
+        return (
+            _scaled(named["a"], scale_a, transpose=False),
+            _scaled(named["b"], scale_b, transpose=True),
+            named.get("bias") if named.get("bias") is None else fp32_array(named["bias"]).copy(),
         )
     if packet in (_aten.mm, _aten.addmm) and not {"alpha", "beta"} & set(kwargs):
         a, b = args[:2] if packet is _aten.mm else args[1:3]
@@ -238,41 +248,65 @@ def _watch_inductor() -> None:
     CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
 
 
-def expected_sites(arm: Arm) -> tuple[tuple[Role, Phase], ...]:
-    """The GEMMs one forward and backward of a quantised linear must show, in order."""
+def expected_sites(arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:
+    """The GEMMs one forward and backward of a linear must show, in order.
+
+    An eager recipe's tap sees the quantised ones; inside a compiled artefact every multiply shows.
+    """
     recompute: tuple[tuple[Role, Phase], ...] = (("output", "recompute"),) if arm.checkpoint else ()
-    return (
+    every: tuple[tuple[Role, Phase], ...] = (
         ("output", "forward"),
         *recompute,
         ("grad_input", "backward"),
         ("grad_weight", "backward"),
     )
+    return tuple(site for site in every if arm.compiler or plan.gemms[site[0]].quantised)
 
 
 def name_sites(
-    records: list[tuple[Seen, Seen]], forward_count: int, spec: Spec, arm: Arm
+    records: list[tuple[Seen, Seen]], forward_count: int, spec: Spec, arm: Arm, plan: Plan
 ) -> tuple[tuple[SiteTrace, ...], str]:
     """Name the recorded GEMMs, or say why they cannot be named.
 
     Eager runs them in the order the recipe's code does; a compiled backward may reorder, so there
-    the two gradients are told apart by shape, and not at all where the shapes coincide.
+    the two gradients are told apart by exposure where only one is quantised, else by shape, and
+    not at all where the shapes coincide. A high-precision GEMM gets no site: its operands are the
+    layer's own tensors, which the rules have.
     """
-    expected = expected_sites(arm)
+    expected = expected_sites(arm, plan)
     keeps_products = arm.compiler or arm.checkpoint == "selective"
     if keeps_products and len(records) == len(expected) - 1:
         expected = tuple(site for site in expected if site[1] != "recompute")
-    if len(records) != len(expected) or forward_count != 1:
-        return (), f"expected {len(expected)} GEMMs, one of them in forward; saw {len(records)}"
+    in_forward = sum(phase == "forward" for _, phase in expected)
+    if len(records) != len(expected) or forward_count != in_forward:
+        return (), (
+            f"expected {len(expected)} GEMMs, {in_forward} of them in forward; saw {len(records)}"
+        )
     if arm.compiler:
-        if spec.tokens == spec.n:
+        backward = _grad_input_first(records[1], records[2], spec, plan)
+        if backward is None:
             return (), "the two backward GEMMs have the same shape and may be reordered"
-        if _rows(records[-2][0]) != spec.tokens:
-            records = [*records[:-2], records[-1], records[-2]]
+        records = [records[0], *backward]
     sites = tuple(
         SiteTrace(Site("proj", role, phase), a, b)
         for (role, phase), (a, b) in zip(expected, records, strict=True)
+        if plan.gemms[role].quantised
     )
     return sites, ""
+
+
+def _grad_input_first(
+    one: tuple[Seen, Seen], other: tuple[Seen, Seen], spec: Spec, plan: Plan
+) -> tuple[tuple[Seen, Seen], tuple[Seen, Seen]] | None:
+    """The two backward GEMMs in the order grad_input, grad_weight, or None where both fit both."""
+    in_codes = tuple(record[0].codes is not None for record in (one, other))
+    if in_codes[0] != in_codes[1]:
+        one_is_first = in_codes[0] == plan.gemms["grad_input"].quantised
+    elif spec.tokens == spec.n:
+        return None
+    else:
+        one_is_first = _rows(one[0]) == spec.tokens
+    return (one, other) if one_is_first else (other, one)
 
 
 def _rows(seen: Seen) -> int:

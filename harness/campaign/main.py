@@ -18,7 +18,7 @@ from harness.campaign.store import Store
 from harness.case import Compile
 from harness.content import in_checkout
 from harness.environment import prepare
-from harness.recipe import Recipe, load_recipes, missing_package, select
+from harness.recipe import Recipe, load_recipes, obstacles, runnable, select
 
 
 def run_command(
@@ -45,10 +45,10 @@ def run_command(
     prepare(plant)
     from harness.ledger import Ledger, load_ledger
 
-    chosen = _installed(select(load_recipes(recipe_files), recipes))
-    loaded = load_ledger() if ledger else Ledger([])
     if device == "cuda":
         _require_cuda()
+    chosen, lacking = _runnable(select(load_recipes(recipe_files), recipes), device)
+    loaded = load_ledger() if ledger else Ledger([])
     folder = _output(out, resume)
     config = Config(
         out=folder,
@@ -64,7 +64,7 @@ def run_command(
     )
     store = Store(folder)
     whole = _universe(chosen, config.arms)
-    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, whole)
+    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, whole, lacking)
 
 
 def _universe(chosen: dict[str, Recipe], arms: tuple[str, ...]) -> frozenset[Any]:
@@ -76,7 +76,9 @@ def _universe(chosen: dict[str, Recipe], arms: tuple[str, ...]) -> frozenset[Any
     return universe(chosen, rungs)
 
 
-def _campaign(config: Config, store: Store, ledger: object, whole: frozenset[Any]) -> int:
+def _campaign(
+    config: Config, store: Store, ledger: object, whole: frozenset[Any], lacking: list[str]
+) -> int:
     from harness.campaign.summary import pairs_seen, print_summary, rule_counts
     from harness.campaign.supervisor import Tally, run_campaign
     from harness.environment import versions
@@ -92,6 +94,8 @@ def _campaign(config: Config, store: Store, ledger: object, whole: frozenset[Any
     policies = "; ".join(f"{k}: {v}" for k, v in cast_policies().items())
     console.print(f"cast policies (probed): {policies}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    for line in lacking:
+        console.print(f"not tested: {line}", soft_wrap=True)
     live = _Live(console, config.minutes)
     tally: Tally = run_campaign(config, store, live.show)
     live.close()
@@ -160,14 +164,19 @@ class _Live:
             self.status.stop()
 
 
-def _installed(chosen: dict[str, Recipe]) -> dict[str, Recipe]:
-    """The recipes whose library is here; says which are not. Raises ValueError if none is."""
-    lacking = {name: missing_package(r) for name, r in chosen.items() if missing_package(r)}
-    for name, package in lacking.items():
-        print(f"not tested: {name} needs {package} (pip install {package})", file=sys.stderr)
-    if len(lacking) == len(chosen):
-        raise ValueError(f"none of the chosen recipes can run here: {', '.join(chosen)}")
-    return {name: recipe for name, recipe in chosen.items() if name not in lacking}
+def _runnable(chosen: dict[str, Recipe], device: str) -> tuple[dict[str, Recipe], list[str]]:
+    """The recipes that run here, and a line for each backend that does not. Raises ValueError if
+    none does."""
+    able = {name: narrowed for name, r in chosen.items() if (narrowed := runnable(r, device))}
+    reasons = {
+        f"{name} ({backend})": reason
+        for name, recipe in chosen.items()
+        for backend, reason in obstacles(recipe, device).items()
+    }
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    if not able:
+        raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
+    return able, lines
 
 
 def _fault(plant: str) -> tuple[str, str] | None:

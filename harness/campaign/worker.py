@@ -32,7 +32,7 @@ from harness.faults.registry import find_fault
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
-from harness.recipe import load_recipes, select
+from harness.recipe import load_recipes, runnable, select
 from harness.strategies import FACTORS, batches
 from harness.triage.triage import triage
 from harness.verdict import fingerprint
@@ -75,7 +75,8 @@ class _Worker:
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
         recipes = load_recipes(config.recipe_files)
-        self.recipes = list(select(recipes, config.recipes).values())
+        chosen = select(recipes, config.recipes).values()
+        self.recipes = [able for r in chosen if (able := runnable(r, config.device))]
         ledger = load_ledger() if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
         self.judge = Judge(recipes, ledger, self.arms, device=config.device)

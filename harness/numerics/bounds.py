@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.numerics import scales
+from harness.numerics import scales, two_level
 from harness.numerics.formats import F32, F64, FORMATS, Format, round_to
-from harness.numerics.plan import GemmPlan, MxScale, OperandPlan, Rounding
+from harness.numerics.plan import GemmPlan, MxScale, OperandPlan, Rounding, TwoLevelScale
 from harness.numerics.reference import Scale, spread
 
 U32 = 2.0**-24
@@ -41,20 +41,33 @@ def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
     (subnormal); divide by s. The fp32 product before the cast adds a relative u, hence the u|x|
     term (and a subnormal product adds 2^-150, far below eta). Past the largest finite value the
     element saturates, so its error is |x| - max/s exactly.
+
+    A stochastic cast moves v by less than one spacing, twice the terms: 2 u_q |v| or 2 eta. Under
+    a two-level scale the multiplier is only k - 1 fp32 roundings close to 1/unit, so v is within
+    gamma_k of x / unit: the error is at most (slope (1 + gamma_k) + gamma_k) |x|. Where that
+    multiplier left fp32's range nothing is said.
     """
     assert plan.format is not None
     fmt = plan.format
+    u_q, spacings = fmt.unit_roundoff, 0.5
+    slope, roundings = u_q / (1.0 + u_q), U32
+    if plan.rounding == "stochastic":
+        slope, spacings = 2.0 * u_q, 1.0
     with np.errstate(all="ignore"):
         if isinstance(plan.scale, MxScale):
             assert scale_.dtype == np.uint8
-            unit = spread(scales.mx_factor(scale_), plan)  # type: ignore[arg-type]
+            unit = spread(scales.mx_factor(scale_), plan)
+        elif isinstance(plan.scale, TwoLevelScale):
+            unit = spread(two_level.unit(scale_), plan)
+            roundings = gamma(two_level.MULTIPLIER_ROUNDINGS[plan.scale.arithmetic]) * (1.0 + slope)
+            factor = two_level.multiplier(scale_, plan.scale.arithmetic)
+            unit = np.where(np.isfinite(spread(factor, plan)), unit, np.inf)
         else:
-            unit = 1.0 / scale_.astype(np.float64)
+            unit = 1.0 / spread(scale_, plan).astype(np.float64)
         magnitude = np.abs(x.astype(np.float64))
-        u_q = fmt.unit_roundoff
-        in_range = np.maximum(u_q / (1.0 + u_q) * magnitude, 0.5 * fmt.min_subnormal * unit)
+        in_range = np.maximum(slope * magnitude, spacings * fmt.min_subnormal * unit)
         overshoot = magnitude - fmt.max * unit
-        return np.asarray(np.maximum(in_range, overshoot) + U32 * magnitude)
+        return np.asarray(np.maximum(in_range, overshoot) + roundings * magnitude)
 
 
 def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
@@ -62,10 +75,12 @@ def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
 
     Proof. K exact products and K-1 rounded additions in any order and blocking err by at most
     gamma_{K-1} |A||B|^T (Higham 3.1); each of the c roundings of scales, operands or products adds
-    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Whatever falls below fp32's normals
-    may be rounded to a multiple of 2^-149 or flushed: at most 2^-126 for each of K products and K
-    sums, and 2^-126 times the other operand for each operand: the last term. float64's own error
-    (2^-53 K) is below the slack left by the factor 1 + 2^-20.
+    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Scales of blocks are applied to partial
+    sums: every product still passes through the same c roundings, so the count is the same.
+    Whatever falls below fp32's normals may be rounded to a multiple of 2^-149 or flushed: at most
+    2^-126 for each of K products (or, where those are products of codes and far above, for each of
+    their scaled partial sums) and K sums, and 2^-126 times the other operand for each operand: the
+    last term. float64's own error (2^-53 K) is below the slack left by the factor 1 + 2^-20.
     """
     contracted = a.shape[1]
     magnitude_a, magnitude_b = np.abs(a), np.abs(b)

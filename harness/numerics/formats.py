@@ -156,6 +156,21 @@ def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F
     return np.where(too_big, np.copysign(limit, x), rounded)
 
 
+def neighbours(x: F64 | F32, fmt: Format) -> tuple[F64, F64]:
+    """The largest value of ``fmt`` that is at most x and the smallest that is at least x.
+
+    Equal where x is a value of the format or past its maximum. What stochastic rounding may return.
+    """
+    with np.errstate(invalid="ignore"):
+        x = np.clip(np.asarray(x, dtype=np.float64), -fmt.max, fmt.max)
+        nearest = round_to(x, fmt)
+        _, exponent = np.frexp(np.abs(x))
+        step = np.ldexp(1.0, np.maximum(exponent - 1, fmt.emin) - fmt.mantissa_bits)
+        low = np.where(nearest > x, nearest - step, nearest)
+        high = np.where(nearest < x, nearest + step, nearest)
+    return low, high
+
+
 def encode(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> Codes:
     """Round once and return the codes; NaN becomes the canonical NaN code.
 

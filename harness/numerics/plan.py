@@ -16,6 +16,7 @@ from typing import Literal
 
 from harness.numerics.formats import Format, Overflow
 from harness.numerics.scales import MxMode
+from harness.numerics.two_level import Arithmetic
 
 Tensor = Literal["input", "weight", "grad_output"]
 Role = Literal["output", "grad_input", "grad_weight"]
@@ -28,7 +29,9 @@ OPERANDS: dict[Role, tuple[tuple[Tensor, bool], tuple[Tensor, bool]]] = {
     "grad_weight": (("grad_output", True), ("input", True)),
 }
 
-Granularity = Literal["tensor", "row", "block"]
+#: One scale for the tensor, for each row, for each run of ``block`` elements along the contracted
+#: axis, or for each ``block`` x ``block`` square.
+Granularity = Literal["tensor", "row", "block", "tile"]
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,31 @@ class MxScale:
 
 
 @dataclass(frozen=True)
+class TwoLevelScale:
+    """An E4M3 code a granule times one fp32 number for the tensor (NVFP4)."""
+
+    eps: float
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True)
 class OperandPlan:
     """How one operand of one GEMM is quantised. ``format`` None: left in high precision."""
 
     format: Format | None = None
     granularity: Granularity = "tensor"
     block: int = 0
-    scale: Fp32Scale | MxScale | None = None
+    scale: Fp32Scale | MxScale | TwoLevelScale | None = None
     #: The library clamps before it casts, so finite overflow saturates whatever the cast does.
     overflow: Overflow = "saturate"
+    #: ``stochastic``: the cast returns one of the two neighbours, at random.
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    #: Signs of a random Hadamard transform along the contracted axis, done first; (): none.
+    hadamard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert (self.format is None) == (self.scale is None)
-        assert (self.granularity == "block") == (self.block > 0)
+        assert (self.granularity in ("block", "tile")) == (self.block > 0)
 
     @property
     def power_of_two(self) -> bool:
@@ -93,6 +108,23 @@ class GemmPlan:
     #: True: the kernel multiplies unit-scaled codes and scales the result afterwards, in fp32.
     post_scale: bool = False
 
+    def __post_init__(self) -> None:
+        # no kernel takes one operand in codes and the other in high precision
+        assert (self.a.format is None) == (self.b.format is None)
+
+    @property
+    def quantised(self) -> bool:
+        return self.a.format is not None
+
+    @property
+    def stochastic(self) -> bool:
+        """True: running it twice may give two results."""
+        return "stochastic" in (self.a.rounding, self.b.rounding)
+
+    @property
+    def transformed(self) -> bool:
+        return bool(self.a.hadamard or self.b.hadamard)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -107,4 +139,4 @@ class Plan:
 
     @property
     def quantised(self) -> bool:
-        return any(g.a.format or g.b.format for g in self.gemms.values())
+        return any(gemm.quantised for gemm in self.gemms.values())

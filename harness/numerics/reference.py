@@ -17,12 +17,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.numerics import scales
-from harness.numerics.formats import F32, F64, FORMATS, Codes, decode, encode, round_to
-from harness.numerics.plan import OPERANDS, Fp32Scale, GemmPlan, MxScale, OperandPlan, Role
+from harness.numerics import hadamard, scales, two_level
+from harness.numerics.formats import (
+    E8M0_NAN,
+    F32,
+    F64,
+    FORMATS,
+    Codes,
+    decode,
+    encode,
+    neighbours,
+    round_to,
+)
+from harness.numerics.plan import (
+    OPERANDS,
+    Fp32Scale,
+    GemmPlan,
+    MxScale,
+    OperandPlan,
+    Role,
+    TwoLevelScale,
+)
 
-#: fp32 multiplicative scales, or E8M0 bytes.
-Scale = NDArray[np.float32] | NDArray[np.uint8]
+#: fp32 multiplicative scales, E8M0 bytes, or two_level.TWO_LEVEL records.
+Scale = NDArray[Any]
 
 DEVIATIONS = {
     "pow2_floor_by_log2": "floor(log2(s)) in fp32: just below a power of two the scale rounds up",
@@ -50,10 +68,17 @@ def canonical_operands(
     return (tensors[a].T if a_t else tensors[a]), (tensors[b].T if b_t else tensors[b])
 
 
-def amax(x: F32, plan: OperandPlan) -> F32:
-    """max|x| of each granule: shape () for tensor, [rows, 1] for row, [rows, C/block] for block.
+def transformed(x: F32, plan: OperandPlan) -> F32:
+    """The operand as it is quantised: after the plan's Hadamard transform, if it has one."""
+    return hadamard.transform(x, plan.hadamard) if plan.hadamard else x
 
-    NaN propagates; an empty granule has amax 0. Raises ValueError if C is not a multiple of block.
+
+def amax(x: F32, plan: OperandPlan) -> F32:
+    """max|x| of each granule: shape () for tensor, [rows, 1] for row, [rows, C/block] for block,
+    [rows/block, C/block] for tile.
+
+    NaN propagates; an empty granule has amax 0. Raises ValueError if C, or rows for tile, is not a
+    multiple of block.
     """
     magnitude = np.abs(x)
     if plan.granularity == "tensor":
@@ -63,8 +88,11 @@ def amax(x: F32, plan: OperandPlan) -> F32:
     rows, contracted = x.shape
     if contracted % plan.block:
         raise ValueError(f"contracted dimension {contracted} is not a multiple of {plan.block}")
-    blocked = magnitude.reshape(rows, contracted // plan.block, plan.block)
-    return np.asarray(np.max(blocked, axis=2, initial=0.0), dtype=np.float32)
+    height = plan.block if plan.granularity == "tile" else 1
+    if rows % height:
+        raise ValueError(f"{rows} rows are not a multiple of {height}")
+    blocked = magnitude.reshape(rows // height, height, contracted // plan.block, plan.block)
+    return np.asarray(np.max(blocked, axis=(1, 3), initial=0.0), dtype=np.float32)
 
 
 def scale(amax_: F32, plan: OperandPlan) -> Scale:
@@ -72,6 +100,8 @@ def scale(amax_: F32, plan: OperandPlan) -> Scale:
     assert plan.format is not None
     if isinstance(plan.scale, MxScale):
         return scales.mx_scale(amax_, plan.format, plan.scale.mode, inf_byte=plan.scale.inf_byte)
+    if isinstance(plan.scale, TwoLevelScale):
+        return two_level.two_level_scale(amax_, plan.scale.arithmetic, eps=plan.scale.eps)
     assert isinstance(plan.scale, Fp32Scale)
     s = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
     return scales.pow2_floor(s) if plan.scale.power_of_two else s
@@ -84,6 +114,8 @@ def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | Non
         if deviation == "rceil_by_log2" and plan.scale.mode == "rceil":
             return scales.mx_rceil_by_log2(amax_, plan.format)
         return None
+    if isinstance(plan.scale, TwoLevelScale):
+        return None
     assert isinstance(plan.scale, Fp32Scale)
     if deviation != "pow2_floor_by_log2" or not plan.scale.power_of_two:
         return None
@@ -93,21 +125,60 @@ def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | Non
 
 def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
     """Broadcast a per-granule array so that it lines up with the elements."""
-    return (
-        np.repeat(per_granule, plan.block, axis=1) if plan.granularity == "block" else per_granule
-    )
+    if plan.block:
+        per_granule = np.repeat(per_granule, plan.block, axis=1)
+    return np.repeat(per_granule, plan.block, axis=0) if plan.granularity == "tile" else per_granule
+
+
+def by_granule(x: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
+    """The elements of each granule as one row."""
+    if plan.granularity == "row":
+        return x
+    if plan.granularity == "tensor":
+        return x.reshape(1, -1)
+    if plan.granularity == "block":
+        return x.reshape(-1, plan.block)
+    tall, wide = x.shape[0] // plan.block, x.shape[1] // plan.block
+    squares = x.reshape(tall, plan.block, wide, plan.block).swapaxes(1, 2)
+    return squares.reshape(tall * wide, -1)
 
 
 def codes(x: F32, scale_: Scale, plan: OperandPlan, *, deviation: str = "") -> Codes:
-    """Quantise ``x`` with the given (possibly observed) scales: one fp32 product, one cast."""
+    """Quantise ``x`` with the given (possibly observed) scales: one fp32 product, one cast to
+    nearest."""
+    assert plan.format is not None
+    return encode(_scaled(x, scale_, plan, deviation), plan.format, overflow=plan.overflow)
+
+
+def admissible(x: F32, scale_: Scale, plan: OperandPlan) -> tuple[Codes, Codes]:
+    """The two codes a stochastic cast may return, lower value first; equal where x needs no
+    rounding."""
+    assert plan.format is not None
+    low, high = neighbours(_scaled(x, scale_, plan, ""), plan.format)
+    return encode(low, plan.format), encode(high, plan.format)
+
+
+def _scaled(x: F32, scale_: Scale, plan: OperandPlan, deviation: str) -> F64 | F32:
     assert plan.format is not None
     with np.errstate(all="ignore"):
         if isinstance(plan.scale, MxScale):
             assert scale_.dtype == np.uint8
-            scaled = x / spread(_mx_divisor(scale_, deviation), plan)
-        else:
-            scaled = (x * scale_).astype(np.float32)
-    return encode(scaled, plan.format, overflow=plan.overflow)
+            return np.asarray(x / spread(_mx_divisor(scale_, deviation), plan), dtype=np.float64)
+        if isinstance(plan.scale, TwoLevelScale):
+            factor = spread(two_level.multiplier(scale_, plan.scale.arithmetic), plan)
+            # E2M1 has no NaN: under a NaN scale the codes mean nothing
+            scaled = np.asarray(x * factor, dtype=np.float32)
+            return np.where(np.isnan(scaled), np.float32(0.0), scaled)
+        return np.asarray(x * spread(scale_, plan), dtype=np.float32)
+
+
+def meaningless(scale_: Scale, plan: OperandPlan) -> NDArray[Any]:
+    """Elements under a NaN scale that their codes need not repeat."""
+    if isinstance(plan.scale, MxScale):
+        return np.asarray(spread(scale_, plan) == E8M0_NAN)
+    if isinstance(plan.scale, TwoLevelScale):
+        return np.asarray(np.isnan(spread(two_level.unit(scale_), plan)))
+    return np.zeros((), dtype=bool)
 
 
 def _mx_divisor(byte: NDArray[Any], deviation: str) -> F64:
@@ -126,12 +197,14 @@ def values(codes_: Codes, scale_: Scale, plan: OperandPlan) -> F64:
     with np.errstate(all="ignore"):
         if isinstance(plan.scale, MxScale):
             assert scale_.dtype == np.uint8
-            return decoded * spread(scales.mx_factor(scale_), plan)  # type: ignore[arg-type]
-        return decoded / scale_.astype(np.float64)
+            return np.asarray(decoded * spread(scales.mx_factor(scale_), plan))
+        if isinstance(plan.scale, TwoLevelScale):
+            return np.asarray(decoded * spread(two_level.unit(scale_), plan))
+        return np.asarray(decoded / spread(scale_, plan).astype(np.float64))
 
 
 def quantise(x: F32, plan: OperandPlan) -> Quantised | None:
-    """All four steps; None where the plan leaves the operand in high precision."""
+    """All four steps on an operand transformed already; None where the plan quantises nothing."""
     if plan.format is None:
         return None
     a = amax(x, plan)

@@ -48,6 +48,7 @@ class Reference:
             gemm = self.plan.gemms[role]
             a, b = reference.canonical_operands(role, self.tensors)
             x, plan = (a, gemm.a) if side == "a" else (b, gemm.b)
+            x = reference.transformed(x, plan)
             self._operands[key] = Operand(x, plan, reference.quantise(x, plan))
         return self._operands[key]
 
@@ -187,6 +188,10 @@ class Evidence:
     def spec(self) -> Spec:
         return self.case.spec
 
+    def by_chance(self, role: str) -> bool:
+        """True where a second run may differ: an operand of this GEMM is rounded stochastically."""
+        return any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
+
     def compiled(self, arm: str) -> bool:
         return arm.startswith(("aot_eager", "inductor"))
 
@@ -203,7 +208,7 @@ class Evidence:
         if seen.scale is not None and seen.scale_is_inverse and not gemm.post_scale:
             decoded = decode(seen.codes, operand.plan.format)
             with np.errstate(all="ignore"):
-                return decoded * seen.scale.astype(np.float64)
+                return decoded * reference.spread(seen.scale, operand.plan).astype(np.float64)
         scale = self.seen_scale(role, side, seen)
         if scale is None:
             return None
@@ -245,6 +250,8 @@ class Evidence:
 
 
 def same_bits(x: Any, y: Any) -> Any:
-    """Elementwise equality with NaN equal to NaN and -0 equal to +0."""
+    """Elementwise equality with NaN equal to NaN and -0 equal to +0; of records, in every field."""
+    if getattr(x, "dtype", None) is not None and x.dtype.names:
+        return np.logical_and.reduce([same_bits(x[field], y[field]) for field in x.dtype.names])
     with np.errstate(invalid="ignore"):
         return (x == y) | (np.isnan(x) & np.isnan(y))

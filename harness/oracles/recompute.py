@@ -28,7 +28,7 @@ def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
         if base is None or base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
-        yield equal_outputs("O12", arm, trace, base, "differs from no checkpoint")
+        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint")
 
 
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:

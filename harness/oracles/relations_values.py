@@ -14,7 +14,7 @@ import numpy as np
 from harness.data import hash_bits
 from harness.numerics import reference
 from harness.numerics.formats import F32, FORMATS, decode, round_to
-from harness.numerics.plan import ROLES, OperandPlan, Role
+from harness.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
 from harness.oracles.evidence import Evidence, Reference
 from harness.oracles.oracle import first, number, plain
 from harness.oracles.rerun import again, base_of, compare
@@ -46,6 +46,9 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     for role in ROLES:
         if role == "output" and "bias" in evidence.tensors and tensor != "grad_output":
             continue  # the bias does not scale
+        if evidence.by_chance(role):
+            yield plain(name, "eager", role, "not_applicable", "stochastic rounding")
+            continue
         want = np.ldexp(base.outputs[role], k * SCALES[tensor][role])
         yield compare(name, role, after.outputs[role], want, "does not scale")
 
@@ -102,6 +105,9 @@ def check_negation(evidence: Evidence) -> Iterator[Verdict]:
     for role, sign in (("output", -1), ("grad_input", 1), ("grad_weight", -1)):
         if role == "output" and "bias" in evidence.tensors:
             continue
+        if evidence.by_chance(role):
+            yield plain("R4", "eager", role, "not_applicable", "stochastic rounding")
+            continue
         yield compare(
             "R4", role, after.outputs[role], sign * base.outputs[role], "is not symmetric"
         )
@@ -142,17 +148,18 @@ def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
             continue
         for side, seen in (("a", site.a), ("b", site.b)):
             operand = evidence.reference.operand(role, side)
-            if seen.codes is None or operand.plan.format is None:
+            plan = operand.plan
+            if seen.codes is None or plan.format is None:
                 continue
-            yield _monotone(role, side, operand.x, decode(seen.codes, operand.plan.format), operand)
+            if plan.rounding == "stochastic" or plan.hadamard:
+                yield plain("R13", "eager", role, "not_applicable", "x is not what is rounded")
+                continue
+            yield _monotone(role, side, operand.x, decode(seen.codes, plan.format), operand)
 
 
 def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verdict:
     plan = operand.plan
-    if plan.granularity == "tensor":
-        x, decoded = x.reshape(1, -1), decoded.reshape(1, -1)
-    elif plan.granularity == "block":
-        x, decoded = x.reshape(-1, plan.block), decoded.reshape(-1, plan.block)
+    x, decoded = reference.by_granule(x, plan), reference.by_granule(decoded, plan)
     ordinary = np.isfinite(x).all(axis=1)
     order = np.argsort(x[ordinary], axis=1, kind="stable")
     codes = np.take_along_axis(decoded[ordinary], order, axis=1)
@@ -200,7 +207,9 @@ def check_locality(evidence: Evidence) -> Iterator[Verdict]:
     base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     plan, x = operand.plan, operand.x
-    if site is None or plan.granularity == "tensor" or plan.format is None or x.shape[0] < 2:
+    # a two-level scale sees the whole tensor's amax
+    one = plan.granularity == "tensor" or isinstance(plan.scale, TwoLevelScale)
+    if site is None or one or plan.format is None or x.shape[0] < 2:
         yield plain("R15", "eager", "output", "not_applicable", "one granule")
         return
     moved = replace_row(x, evidence.case.data.seed, evidence.spec.dtype)

@@ -22,4 +22,4 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
                 measured=f"{again.error.type}: {again.error.message[:200]}", allowed="a result",
             )  # fmt: skip
         else:
-            yield equal_outputs("O1", arm, trace, again, "differs on repeat")
+            yield equal_outputs("O1", evidence, trace, again, "differs on repeat")

@@ -22,6 +22,9 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
             if trace.error is not None or got is None:
                 yield plain("O10", arm, role, "not_applicable")
                 continue
+            if evidence.plan.gemms[role].transformed:
+                yield plain("O10", arm, role, "not_applicable", "operands are transformed")
+                continue
             centre, radius = evidence.reference.layer(role)
             with np.errstate(invalid="ignore"):
                 reach = np.abs(centre) + radius
@@ -55,6 +58,9 @@ def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
             got = trace.outputs.get(role)
             if trace.error is not None or got is None:
                 yield plain("O11", arm, role, "not_applicable")
+                continue
+            if evidence.plan.gemms[role].transformed:
+                yield plain("O11", arm, role, "not_applicable", "operands are transformed")
                 continue
             expected = np.isnan(evidence.reference.centre(role))
             spilled = ~expected & evidence.reference.may_overflow(role)

@@ -17,7 +17,7 @@ from harness.recipe import Recipe, ScriptText
 from harness.triage.script_census import TORCH_NAME, quoted, write_census_script
 from harness.triage.script_checks import check_rule
 from harness.triage.script_model import write_model_script
-from harness.triage.script_parts import hex_rows, layouts
+from harness.triage.script_parts import hex_rows, layouts, sites
 from harness.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
 from harness.triage.script_values import check_values
 from harness.verdict import Verdict
@@ -27,13 +27,13 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode
 class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kw = kwargs or {}
-        if func.overloadpacket is torch.ops.aten._scaled_mm:
-            scales = (*args[2:4], kw.get("scale_a"), kw.get("scale_b"))
-            sa, sb = [s for s in scales if s is not None][:2]
-            seen.append((args[0], sa, args[1].t(), sb.t()))
-        elif func.overloadpacket is torch.ops.aten.mm:
-            seen.append((args[0], None, args[1].t(), None))
+        kw, op = kwargs or {}, str(func.overloadpacket)
+        if op in ("aten._scaled_mm", "aten._scaled_mm_v2"):
+            one = (*args[2:4], kw.get("scale_a"), kw.get("scale_b"))
+            scales = [s for s in (args[2] + args[5] if "v2" in op else one) if s is not None]
+            seen.append([t.clone() for t in (args[0], scales[0], args[1].t(), scales[1].t())])
+        elif op == "aten.mm":
+            seen.append((args[0].clone(), None, args[1].t().clone(), None))
         return func(*args, **kw)
 def watched(self, inputs, call=CompiledFxGraph.__call__):
     with Watch():
@@ -79,7 +79,7 @@ def write_script(
         if all(t.size for t in tensors.values())
         else "def tensor(rows, cols):\n    return torch.zeros(rows, cols, dtype=dtype)",
         _literals(tensors, case.spec),
-        "seen = []\n" + tap.strip() if needs_tap else "",
+        f"{sites(recipe.plan(case.spec), arm)}\nseen = []\n{tap.strip()}" if needs_tap else "",
         rerun_function(case.spec, text, verdict.oracle)
         if verdict.oracle in RERUN
         else _run_function(case.spec, arm, text),

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.arms.ladder import Arm
 from harness.case import Spec
 from harness.numerics.formats import F32
+from harness.numerics.plan import ROLES, Plan
 
-#: Where ``seen`` holds the operands of a role.
-SITE = {"output": "0", "grad_input": "-2", "grad_weight": "-1"}
+#: Where ``seen`` holds the operands of a role: ``sites`` defines ``at``.
+SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 #: The slots of a side's codes and scale in an entry of ``seen``.
 SLOT = {"a": 0, "b": 2}
+
+
+def sites(plan: Plan, arm: Arm) -> str:
+    """The line that says where in ``seen`` a GEMM stands; counted from the end, past any
+    recompute. Inside a compiled artefact a multiply in high precision is seen too."""
+    shown = [str(role) for role in ROLES if plan.gemms[role].quantised or arm.compiler]
+    at = {role: i - len(shown) if i else 0 for i, role in enumerate(shown)}
+    return f"at = {at!r}"
 
 
 def hex_rows(rows: F32, dtype: str) -> str:

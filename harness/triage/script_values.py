@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.case import Case
 from harness.numerics.formats import F32
+from harness.numerics.plan import OperandPlan
 from harness.numerics.reference import canonical_operands
 from harness.oracles.relations_values import (
     SCALED_BY,
@@ -65,12 +66,19 @@ def check_values(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str
             f"run(want.to(dtype), weight, grad_output)\ngot = value(*seen[0][:2]){tail}"
         )
     if name == "R13":
-        return _check_monotone(verdict, plan.block, plan.granularity, tail)
+        gemm = recipe.plan(case.spec).gemms[verdict.role]  # type: ignore[index]
+        return _check_monotone(verdict, gemm.a if verdict.side == "a" else gemm.b, tail)
     raise ValueError(f"no stand-alone script for {name}")
 
 
-def _check_monotone(verdict: Verdict, block: int, granularity: str, tail: str) -> str:
-    width = {"tensor": "1, -1", "row": "len(x), -1", "block": f"-1, {block}"}[granularity]
+def _check_monotone(verdict: Verdict, plan: OperandPlan, tail: str) -> str:
+    block = plan.block
+    granules = {
+        "tensor": "reshape(1, -1)",
+        "row": "reshape(len(x), -1)",
+        "block": f"reshape(-1, {block})",
+        "tile": f"unfold(0, {block}, {block}).unfold(1, {block}, {block}).reshape(-1, {block**2})",
+    }[plan.granularity]
     tensors = {
         ("output", "a"): "input", ("output", "b"): "weight",
         ("grad_input", "a"): "grad_output", ("grad_input", "b"): "weight.t()",
@@ -79,7 +87,7 @@ def _check_monotone(verdict: Verdict, block: int, granularity: str, tail: str) -
     slot = SLOT[verdict.side]
     return (
         f"run(input, weight, grad_output)\nx = {tensors[verdict.role, verdict.side]}\n"
-        f"codes = seen[{SITE[verdict.role]}][{slot}].float().reshape({width})\n"
-        f"order = x.reshape({width}).float().argsort(1, stable=True)\n"
+        f"codes = seen[{SITE[verdict.role]}][{slot}].float().{granules}\n"
+        f"order = x.{granules}.float().argsort(1, stable=True)\n"
         f"got = codes.gather(1, order)\nwant = got.cummax(1).values{tail}"
     )

@@ -29,6 +29,8 @@ PLANS = {
     "tensor e5m2": OperandPlan(E5M2, "tensor", 0, Fp32Scale(1e-12, False)),
     "row": OperandPlan(E4M3FN, "row", 0, Fp32Scale(1e-12, True)),
     "row not pow2": OperandPlan(E4M3FN, "row", 0, Fp32Scale(1e-12, False)),
+    "block fp32": OperandPlan(E4M3FN, "block", 32, Fp32Scale(1e-12, False)),
+    "tile": OperandPlan(E4M3FN, "tile", 4, Fp32Scale(1e-12, False)),
     "block floor": OperandPlan(E4M3FN, "block", 32, MxScale("floor", 247)),
     "block rceil": OperandPlan(E4M3FN, "block", 32, MxScale("rceil", 254)),
     "block even e5m2": OperandPlan(E5M2, "block", 32, MxScale("even", 254)),
@@ -236,6 +238,48 @@ def test_rounded_scales_stay_within_bound_3_2(kind: str, k: int, c: int, seed: i
     assert bounds.contains(centre - radius, centre + radius, got.astype(np.float64)).all()
 
 
+def block_scaled(qa: F64, qb: F64, ia: F32, ib: F32, *, merged: bool) -> F32:
+    """As blockwise kernels: each block's sum of codes is scaled, then added (ia, ib: fp32 1/s)."""
+    total = np.zeros((len(qa), len(qb)), dtype=np.float32)
+    for j in range(ia.shape[1]):
+        run = slice(16 * j, 16 * j + 16)
+        part = sequential((qa[:, None, run] * qb[None, :, run]).astype(np.float32))
+        x, y = ia[:, None, j], ib[None, :, j]
+        total = total + (part * (x * y) if merged else (part * x) * y)
+    return total
+
+
+def block_scaled_case(kind: str, exponent: int, seed: int, merged: bool) -> tuple[F64, F64, F32]:
+    """(exact, bound 3.2, kernel's result) of 4 blocks of 16 whose fp32 scales have 24 bits."""
+    rng = np.random.default_rng(seed)
+    qa, qb = codes_like(rng, kind, 3, 64, E4M3FN), codes_like(rng, "random", 2, 64, E4M3FN)
+    sa, sb = (
+        (rng.uniform(1, 2, size=(n, 4)) * 2.0 ** (exponent + rng.integers(-9, 9, size=(n, 4))))
+        for n in (3, 2)
+    )
+    ia, ib = (np.float32(1) / s.astype(np.float32) for s in (sa, sb))
+    a = qa / np.repeat(sa.astype(np.float32).astype(np.float64), 16, axis=1)
+    b = qb / np.repeat(sb.astype(np.float32).astype(np.float64), 16, axis=1)
+    return a @ b.T, bounds.gemm_radius(a, b, gemm(4)), block_scaled(qa, qb, ia, ib, merged=merged)
+
+
+@EXAMPLES
+@given(CODES, st.sampled_from([0, 40, 70, 76, -20]), SEEDS, st.booleans())
+def test_block_scales_stay_within_bound_3_2(
+    kind: str, exponent: int, seed: int, merged: bool
+) -> None:
+    exact, radius, got = block_scaled_case(kind, exponent, seed, merged)
+    assert bounds.contains(exact - radius, exact + radius, got.astype(np.float64)).all()
+
+
+def test_bound_3_2_is_used_by_block_scales() -> None:
+    used = []
+    for seed in range(20):
+        exact, radius, got = block_scaled_case("growing", 0, seed, True)
+        used.append(float((np.abs(got - exact) / radius).max()))
+    assert 1e-2 < max(used) <= 1.0
+
+
 def test_bound_3_2_is_nearly_reached_by_one_tie() -> None:
     a, b = np.array([[1.0, 1.0]]), np.array([[1.0, 2.0**-24]])
     error = abs(float(np.float32(1) + np.float32(2.0**-24)) - (a @ b.T)[0, 0])
@@ -282,7 +326,7 @@ def test_gamma_grows_from_zero_and_refuses_where_it_says_nothing() -> None:
 def layer(name: str, kind: str, seed: int) -> tuple[F64, F64, F32]:
     """(exact product, bound 3.3, what a quantised fp32 layer returns) for one hostile pair."""
     plan, rng = PLANS[name], np.random.default_rng(seed)
-    a, b = hostile(rng, kind, 3, plan), hostile(rng, "wide", 2, plan)
+    a, b = hostile(rng, kind, 4, plan), hostile(rng, "wide", 4, plan)
     qa, qb = reference.quantise(a, plan), reference.quantise(b, plan)
     assert qa is not None and qb is not None
     bound_a = bounds.quantise_bound(a, qa.scale, plan)

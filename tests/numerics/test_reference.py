@@ -45,10 +45,12 @@ PLANS = {
     "block rceil": block(),
     "block even e5m2": block(mode="even", fmt=E5M2),
     "block of 8": block(8),
+    "block fp32": OperandPlan(E4M3FN, "block", 32, Fp32Scale(EPS, False)),
+    "tile": OperandPlan(E4M3FN, "tile", 4, Fp32Scale(EPS, False)),
 }
 
 
-def data(rows: int = 7, cols: int = 64, seed: int = 0) -> NDArray[np.float32]:
+def data(rows: int = 8, cols: int = 64, seed: int = 0) -> NDArray[np.float32]:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, cols)) * 2.0 ** rng.integers(-12, 12, size=(rows, 1))
     x[1] = 0.0  # an empty granule
@@ -71,7 +73,9 @@ def nearest(v: float, fmt: Format) -> float:
 def granule_of(plan: OperandPlan, i: int, j: int) -> tuple[int, int]:
     if plan.granularity == "tensor":
         return 0, 0
-    return (i, 0) if plan.granularity == "row" else (i, j // plan.block)
+    if plan.granularity == "row":
+        return i, 0
+    return (i // plan.block if plan.granularity == "tile" else i), j // plan.block
 
 
 def slow_scale(amax: float, plan: OperandPlan) -> tuple[float, bool]:
@@ -118,13 +122,19 @@ def test_quantise_equals_the_scalar_loop(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("tensor", ()), ("row", (7, 1)), ("block rceil", (7, 2)), ("block of 8", (7, 8))],
+    [
+        ("tensor", ()),
+        ("row", (8, 1)),
+        ("block rceil", (8, 2)),
+        ("block of 8", (8, 8)),
+        ("tile", (2, 16)),
+    ],
 )
 def test_amax_and_scale_have_one_entry_a_granule(name: str, shape: tuple[int, ...]) -> None:
     got = reference.quantise(data(), PLANS[name])
     assert got is not None
     assert got.amax.shape == got.scale.shape == shape
-    assert got.codes.shape == got.values.shape == (7, 64)
+    assert got.codes.shape == got.values.shape == (8, 64)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -136,6 +146,22 @@ def test_the_four_steps_compose_to_quantise(name: str) -> None:
     assert got is not None
     assert np.array_equal(got.codes, codes)
     assert np.array_equal(got.values, reference.values(codes, scale, plan))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_granule_is_the_elements_that_share_a_scale(name: str) -> None:
+    """``by_granule`` against ``spread``: numbering the granules must give constant rows."""
+    plan, x = PLANS[name], data()
+    amax = reference.amax(x, plan)
+    numbered = np.arange(amax.size).reshape(amax.shape)
+    spread = np.broadcast_to(reference.spread(numbered, plan), x.shape)
+    rows = reference.by_granule(spread, plan)
+    assert rows.shape[0] == amax.size and (rows == np.arange(amax.size)[:, None]).all()
+
+
+def test_a_tile_needs_whole_squares() -> None:
+    with pytest.raises(ValueError, match="6 rows are not a multiple of 4"):
+        reference.amax(np.zeros((6, 64), dtype=np.float32), PLANS["tile"])
 
 
 def test_an_unquantised_operand_has_no_quantised_form() -> None:

@@ -46,9 +46,12 @@ HUNTS = [
     Hunt("O1", "gemm-races"),
     Hunt("O2", "cast-truncates"),
     Hunt("O2", "cast-rounds-upwards", recipe=TENSORWISE),
+    Hunt("O2", "cast-truncates", recipe="torchao.float8.rowwise_gw_hp"),
     Hunt("O3", "scale-doubled"),
     Hunt("O3", "scale-through-bf16", recipe=TENSORWISE),
     Hunt("O3", "mx-scale-byte-plus-one", recipe="torchao.mxfp8.rceil"),
+    Hunt("O3", "mx-scale-byte-plus-one", recipe="torchao.mxfp8.even"),
+    Hunt("O3", "mx-scale-byte-plus-one", recipe="torchao.mxfp8.rceil_wgrad_with_hp"),
     Hunt("O4", "amax-ignores-negatives"),
     Hunt("O5", "gemm-gain"),
     Hunt("O5", "bias-forgotten", spec={"bias": True}),
@@ -120,13 +123,13 @@ def bad_verdicts(judge: Judge, hunt: Hunt) -> list[Verdict]:
     ]
 
 
-@pytest.mark.parametrize("hunt", HUNTS, ids=lambda h: f"{h.oracle}-{h.fault}")
+@pytest.mark.parametrize("hunt", HUNTS, ids=lambda h: f"{h.oracle}-{h.fault}-{h.recipe}")
 def test_a_rule_catches_its_fault_alone(hunt: Hunt, recipes: dict[str, Any]) -> None:
     with builtin_faults()[hunt.fault].plant():
         assert bad_verdicts(Judge(recipes, Ledger([])), hunt)
 
 
-@pytest.mark.parametrize("hunt", HUNTS, ids=lambda h: f"{h.oracle}-{h.fault}")
+@pytest.mark.parametrize("hunt", HUNTS, ids=lambda h: f"{h.oracle}-{h.fault}-{h.recipe}")
 def test_a_rule_judges_the_clean_library_and_stays_silent(
     hunt: Hunt, recipes: dict[str, Any]
 ) -> None:

@@ -1,0 +1,130 @@
+"""torch's own scaled matrix multiply, without a library around it.
+
+The layer is ``harness/arms/scaled_linear.py``: the fewest lines that train through
+``torch.nn.functional.scaled_mm`` (``aten::_scaled_mm_v2``). Backends are its two fp8 scalings:
+
+    tensorwise  one fp32 scale a tensor; input and weight E4M3, grad_output E5M2
+    rowwise     one fp32 scale a row of the contracted axis; all E4M3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.case import Spec
+from harness.numerics.formats import E4M3FN, E5M2
+from harness.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
+from harness.recipe import Emit, Recipe, ScriptText
+
+ALIGNMENT = 16
+
+
+def _plan(spec: Spec) -> Plan:
+    scale = Fp32Scale(eps=1e-12, power_of_two=False)
+    # two reciprocals and two applications; the kernel may add the bias before it rounds
+    kw: dict[str, Any] = {"scale_roundings": 4}
+    if spec.backend == "rowwise":
+        row = OperandPlan(E4M3FN, "row", 0, scale)
+        return Plan(dict.fromkeys(ROLES, GemmPlan(row, row, **kw)), bias="either")
+    e4m3, e5m2 = (OperandPlan(f, "tensor", 0, scale) for f in (E4M3FN, E5M2))
+    backward = GemmPlan(e5m2, e4m3, **kw)
+    return Plan(
+        {"output": GemmPlan(e4m3, e4m3, **kw), "grad_input": backward, "grad_weight": backward},
+        bias="either",
+    )
+
+
+def _convert(model: Any, spec: Spec) -> Any:
+    from harness.arms.scaled_linear import become_scaled
+
+    return model.apply(lambda module: become_scaled(module, spec.backend == "rowwise"))
+
+
+def _converted(module: Any) -> bool:
+    from harness.arms.scaled_linear import ScaledLinear
+
+    return isinstance(module, ScaledLinear)
+
+
+def _convertible(module: Any, spec: Spec) -> bool:
+    from torch import nn
+
+    return type(module) is nn.Linear
+
+
+@contextmanager
+def _tap(emit: Emit) -> Iterator[None]:
+    """Stand in front of scaled_mm: codes and inverse scales, as the kernel takes them."""
+    from torch.nn import functional
+
+    from harness.arms.tensors import fp8_codes, fp32_array
+    from harness.trace import Seen
+
+    multiply = functional.scaled_mm
+
+    def watch(
+        a: Any, b: Any, a_scale: Any, a_kind: Any, b_scale: Any, *args: Any, **kw: Any
+    ) -> Any:
+        emit(
+            Seen(fp8_codes(a), fp32_array(a_scale), scale_is_inverse=True),
+            Seen(fp8_codes(b).T, fp32_array(b_scale).T, scale_is_inverse=True),
+        )
+        return multiply(a, b, a_scale, a_kind, b_scale, *args, **kw)
+
+    functional.scaled_mm = watch
+    try:
+        yield
+    finally:
+        functional.scaled_mm = multiply
+
+
+def _may_refuse(spec: Spec) -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""  # the CPU kernel takes any shape and returns either dtype
+    # aten/src/ATen/native/cuda/ScaledBlas.cpp
+    for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
+        if size % ALIGNMENT:
+            return f"{name} must be a multiple of {ALIGNMENT} for scaled_mm on CUDA, got {size}"
+    if spec.backend == "rowwise" and spec.dtype != "bf16":
+        return f"rowwise scaled_mm on CUDA only supports bf16 results, got {spec.dtype}"
+    return ""
+
+
+def _script(spec: Spec) -> ScriptText:
+    import inspect
+
+    from harness.arms import scaled_linear
+
+    return ScriptText(
+        imports=inspect.getsource(scaled_linear).replace('"""', "'''").strip(),
+        convert=f"model.apply(lambda m: become_scaled(m, {spec.backend == 'rowwise'}))",
+        converted='type(m).__name__ == "ScaledLinear"',
+        convertible="type(m) is torch.nn.Linear",
+        tap="multiply = F.scaled_mm\n"
+        "def watch(a, b, a_scale, a_kind, b_scale, *args, **kw):\n"
+        "    seen.append((a, a_scale, b.t(), b_scale.t()))\n"
+        "    return multiply(a, b, a_scale, a_kind, b_scale, *args, **kw)\n"
+        "F.scaled_mm = watch",
+    )
+
+
+RECIPES = [
+    Recipe(
+        name="torch.scaled_mm",
+        family="torch.scaled_mm",
+        title="torch.nn.functional.scaled_mm in a plain float8 linear, fp32 scales",
+        backends=("tensorwise", "rowwise"),
+        package="",
+        plan=_plan,
+        convert=_convert,
+        may_refuse=_may_refuse,
+        script=_script,
+        tap=_tap,
+        converted=_converted,
+        convertible=_convertible,
+    )
+]

@@ -1,0 +1,163 @@
+"""torchao blockwise FP8 training linear (DeepSeek-V3's granularity): E4M3, fp32 scales.
+
+Plan from torchao 0.18 ``prototype/blockwise_fp8_training/linear.py`` fp8_blockwise_mm:
+
+    input, grad_output   one scale for 128 elements along the contracted axis
+    weight               one scale for each 128 x 128 square
+
+The quantisers (``kernels.py``) are Triton only, so nothing of it runs without a GPU; the module
+also holds torch versions of them, and tests/numerics compares our reference with those. Backends:
+
+    scaled_mm  torch.nn.functional.scaled_mm with block scales
+    triton     the library's own GEMM kernels (``use_triton``)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.case import Spec
+from harness.numerics.formats import E4M3FN
+from harness.numerics.plan import Fp32Scale, GemmPlan, OperandPlan, Plan
+from harness.recipe import Emit, Recipe, ScriptText, every_linear
+
+BLOCK = 128
+_SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
+_RUN = OperandPlan(E4M3FN, "block", BLOCK, _SCALE)
+_SQUARE = OperandPlan(E4M3FN, "tile", BLOCK, _SCALE)
+# two reciprocals, stored, and their two applications to each block's partial sum
+_WITH_WEIGHT = GemmPlan(_RUN, _SQUARE, scale_roundings=4)
+_PLAN = Plan(
+    {
+        "output": _WITH_WEIGHT,
+        "grad_input": _WITH_WEIGHT,
+        "grad_weight": GemmPlan(_RUN, _RUN, scale_roundings=4),
+    }
+)
+
+
+def _convert(model: Any, spec: Spec) -> Any:
+    from torch import nn
+    from torchao.prototype.blockwise_fp8_training.linear import (
+        Float8BlockwiseLinear,
+        Float8BlockwiseLinearConfig,
+    )
+    from torchao.quantization import quantize_
+
+    def is_linear(module: Any, name: str) -> bool:
+        return isinstance(module, nn.Linear)
+
+    quantize_(model, Float8BlockwiseLinearConfig(), is_linear)
+    for module in model.modules():
+        if isinstance(module, Float8BlockwiseLinear):
+            module.use_triton = spec.backend == "triton"
+    return model
+
+
+def _converted(module: Any) -> bool:
+    from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinear
+
+    return isinstance(module, Float8BlockwiseLinear)
+
+
+@contextmanager
+def _tap(emit: Emit) -> Iterator[None]:
+    """Stand in front of the one function both backends multiply through.
+
+    It takes B^T with its scales transposed likewise; only grad_weight, which alone brings a second
+    scale tensor for Triton, passes the scales of B itself.
+    """
+    from torchao.prototype.blockwise_fp8_training import linear
+
+    from harness.arms.tensors import fp8_codes, fp32_array
+    from harness.trace import Seen
+
+    multiply = linear._run_blockwise_mm
+
+    def watch(**kw: Any) -> Any:
+        b_scale = fp32_array(kw["scale_b"])
+        emit(
+            Seen(fp8_codes(kw["mat_a"]), fp32_array(kw["scale_a"]), scale_is_inverse=True),
+            Seen(
+                fp8_codes(kw["mat_b"]).T,
+                b_scale if kw.get("triton_scale_b") is not None else b_scale.T,
+                scale_is_inverse=True,
+            ),
+        )
+        return multiply(**kw)
+
+    linear._run_blockwise_mm = watch
+    try:
+        yield
+    finally:
+        linear._run_blockwise_mm = multiply
+
+
+def _may_refuse(spec: Spec) -> str:
+    if spec.bias:
+        return "bias must be absent: Float8BlockwiseLinear does not support it"
+    for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
+        if size % BLOCK:
+            return f"{name} must be a multiple of {BLOCK}, the block, got {size}"
+    return ""
+
+
+def _unavailable(backend: str, device: str) -> str:
+    if device != "cuda":
+        return "quantises with Triton kernels only (blockwise_fp8_training/kernels.py): needs a GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "quantises with Triton kernels: needs triton"
+    import torch
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        return "Float8BlockwiseLinear asserts compute capability 9.0"
+    return ""
+
+
+def _script(spec: Spec) -> ScriptText:
+    convert = "quantize_(model, Float8BlockwiseLinearConfig()) or model"
+    if spec.backend == "triton":
+        convert = f"with_triton({convert})"
+    return ScriptText(
+        imports="from torchao.prototype.blockwise_fp8_training import linear\n"
+        "from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinearConfig\n"
+        "from torchao.quantization import quantize_\n"
+        "def with_triton(model):\n"
+        "    for m in model.modules():\n"
+        "        if hasattr(m, 'use_triton'): m.use_triton = True\n"
+        "    return model",
+        convert=convert,
+        tap="multiply = linear._run_blockwise_mm\n"
+        "def watch(**kw):\n"
+        '    own = kw.get("triton_scale_b") is not None\n'
+        '    b_scale = kw["scale_b"] if own else kw["scale_b"].t()\n'
+        '    seen.append((kw["mat_a"], kw["scale_a"], kw["mat_b"].t(), b_scale))\n'
+        "    return multiply(**kw)\n"
+        "linear._run_blockwise_mm = watch",
+        converted='type(m).__name__ == "Float8BlockwiseLinear"',
+        convertible="isinstance(m, torch.nn.Linear)",
+    )
+
+
+RECIPES = [
+    Recipe(
+        name="torchao.blockwise_fp8",
+        family="torchao.blockwise_fp8",
+        title="1x128 blocks, 128x128 for the weight, E4M3, fp32 scales",
+        backends=("scaled_mm", "triton"),
+        package="torchao",
+        plan=lambda spec: _PLAN,
+        convert=_convert,
+        may_refuse=_may_refuse,
+        script=_script,
+        tap=_tap,
+        unavailable=_unavailable,
+        converted=_converted,
+        convertible=every_linear,
+        alignment=BLOCK,
+        dtypes=("bf16",),
+    )
+]

@@ -1,0 +1,182 @@
+"""torchao NVFP4 training linear: E2M1 in blocks of 16, E4M3 block scales, one fp32 tensor scale.
+
+Plan from torchao 0.18 ``prototype/moe_training/nvfp4_training/nvfp4_linear.py`` nvfp4_mm_triton:
+
+    output       input 1x16, weight 16x16
+    grad_input   grad_output 1x16, rounded stochastically; weight 16x16
+    grad_weight  both through a random Hadamard transform over the tokens; 1x16, grad_output rounded
+                 stochastically
+
+Every quantiser is a Triton kernel with Blackwell instructions, so nothing trains without that GPU.
+On CPU torchao still has ``nvfp4_quantize``, ``NVFP4Tensor`` and a weight-only linear, which
+tests/numerics holds against our reference. (``torchao.prototype.qat.nvfp4`` needs scaled_mm on
+NVFP4, which the CPU kernel refuses.)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from harness.case import Spec
+from harness.numerics.formats import E2M1
+from harness.numerics.plan import GemmPlan, OperandPlan, Plan, TwoLevelScale
+from harness.recipe import Emit, Recipe, ScriptText, every_linear
+
+#: nvfp4_mm_triton takes multiples of this for every dimension.
+ALIGNMENT = 128
+#: Fixed, so that a case is one experiment; the library draws them for each layer.
+SIGNS = (1, -1, 1, 1, -1, -1, 1, -1, 1, 1, -1, 1, -1, -1, -1, 1)
+
+_RUN = OperandPlan(E2M1, "block", 16, TwoLevelScale(eps=2.0**-6, arithmetic="encode"))
+_SQUARE = replace(_RUN, granularity="tile")
+_BY_CHANCE = replace(_RUN, rounding="stochastic")
+# g of both operands and their product, applied to the sum of exact products of block-scaled codes;
+# a block's scaled products and partial sums are rounded too
+_KW: dict[str, Any] = {"scale_roundings": 5}
+_PLAN = Plan(
+    {
+        "output": GemmPlan(_RUN, _SQUARE, **_KW),
+        "grad_input": GemmPlan(_BY_CHANCE, _SQUARE, **_KW),
+        "grad_weight": GemmPlan(
+            replace(_BY_CHANCE, hadamard=SIGNS), replace(_RUN, hadamard=SIGNS), **_KW
+        ),
+    }
+)
+
+
+def _convert(model: Any, spec: Spec) -> Any:
+    from torch import nn
+    from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4TrainingConfig
+    from torchao.quantization import quantize_
+
+    def is_linear(module: Any, name: str) -> bool:
+        return isinstance(module, nn.Linear)
+
+    quantize_(model, NVFP4TrainingConfig(rht_sign_vector=SIGNS), is_linear)
+    return model
+
+
+def _converted(module: Any) -> bool:
+    from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4Linear
+
+    return isinstance(module, NVFP4Linear)
+
+
+@contextmanager
+def _tap(emit: Emit) -> Iterator[None]:
+    """Stand in front of scaled_mm, which gets packed codes, swizzled block scales and g.
+
+    The amax behind each g is what ``per_tensor_amax_to_scale`` was given; a weight's is known by
+    its storage, and there the 16 equal rows of block scales are one tile's.
+    """
+    import torch
+    from torch.nn import functional
+    from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear as library
+    from torchao.prototype.mx_formats.kernels import unpack_uint4
+    from torchao.prototype.mx_formats.utils import from_blocked
+
+    from harness.arms.tensors import fp8_codes, fp32_array
+    from harness.numerics.two_level import TWO_LEVEL
+    from harness.trace import Seen
+
+    multiply, to_scale = functional.scaled_mm, library.per_tensor_amax_to_scale
+    quantise_weight = library._triton_weight_quantize_2d
+    amaxes: list[tuple[Any, Any]] = []
+    weights: list[Any] = []
+
+    def watch_scale(amax: Any) -> Any:
+        amaxes.append((to_scale(amax), amax))
+        return amaxes[-1][0]
+
+    def watch_weight(weight: Any) -> Any:
+        made = quantise_weight(weight)
+        weights.append(made[-1])
+        return made
+
+    def seen(packed: Any, scales: Any) -> Seen:
+        amax = next(amax for g, amax in reversed(amaxes) if g is scales[1])
+        codes = unpack_uint4(packed.contiguous().view(torch.uint8)).cpu().numpy()
+        rows, blocks = codes.shape[0], codes.shape[1] // 16
+        record = np.empty((rows, blocks), dtype=TWO_LEVEL)
+        record["block"] = fp8_codes(from_blocked(scales[0].flatten(), rows, blocks))
+        record["amax"] = fp32_array(amax).reshape(())
+        is_weight = any(w.data_ptr() == amax.data_ptr() for w in weights)
+        return Seen(codes, record[::16] if is_weight else record)
+
+    def watch(a: Any, b: Any, *args: Any, **kw: Any) -> Any:
+        emit(seen(a, kw["scale_a"]), seen(b.t(), kw["scale_b"]))
+        return multiply(a, b, *args, **kw)
+
+    functional.scaled_mm, library.per_tensor_amax_to_scale = watch, watch_scale
+    library._triton_weight_quantize_2d = watch_weight
+    try:
+        yield
+    finally:
+        functional.scaled_mm, library.per_tensor_amax_to_scale = multiply, to_scale
+        library._triton_weight_quantize_2d = quantise_weight
+
+
+def _may_refuse(spec: Spec) -> str:
+    for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.m)):
+        if size % ALIGNMENT:
+            return f"{name} must be a multiple of {ALIGNMENT}, got {size}"
+    return ""
+
+
+def _unavailable(backend: str, device: str) -> str:
+    if device != "cuda":
+        return "quantises with Triton kernels for compute capability 10.0 only: needs such a GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "quantises with Triton kernels: needs triton"
+    import torch
+
+    if torch.cuda.get_device_capability() < (10, 0):
+        return "its Triton kernels use instructions of compute capability 10.0"
+    return ""
+
+
+def _script(spec: Spec) -> ScriptText:
+    return ScriptText(
+        imports="from torch.nn import functional\n"
+        "from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import "
+        "NVFP4TrainingConfig\n"
+        "from torchao.prototype.mx_formats.kernels import unpack_uint4\n"
+        "from torchao.quantization import quantize_",
+        convert=f"quantize_(model, NVFP4TrainingConfig(rht_sign_vector={SIGNS})) or model",
+        tap="multiply = functional.scaled_mm\n"
+        "def codes(t):\n"
+        "    return unpack_uint4(t.contiguous().view(torch.uint8))\n"
+        "def watch(a, b, *args, **kw):\n"
+        '    seen.append((codes(a), kw["scale_a"][0], codes(b.t()), kw["scale_b"][0]))\n'
+        "    return multiply(a, b, *args, **kw)\n"
+        "functional.scaled_mm = watch",
+        converted='type(m).__name__ == "NVFP4Linear"',
+        convertible="isinstance(m, torch.nn.Linear)",
+    )
+
+
+RECIPES = [
+    Recipe(
+        name="torchao.nvfp4",
+        family="torchao.nvfp4",
+        title="E2M1 blocks of 16, two-level scale, stochastic gradients, random Hadamard",
+        backends=("triton",),
+        package="torchao",
+        plan=lambda spec: _PLAN,
+        convert=_convert,
+        may_refuse=_may_refuse,
+        script=_script,
+        tap=_tap,
+        unavailable=_unavailable,
+        converted=_converted,
+        convertible=every_linear,
+        alignment=ALIGNMENT,
+        dtypes=("bf16",),
+    )
+]

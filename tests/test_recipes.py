@@ -1,0 +1,214 @@
+"""Every recipe and backend: what it converts, what it says where it cannot run, its script."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from harness.case import Case, DataSpec, Spec
+from harness.data import make_tensors
+from harness.environment import prepare, settle
+from harness.listing import list_command
+from harness.numerics import reference
+from harness.numerics.plan import ROLES, OperandPlan, Role
+from harness.oracles.evidence import Evidence
+from harness.oracles.quantiser import check_cast, check_scale
+from harness.recipe import Recipe, load_recipes, obstacles, runnable
+from harness.trace import Seen, Site, SiteTrace, Trace
+from harness.triage.script import write_script
+from harness.triage.verify import run_script
+from harness.verdict import Verdict
+
+prepare()
+settle()
+
+RECIPES = load_recipes()
+HERE = [
+    (name, backend)
+    for name, recipe in RECIPES.items()
+    for backend in (runnable(recipe, "cpu") or dataclasses.replace(recipe, backends=())).backends
+]
+ABSENT = {
+    ("torchao.mxfp8.floor", "native"),
+    ("torchao.mxfp8.rceil", "native"),
+    ("torchao.mxfp8.rceil_wgrad_with_hp", "native"),
+    ("torchao.blockwise_fp8", "scaled_mm"),
+    ("torchao.blockwise_fp8", "triton"),
+    ("torchao.nvfp4", "triton"),
+}
+
+
+class Tree(nn.Module):
+    """Linears at three depths, one weight in two layers and, if asked, one layer used twice."""
+
+    def __init__(self, dtype: torch.dtype, *, shared: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 64, dtype=dtype)
+        self.inner = nn.Sequential(nn.Linear(64, 64, bias=False, dtype=dtype), nn.ReLU())
+        self.again = self.first if shared else nn.Linear(32, 64, dtype=dtype)
+        self.blocks = nn.ModuleList([nn.ModuleDict({"out": nn.Linear(64, 32, dtype=dtype)})])
+        self.tied = nn.Linear(32, 64, bias=False, dtype=dtype)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.inner, self.blocks[0]["out"], self.again):  # type: ignore[index]
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(("name", "backend"), HERE)
+def test_every_linear_of_a_tree_is_converted_and_trains(name: str, backend: str) -> None:
+    recipe = RECIPES[name]
+    spec = Spec(recipe=name, backend=backend, dtype=recipe.dtypes[0])
+    dtype = torch.bfloat16 if spec.dtype == "bf16" else torch.float32
+    with torch.no_grad():
+        # float8-shared-module in the ledger: torchao's conversion forgets the second use
+        shared = recipe.family != "torchao.float8"
+        model = recipe.convert(Tree(dtype, shared=shared), spec)
+    calls: list[int] = []
+    quantised = recipe.plan(spec).quantised
+    x = torch.randn(32, 32, dtype=dtype, requires_grad=True)
+    with recipe.tap(lambda a, b: calls.append(1)):
+        model(x).sum().backward()
+    expected = 4 * sum(gemm.quantised for gemm in recipe.plan(spec).gemms.values())
+    assert len(calls) == expected and bool(calls) == quantised
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    plain = type(model.first) is nn.Linear and not hasattr(model.first.weight, "_data")
+    assert len(linears) == (4 if shared else 5) and plain != quantised
+    assert (model.again is model.first) == shared and x.grad is not None
+    tied = getattr(model.tied.weight, "_data", model.tied.weight)
+    original = getattr(model.first.weight, "_data", model.first.weight)
+    assert tied.data_ptr() == original.data_ptr()
+
+
+def test_what_cannot_run_here_says_why() -> None:
+    lacking = {(n, b): why for n, r in RECIPES.items() for b, why in obstacles(r, "cpu").items()}
+    assert set(lacking) == ABSENT
+    assert all("GPU" in why for why in lacking.values())
+    assert runnable(RECIPES["torchao.nvfp4"], "cpu") is None
+    narrowed = runnable(RECIPES["torchao.mxfp8.rceil"], "cpu")
+    assert narrowed is not None and narrowed.backends == ("linear", "wrapper")
+
+
+def test_a_missing_package_is_an_obstacle_of_every_backend() -> None:
+    recipe = dataclasses.replace(RECIPES["torch.scaled_mm"], package="no_such_package")
+    assert obstacles(recipe, "cpu") == dict.fromkeys(
+        recipe.backends, "needs no_such_package: pip install no_such_package"
+    )
+
+
+def test_list_shows_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    list_command("recipes", ())
+    shown = "".join(capsys.readouterr().out.split())
+    assert "notnative:" in shown and "nottriton:" in shown and "available" in shown
+
+
+# --- scripts --------------------------------------------------------------------------------------
+
+SCRIPTED = [
+    ("torch.scaled_mm", "tensorwise"),
+    ("torch.scaled_mm", "rowwise"),
+    ("torchao.float8.rowwise_gw_hp", "real"),
+    ("torchao.mxfp8.even", "linear"),
+    ("torchao.mxfp8.rceil_wgrad_with_hp", "wrapper"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "backend", "arm", "role"),
+    [(*case, "eager", "grad_input") for case in SCRIPTED]
+    # Inductor reuses an operand's buffer once it is multiplied: the script must have copied it
+    + [("torch.scaled_mm", "rowwise", "inductor", "output")],
+)
+def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
+    name: str, backend: str, arm: str, role: Role, tmp_path: Path
+) -> None:
+    """grad_input's site is not the last but one where grad_weight is in high precision."""
+    recipe = RECIPES[name]
+    case = Case(spec=Spec(recipe=name, backend=backend, m=32, k=64, n=96), data=DataSpec())
+    plan = recipe.plan(case.spec).gemms[role].a
+    (x, _) = reference.canonical_operands(role, make_tensors(case, recipe.plan(case.spec)))
+    planned = reference.quantise(x, plan)
+    assert planned is not None and plan.format is not None
+    code = plan.format.table[planned.codes[3, 5]]
+    for claim, shown in ((code, False), (code + 1, True)):
+        verdict = Verdict(
+            "O2", arm, role, "diverged", "rounded code", "operand a[3, 5]",
+            allowed=f"{claim:g}", side="a", index=(3, 5),
+        )  # fmt: skip
+        path = tmp_path / f"{shown}.py"
+        path.write_text(write_script(case, verdict, recipe))
+        result = run_script(path)
+        assert result.shown is shown, result.output
+
+
+# --- what only a GPU runs, judged from made-up traces ---------------------------------------------
+
+
+def evidence(recipe: Recipe, changed: Any = None) -> Evidence:
+    """NVFP4's three GEMMs as a faultless kernel would show them, or with ``changed`` codes."""
+    spec = Spec(recipe=recipe.name, backend="triton", m=128, k=128, n=128)
+    case = Case(spec=spec, data=DataSpec(seed=7))
+    plan = recipe.plan(spec)
+    tensors = make_tensors(case, plan)
+
+    def seen(x: Any, operand: OperandPlan) -> Seen:
+        x = reference.transformed(x, operand)
+        scale = reference.scale(reference.amax(x, operand), operand)
+        low, high = reference.admissible(x, scale, operand)
+        codes = reference.codes(x, scale, operand)
+        if operand.rounding == "stochastic":
+            codes = np.where(np.random.default_rng(0).random(x.shape) < 0.5, low, high)
+        return Seen(changed(codes, operand) if changed else codes, scale)
+
+    sites = []
+    for role in ROLES:
+        a, b = reference.canonical_operands(role, tensors)
+        gemm = plan.gemms[role]
+        phase = "forward" if role == "output" else "backward"
+        sites.append(SiteTrace(Site("proj", role, phase), seen(a, gemm.a), seen(b, gemm.b)))  # type: ignore[arg-type]
+    traces = {"eager": Trace("eager", sites=tuple(sites))}
+    return Evidence(case, plan, tensors, traces, {}, frozenset(), {}, "")
+
+
+def statuses(check: Any, *args: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {role: [] for role in ROLES}
+    for verdict in check(evidence(RECIPES["torchao.nvfp4"], *args)):
+        found[verdict.role].append(verdict.status)
+    return found
+
+
+def test_either_neighbour_is_right_where_rounding_is_stochastic() -> None:
+    right = {"output": ["ok"] * 2, "grad_input": ["ok"] * 2, "grad_weight": ["inconclusive"] * 2}
+    assert statuses(check_cast) == right
+    assert statuses(check_scale) == right
+
+
+def test_a_third_code_is_wrong_even_where_rounding_is_stochastic() -> None:
+    def off_by_two(codes: Any, operand: OperandPlan) -> Any:
+        moved = codes.copy()
+        if operand.rounding == "stochastic":
+            magnitude = codes & 7
+            moved[0] = (codes[0] & 8) | np.where(
+                magnitude[0] > 3, magnitude[0] - 2, magnitude[0] + 2
+            )
+        return moved
+
+    assert statuses(check_cast, off_by_two)["grad_input"] == ["diverged", "ok"]
+
+
+def test_a_stochastic_code_is_wrong_where_the_plan_rounds_to_nearest() -> None:
+    def next_code(codes: Any, operand: OperandPlan) -> Any:
+        moved = codes.copy()
+        if operand.rounding == "nearest" and operand.granularity == "block":
+            moved[5, 7] ^= 1
+        return moved
+
+    assert statuses(check_cast, next_code)["output"] == ["diverged", "ok"]
