@@ -96,8 +96,8 @@ class LayerWatch:
                 name,
                 self._counts[name, phase],
                 phase,
-                module.weight.detach().clone(),  # an optimizer may step before this is looked at
-                None if bias is None else bias.detach().clone(),
+                _copy(module.weight),
+                None if bias is None else _copy(bias),
             )
             self._counts[name, phase] += 1
             self.calls.append(call)
@@ -184,6 +184,13 @@ def _sites(call: _Open, plan: Plan) -> tuple[tuple[SiteTrace, ...], str]:
         SiteTrace(Site(call.module, role, phase), a, b)  # type: ignore[arg-type]
         for role, phase, (a, b) in named
     ), ""
+
+
+def _copy(parameter: torch.Tensor) -> torch.Tensor:
+    """Its values now: an optimizer may step before they are looked at. Taken from inside a
+    library's tensor, which need not support what a plain one does (inference mode, for one)."""
+    inner: torch.Tensor = getattr(parameter, "_data", parameter)
+    return inner.detach().clone()
 
 
 def _rows(t: torch.Tensor) -> F32:

@@ -92,6 +92,7 @@ class _Worker:
         #: Pairs of features this worker has run.
         self.seen: set[Pair] = set()
         self.triage_seconds = 0.0
+        self.triage_compiling = 0.0
         self.reported = time.monotonic()
 
     def loop(self) -> None:
@@ -160,10 +161,11 @@ class _Worker:
         self.counts["specs"] += 1
         compiles, compiling = self.judge.compiles, self.judge.compile_seconds
         started, aside = time.monotonic(), self.triage_seconds
+        self.triage_compiling = 0.0
         for i, case in enumerate(self._more(batch, kind)):
             if time.monotonic() > until and i >= 2:
                 break
-            compile_time = self.judge.compile_seconds - compiling
+            compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
             if kind != "none" and i >= _LEAST_DRAWS and data_time >= compile_time:
                 break
@@ -171,7 +173,7 @@ class _Worker:
                 break  # a program that raises does so on every draw
         self.counts["compiles"] += self.judge.compiles - compiles
         if self.judge.compiles > compiles:
-            self.counts["compile ms"] += int(1000 * (self.judge.compile_seconds - compiling))
+            self.counts["compile ms"] += int(1000 * compile_time)
             self.counts["data ms"] += int(1000 * max(0.0, data_time))
 
     def _draw(self, case: Case, kind: Compile, i: int) -> Judgement:
@@ -227,11 +229,12 @@ class _Worker:
 
     def _triage(self, case: Case, verdict: Any) -> None:
         self.flush()
-        started = time.monotonic()
+        started, compiling = time.monotonic(), self.judge.compile_seconds
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
         result = triage(self.judge, case, verdict, seconds=left, plant=self.config.fault)
         self.out.send(("finding", result))
         self.triage_seconds += time.monotonic() - started
+        self.triage_compiling += self.judge.compile_seconds - compiling
 
     def flush(self, *, final: str = "") -> None:
         self.out.send(("counts", dict(self.counts)))

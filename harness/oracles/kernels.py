@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.case import Spec
 from harness.numerics import bounds, reference
@@ -54,8 +55,7 @@ def _multiply(arm: str, one: Multiplied) -> Verdict:
     centre = reference.product(a, b)
     radius = bounds.gemm_radius(a, b, _KERNEL)
     with np.errstate(all="ignore"):
-        reach = np.abs(a) @ np.abs(b).T
-        risky = ~(reach < FORMATS[one.dtype].max * 0.5) | np.isnan(centre)
+        risky = _may_overflow(one, a, b) | np.isnan(centre)
         if one.bias is not None:
             bias = np.ascontiguousarray(np.broadcast_to(one.bias, centre.shape))
             risky |= ~np.isfinite(bias)
@@ -73,6 +73,17 @@ def _multiply(arm: str, one: Multiplied) -> Verdict:
         number(one.result[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
         factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]), index=at,
     )  # fmt: skip
+
+
+def _may_overflow(one: Multiplied, a: F64, b: F64) -> NDArray[np.bool_]:
+    """Elements whose sums, or sums with only one operand's scale applied, may leave the range."""
+    limit = FORMATS[one.dtype].max * 0.5
+    risky = ~(np.abs(a) @ np.abs(b).T < limit)
+    for seen, other, axis in ((one.b, a, 1), (one.a, b, 0)):
+        if seen.codes is not None:
+            reach = np.abs(other).sum(axis=1) * FORMATS[seen.format].max
+            risky |= np.expand_dims(~(reach < limit), axis)
+    return np.asarray(risky)
 
 
 def _with_bias(one: Multiplied, centre: F64, radius: F64, bias: F32) -> tuple[F64, F64]:
