@@ -22,7 +22,7 @@ from harness.arms.twin import twin_outputs
 from harness.case import Case, Spec, compile_key
 from harness.data import make_model_tensors, make_tensors
 from harness.ledger import Ledger
-from harness.models.zoo import MODELS, gradient_names, parameter_shapes
+from harness.models.zoo import MODELS, gradient_names, parameter_shapes, ties
 from harness.numerics.formats import F32
 from harness.numerics.plan import Plan
 from harness.oracles import BY_NAME, ORACLES
@@ -117,6 +117,7 @@ class Judge:
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=recipe.plan,
             gradients=gradient_names(case.spec),
+            tied=ties(case.spec),
             pointwise=model.pointwise,
         )
         cheapest = next(iter(traces.values()), None)

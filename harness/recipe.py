@@ -22,8 +22,17 @@ from harness.content import content_dir
 from harness.numerics.plan import Plan
 from harness.trace import ChangeKind, Seen
 
-#: Called by a recipe's tap with both operands of every GEMM, in the order they run.
-Emit = Callable[[Seen, Seen], None]
+
+@dataclass(frozen=True)
+class Emit:
+    """What a recipe's tap calls with both operands of every GEMM, in the order they run."""
+
+    take: Callable[[Seen, Seen], None]
+    #: False while nobody looks: then a tap may spare itself copying operands.
+    wanted: Callable[[], bool] = lambda: True
+
+    def __call__(self, a: Seen, b: Seen) -> None:
+        self.take(a, b)
 
 
 def no_tap(emit: Emit) -> AbstractContextManager[None]:

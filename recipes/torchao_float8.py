@@ -123,6 +123,8 @@ def _tap(emit: Emit) -> Iterator[None]:
         return amaxes[-1]
 
     def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
+        if not emit.wanted():
+            return multiply(aten_op, args, kwargs)
         a, b = args
         amax_a, amax_b = (fp32_array(t) for t in amaxes[-2:])
         b_amax = amax_b.T if amax_b.ndim == 2 else amax_b

@@ -75,6 +75,10 @@ class LayerWatch:
         if self._current is not None:
             self._current.append((a, b))
 
+    def wanted(self) -> bool:
+        """True while a watched layer multiplies."""
+        return self._current is not None
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Watch until the context ends."""
@@ -107,6 +111,7 @@ class LayerWatch:
 
             def note(grad: torch.Tensor) -> None:
                 call.outputs["grad_input"] = grad.detach()
+                self._current = None  # what is multiplied from here on is another layer's
 
             return (_Probe.apply(args[0], note), *args[1:])
 

@@ -33,7 +33,7 @@ from harness.arms.tensors import (
 from harness.case import Spec
 from harness.models.zoo import MODELS, linear_names, tied_names
 from harness.numerics.formats import F32
-from harness.recipe import Recipe
+from harness.recipe import Emit, Recipe
 from harness.trace import ErrorPhase, RunError, Seen, Trace
 
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -129,6 +129,8 @@ class _Run:
         self.forward_count = 0
         self.records = Records()
         self.layers: LayerWatch | None = None
+        #: Watching attention means watching every operator: not worth it on every draw.
+        self.attention = focus is None or focus % 4 == 0
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.model, program._linears, focus)
 
@@ -178,11 +180,12 @@ class _Run:
                 stack.enter_context(self.program._tap.recording(self.tap))
             elif self.layers is not None:
                 stack.enter_context(self.layers.recording())
-                stack.enter_context(self.program.recipe.tap(self.layers.emit))
-                if self.program.description.attends:
+                emit = Emit(self.layers.emit, self.layers.wanted)
+                stack.enter_context(self.program.recipe.tap(emit))
+                if self.program.description.attends and self.attention:
                     stack.enter_context(AttentionWatch(self.records))
             elif self.tap:
-                stack.enter_context(self.program.recipe.tap(self._emit))
+                stack.enter_context(self.program.recipe.tap(Emit(self._emit)))
             yield
 
     def _emit(self, a: Seen, b: Seen) -> None:

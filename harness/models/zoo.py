@@ -127,6 +127,12 @@ def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
 
 
 @cache
+def ties(spec: Spec) -> dict[str, str]:
+    """``tied_names`` of the Spec's model."""
+    return tied_names(MODELS[spec.model].build(spec, dtype=torch.float32, device="meta"))
+
+
+@cache
 def gradient_names(spec: Spec) -> frozenset[str]:
     """Names, as a Trace uses them, of every gradient that a backward must leave."""
     if not spec.trains:

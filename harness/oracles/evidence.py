@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -148,6 +148,8 @@ class Evidence:
     twin: Callable[[], dict[str, F64]] | None = None
     #: Plan of a Spec, for the layers of a model.
     plan_of: Callable[[Spec], Plan] | None = None
+    #: Parameters that are another one under a second name -> its first name.
+    tied: Mapping[str, str] = field(default_factory=dict)
     #: Gradients a backward must leave.
     gradients: frozenset[str] = frozenset()
     #: True: nothing but linears and pointwise operations.

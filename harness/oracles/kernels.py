@@ -126,11 +126,16 @@ def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
 def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     array = seen.codes if seen.codes is not None else seen.values
     assert array is not None
-    candidates = [
-        _of_weight(evidence, name, t)
+    weights = {
+        name: t
         for name, t in evidence.tensors.items()
         if name not in ("input", "grad_output") and t.shape == array.shape
-    ]
+    }
+    converted = _converted(evidence)
+    candidates = [_of_weight(evidence, name, t) for name, t in weights.items() if name in converted]
+    if any(np.array_equal(array, t) for name, t in weights.items() if name not in converted):
+        yield plain("O2", arm, "output", "not_applicable", "this layer is not quantised")
+        return
     if not candidates:
         yield plain("O2", arm, "output", "inconclusive", "no weight of that shape")
         return
@@ -142,6 +147,15 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     # none fits: the nearest one is the one it should have been
     distances = [_distance(seen, e) for _, e in candidates]
     yield from judged[int(np.argmin(distances))]
+
+
+def _converted(evidence: Evidence) -> frozenset[str]:
+    """Weights of the layers that conversion converted, under every name they have."""
+    census = next((t.census for t in evidence.traces.values() if t.census is not None), None)
+    if census is None:
+        return frozenset()
+    names = {f"{module}.weight" for module in census.converted}
+    return frozenset(names | {evidence.tied[name] for name in names if name in evidence.tied})
 
 
 def _of_weight(evidence: Evidence, name: str, weight: F32) -> tuple[str, Evidence]:
