@@ -42,6 +42,15 @@ class Reference:
         self._risky: dict[Role, Any] = {}
         self._values: dict[tuple[Role, str], F64] = {}
 
+    def divides(self, role: Role, side: str) -> bool:
+        """True where the operand's granules fill it: the plan says nothing of a rest."""
+        gemm = self.plan.gemms[role]
+        x = reference.canonical_operands(role, self.tensors)[side == "b"]
+        plan = gemm.a if side == "a" else gemm.b
+        if plan.block and x.shape[1] % plan.block:
+            return False
+        return plan.granularity != "tile" or x.shape[0] % plan.block == 0
+
     def operand(self, role: Role, side: str) -> Operand:
         key = (role, side)
         if key not in self._operands:

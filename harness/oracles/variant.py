@@ -114,6 +114,8 @@ def _alike(evidence: Evidence, other: Reference, variant: Variant, role: Role) -
     for side in ("a", "b"):
         axes = OPERAND_AXES[role, side]
         before = evidence.reference.operand(role, side)
+        if not other.divides(*variant.operand(role, side)):
+            return False
         after = other.operand(*variant.operand(role, side))
         if before.plan != after.plan:
             return False
