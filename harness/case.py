@@ -44,6 +44,7 @@ GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
 Checkpoint = Literal["none", "full", "reentrant", "selective"]
 Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
+COMPILED: tuple[Compile, ...] = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 GradMode = Literal["train", "no_grad", "inference"]
 Optimizer = Literal["sgd", "adamw"]
 #: What happens to the converted model before its first run.

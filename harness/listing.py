@@ -38,7 +38,9 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
             (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu"))) for r in recipes
         )
     if what == "models":
-        return ("model", "what"), [("linear", "one linear inside a container")]
+        from harness.models.zoo import MODELS
+
+        return ("model", "what"), ((m.name, m.title) for m in MODELS.values())
     if what == "arms":
         from harness.arms.ladder import LADDER, unavailable
 

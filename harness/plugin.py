@@ -6,12 +6,21 @@ the fixtures, not here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-#: Examples per property: eager, aot_eager and inductor ones.
-PROFILES = {"smoke": (40, 10, 0), "ci": (150, 40, 3), "nightly": (1500, 200, 25)}
+if TYPE_CHECKING:
+    from harness.case import Compile
+
+#: Eager cases per property, and compiled Specs per rung, which all properties share.
+PROFILES = {
+    "smoke": {"none": 40, "aot_eager": 6, "aot_eager_decomp_partition": 3, "inductor": 0},
+    "ci": {"none": 150, "aot_eager": 24, "aot_eager_decomp_partition": 10, "inductor": 4},
+    "nightly": {"none": 1500, "aot_eager": 200, "aot_eager_decomp_partition": 60, "inductor": 25},
+}
+#: Data draws on each compiled Spec.
+_DRAWS = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,11 +94,13 @@ class Harness:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         self.judge = Judge(everything, ledger, device=device)
+        #: Rung -> judgements of its cases.
+        self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
 
     def examples(self, compile: str = "none") -> int:
         """How many examples a property draws under the profile."""
-        return PROFILES[self.profile][("none", "aot_eager", "inductor").index(compile)]
+        return PROFILES[self.profile][compile]
 
     def settings(self, compile: str = "none") -> Any:
         """Hypothesis settings: generation only (our own minimiser works on cases), fixed draws
@@ -106,11 +117,52 @@ class Harness:
             print_blob=True,
         )
 
-    def check(self, strategy: Any, rules: tuple[str, ...], *, compile: str = "none") -> None:
-        """Draw cases and fail with the full sentence of every first cause of these rules.
+    def check_compiled(self, rules: tuple[str, ...], compile: Compile) -> None:
+        """Fail with the full sentence of every first cause of these rules on a compiled rung.
 
-        Skips, with the reason, where the profile draws nothing of this kind. Fails if no case was
-        ever judged: a property that never applies is not one that holds.
+        Compiling is what costs, so all properties look at the same compiled cases, drawn and judged
+        by every rule once a session. Skips, with the reason, where the profile draws none.
+        """
+        __tracebackhide__ = True
+        if not self.examples(compile):
+            pytest.skip(f"profile {self.profile} draws no {compile} cases")
+        judged = 0
+        for judgement in self._compiled(compile):
+            judged += _judged(judgement, rules, compiled=True)
+            bad = [v for v in judgement.causes if v.oracle in rules]
+            if bad:
+                pytest.fail(_failure(judgement.case, bad), pytrace=False)
+        if not judged:
+            none = (
+                f"{', '.join(rules)}: none of {self.examples(compile)} {compile} Specs was judged"
+            )
+            pytest.skip(none) if self.examples(compile) < 20 else pytest.fail(none, pytrace=False)
+
+    def _compiled(self, compile: Compile) -> list[Any]:
+        """Every judgement of this rung's cases, made when the first property asks."""
+        if compile not in self._judgements:
+            from hypothesis import given
+
+            from harness.oracles import ORACLES
+            from harness.strategies import batches
+
+            rules = [oracle for oracle in ORACLES if not oracle.reruns]
+            found: list[Any] = []
+
+            @self.settings(compile)
+            @given(batches(self.recipes, compile=compile, draws=_DRAWS, largest=64))
+            def draw(batch: tuple[Any, ...]) -> None:
+                for case in batch:
+                    found.append(self.judge.judge(case, rules))
+
+            draw()
+            self._judgements[compile] = found
+        return self._judgements[compile]
+
+    def check(self, strategy: Any, rules: tuple[str, ...]) -> None:
+        """Draw eager cases and fail with the full sentence of every first cause of these rules.
+
+        Fails if no case was ever judged: a property that never applies is not one that holds.
         """
         from hypothesis import given
 
@@ -118,22 +170,17 @@ class Harness:
         from harness.triage.triage import needed
 
         __tracebackhide__ = True
-        if not self.examples(compile):
-            pytest.skip(f"profile {self.profile} draws no {compile} cases")
         oracles = tuple({o.name: o for rule in rules for o in needed(rule)}.values())
         assert all(rule in BY_NAME for rule in rules)
         judged = 0
 
-        @self.settings(compile)
+        @self.settings()
         @given(strategy)
         def run(case: Any) -> None:
             nonlocal judged
             __tracebackhide__ = True
             judgement = self.judge.judge(case, oracles)
-            judged += sum(
-                v.oracle in rules and v.status in ("ok", "diverged", "crashed", "known")
-                for v in judgement.verdicts
-            )
+            judged += _judged(judgement, rules)
             bad = [v for v in judgement.causes if v.oracle in rules]
             if bad:
                 pytest.fail(_failure(case, bad), pytrace=False)
@@ -141,6 +188,24 @@ class Harness:
         run()
         if not judged:
             pytest.fail(f"{', '.join(rules)}: no case was judged", pytrace=False)
+
+
+def _judged(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> int:
+    """How many verdicts of these rules said something (about a compiled arm)."""
+    return sum(
+        v.oracle in rules
+        and v.status in ("ok", "diverged", "crashed", "known")
+        and not (compiled and v.arm.startswith("eager"))
+        for v in judgement.verdicts
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Properties that share compiled cases run on one xdist worker."""
+    for item in items:
+        rung = getattr(getattr(item, "callspec", None), "params", {}).get("rung")
+        if rung:
+            item.add_marker(pytest.mark.xdist_group(rung))
 
 
 def _failure(case: Any, bad: list[Any]) -> str:

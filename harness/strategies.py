@@ -217,11 +217,20 @@ def cases(
     *,
     compile: Compile = "none",
     largest: int = 64,
-    models: tuple[ModelName, ...] = _MODEL_DRAW,
+    vary: frozenset[str] = FACTORS,
 ) -> Case:
     """One Spec with one DataSpec, for property tests."""
-    spec = draw(specs(recipes, compile=compile, largest=largest, models=models))
+    spec = draw(specs(recipes, compile=compile, largest=largest, vary=vary))
     return Case(spec=spec, data=draw(_data(spec.direct)))
+
+
+#: What only a single linear, trained once, leaves at its simplest value.
+_INDIRECT = frozenset({"autocast", "grad_mode", "lifecycle", "model", "schedule"})
+
+
+def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
+    """Cases of one linear, run once: where every relation may apply."""
+    return cases(recipes, largest=largest, vary=FACTORS - _INDIRECT)
 
 
 @st.composite

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from harness.case import Compile
+from harness.case import COMPILED, Compile
 from harness.plugin import Harness
 from harness.strategies import cases
 
 RULES = ("O7",)
 
 
-@pytest.mark.parametrize("compile", ["none", "aot_eager", "inductor"])
-def test_lattice(harness: Harness, compile: Compile) -> None:
-    harness.check(cases(harness.recipes, compile=compile), RULES, compile=compile)
+def test_lattice(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)
+
+
+@pytest.mark.parametrize("rung", COMPILED)
+def test_lattice_compiled(harness: Harness, rung: Compile) -> None:
+    harness.check_compiled(RULES, rung)

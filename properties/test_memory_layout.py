@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from harness.plugin import Harness
-from harness.strategies import cases
+from harness.strategies import direct_cases
 
 RULES = ("R16",)
 
 
 def test_memory_layout(harness: Harness) -> None:
-    harness.check(cases(harness.recipes), RULES)
+    harness.check(direct_cases(harness.recipes), RULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.case import Compile
+from harness.case import COMPILED, Compile
 from harness.plugin import Harness
 from harness.strategies import cases
 
@@ -15,6 +15,10 @@ RULES = (
 )
 
 
-@pytest.mark.parametrize("compile", ["none", "aot_eager", "inductor"])
-def test_quantiser(harness: Harness, compile: Compile) -> None:
-    harness.check(cases(harness.recipes, compile=compile), RULES, compile=compile)
+def test_quantiser(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)
+
+
+@pytest.mark.parametrize("rung", COMPILED)
+def test_quantiser_compiled(harness: Harness, rung: Compile) -> None:
+    harness.check_compiled(RULES, rung)

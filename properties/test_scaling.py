@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.plugin import Harness
-from harness.strategies import cases
+from harness.strategies import direct_cases
 
 RULES = (
     "R1",
@@ -14,4 +14,4 @@ RULES = (
 
 
 def test_scaling(harness: Harness) -> None:
-    harness.check(cases(harness.recipes), RULES)
+    harness.check(direct_cases(harness.recipes), RULES)

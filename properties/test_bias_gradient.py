@@ -1,0 +1,20 @@
+"""A bias gradient is the sum of the output gradients, whatever else is quantised."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.case import COMPILED, Compile
+from harness.plugin import Harness
+from harness.strategies import cases
+
+RULES = ("O16",)
+
+
+def test_bias_gradient(harness: Harness) -> None:
+    harness.check(cases(harness.recipes), RULES)
+
+
+@pytest.mark.parametrize("rung", COMPILED)
+def test_bias_gradient_compiled(harness: Harness, rung: Compile) -> None:
+    harness.check_compiled(RULES, rung)
