@@ -181,6 +181,8 @@ class Evidence:
         stage = arm.split("+")[0]
         if self.twin is None:
             return "random numbers are drawn in another order"
+        if self.spec.autocast:
+            return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
         if stage == "aot_eager":
             return ""
         if not self.pointwise:
