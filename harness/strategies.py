@@ -77,6 +77,9 @@ FACTORS = frozenset(
     }
 )  # fmt: skip
 
+#: What may vary of a single linear, trained once: there every relation may apply.
+DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
+
 _MODELS: tuple[ModelName, ...] = get_args(ModelName)
 #: Half of all Specs are a single linear: it is cheapest, and judged by the most rules.
 _LINEAR: ModelName = "linear"
@@ -224,13 +227,9 @@ def cases(
     return Case(spec=spec, data=draw(_data(spec.direct)))
 
 
-#: What only a single linear, trained once, leaves at its simplest value.
-_INDIRECT = frozenset({"autocast", "grad_mode", "lifecycle", "model", "schedule"})
-
-
 def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
-    """Cases of one linear, run once: where every relation may apply."""
-    return cases(recipes, largest=largest, vary=FACTORS - _INDIRECT)
+    """Cases of one linear, trained once."""
+    return cases(recipes, largest=largest, vary=DIRECT)
 
 
 @st.composite
