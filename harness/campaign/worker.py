@@ -50,6 +50,8 @@ _SLICES: tuple[tuple[Compile, float], ...] = (
 _REPORT_EVERY = 0.5
 #: A compiled batch is the most novel of so many drawn ones.
 _CANDIDATES = 6
+#: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
+_CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Draws that every compiled artefact serves, however fast it was to compile.
 _LEAST_DRAWS = 20
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
@@ -91,6 +93,8 @@ class _Worker:
         self.served: set[str] = set()
         #: Pairs of features this worker has run.
         self.seen: set[Pair] = set()
+        #: Eager cases whose results came closest to their bounds: (share of the radius, case).
+        self.close: list[tuple[float, Case]] = []
         self.triage_seconds = 0.0
         self.triage_compiling = 0.0
         self.reported = time.monotonic()
@@ -140,10 +144,29 @@ class _Worker:
         @given(st.lists(batch, min_size=candidates, max_size=candidates))
         def run(drawn: list[tuple[Case, ...]]) -> None:
             if time.monotonic() < until and not self.worn_out:
-                self._batch(max(drawn, key=self._novelty), kind, until)
+                chosen = max(drawn, key=self._novelty)
+                if kind != "none" and self.close and self.rng.random() < _CLOSE_CHANCE:
+                    chosen = self._closest(kind)
+                self._batch(chosen, kind, until)
 
         run()
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+
+    def _closest(self, kind: Compile) -> tuple[Case, ...]:
+        """The eager case nearest to its bound, taken to a dear rung; each is taken once."""
+        self.close.sort(key=lambda item: item[0])
+        _, case = self.close.pop()
+        spec = msgspec.structs.replace(case.spec, compile=kind)
+        return (msgspec.structs.replace(case, spec=spec),)
+
+    def _keep_close(self, case: Case, judgement: Judgement) -> None:
+        shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
+        share = max(shares, default=0.0)
+        if share <= 0.0 or any(c.spec == case.spec for _, c in self.close):
+            return
+        self.close.append((share, case))
+        if len(self.close) > _CLOSE_KEPT:
+            self.close.remove(min(self.close, key=lambda item: item[0]))
 
     def _novelty(self, batch: tuple[Case, ...]) -> int:
         """Pairs of features that this worker has not run yet, none for a Spec that had its turn."""
@@ -216,6 +239,8 @@ class _Worker:
         for pair in pairs(case):
             self.counts["pair", pair] += 1
             self.seen.add(pair)
+        if case.spec.compile == "none":
+            self._keep_close(case, judgement)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
         for verdict in judgement.known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,7 +185,9 @@ def within(
     if bias is not None:  # a NaN or Inf bias is the bias's business
         bad &= np.isfinite(bias)[None, :]
     if not bad.any():
-        return plain(oracle, arm, role, "ok")
+        return replace(
+            plain(oracle, arm, role, "ok"), factor=_used(got, centre, radius, skip, bias)
+        )
     entry = _ignores_bias(evidence) if bias is not None else ""
     if entry:
         lo, hi = interval(evidence, arm, role, centre, radius, None)
@@ -200,6 +203,15 @@ def within(
         factor=_factor(got[at], centre[at], radius, at, bias), index=at,
         lo=float(lo[at]), hi=float(hi[at]),
     )  # fmt: skip
+
+
+def _used(got: F32, centre: F64, radius: F64 | float, skip: Any, bias: F32 | None) -> float:
+    """The largest share of its radius that a result uses; 0 where there is no radius."""
+    if not isinstance(radius, np.ndarray) or not got.size:
+        return 0.0
+    with np.errstate(all="ignore"):
+        share = np.abs(got - centre - (0.0 if bias is None else bias)) / radius
+    return float(np.max(share, initial=0.0, where=~skip & np.isfinite(share)))
 
 
 def _ignores_bias(evidence: Evidence) -> str:
