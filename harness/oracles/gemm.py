@@ -185,9 +185,8 @@ def within(
     if bias is not None:  # a NaN or Inf bias is the bias's business
         bad &= np.isfinite(bias)[None, :]
     if not bad.any():
-        return replace(
-            plain(oracle, arm, role, "ok"), factor=_used(got, centre, radius, skip, bias)
-        )
+        share = _used(got, centre, radius, skip, bias) if oracle == "O6" else 0.0
+        return replace(plain(oracle, arm, role, "ok"), factor=share)
     entry = _ignores_bias(evidence) if bias is not None else ""
     if entry:
         lo, hi = interval(evidence, arm, role, centre, radius, None)
