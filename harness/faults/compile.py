@@ -111,3 +111,6 @@ FAULTS = [
     Fault("compiled-norm-in-bf16", "accumulator", "compiled RMSNorm computes in bf16",
           "https://github.com/pytorch/torchtitan/issues/497", _PLAIN, _narrow_norm),
 ]  # fmt: skip
+
+#: Faults that only a compiled rung shows.
+NEED_COMPILE = frozenset(fault.id for fault in FAULTS)

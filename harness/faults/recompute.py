@@ -67,3 +67,6 @@ FAULTS = [
     Fault("attention-keys-move", "recompute", "attention's keys change scale before its backward",
           "https://github.com/NVIDIA/TransformerEngine/pull/1597", ("*",), _moved_keys),
 ]  # fmt: skip
+
+#: Faults that only a model with attention shows.
+NEED_ATTENTION = frozenset({"attention-keys-move"})
