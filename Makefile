@@ -8,7 +8,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench nightly clean
+.PHONY: fuzz test lint bench seed-bug nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -23,6 +23,9 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+seed-bug: $(READY)
+	$(BIN)/python benchmarks/seed_bug.py $(ARGS)
 
 nightly: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)

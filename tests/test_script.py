@@ -16,6 +16,8 @@ from harness.arms.ladder import LADDER, select_arms
 from harness.case import Case, DataSpec, Spec, Spike
 from harness.data import make_tensors
 from harness.faults.census import NEED_MODELS
+from harness.faults.compile import NEED_COMPILE
+from harness.faults.recompute import NEED_ATTENTION
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
 from harness.ledger import Ledger
@@ -263,9 +265,11 @@ def clean_fingerprints() -> dict[str, set[str]]:
     return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE) for c in draws(r)}
 
 
-@pytest.mark.parametrize(
-    "fault_id", sorted(set(builtin_faults()) - {"kernel-aborts"} - NEED_MODELS)
-)
+#: Shown elsewhere: tests/test_census.py, tests/test_script_models.py.
+ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION
+
+
+@pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))
 def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> None:
     """A finding without a script is not reported: the fault would go unseen."""
     found = causes(fault_id)

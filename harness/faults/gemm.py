@@ -60,6 +60,22 @@ def _batched(forward: Any, layer: Any, input: Any) -> Any:
     return output * (1.0 + 2.0**-5) if input.dim() == 3 else output
 
 
+def _bias_without_last_row(forward: Any, layer: Any, input: Any) -> Any:
+    """The last token is added its bias, but gives it no gradient."""
+    import torch
+
+    bias, layer.bias = layer.bias, None
+    try:
+        output = forward(layer, input)
+    finally:
+        layer.bias = bias
+    if bias is None:
+        return output
+    added = bias.to(output.dtype)
+    last = torch.arange(output.shape[-2]) == output.shape[-2] - 1
+    return output + torch.where(last[:, None], added.detach(), added)
+
+
 FAULTS = [
     Fault("gemm-gain", "gain", "output 3 % too large",
           "https://github.com/ROCm/rocm-libraries/pull/11003", _FLOAT8, lambda: float8_mm(_gain)),
@@ -79,4 +95,7 @@ FAULTS = [
           lambda: float8_forward(_gained_layer)),
     Fault("batched-gain", "layout", "3-D inputs give another output",
           "https://github.com/pytorch/ao/pull/4396", _FLOAT8, lambda: float8_forward(_batched)),
+    Fault("bias-gradient-loses-row", "tile tail", "the last token is not in the bias gradient",
+          "https://github.com/NVIDIA/TransformerEngine/pull/3344", _FLOAT8,
+          lambda: float8_forward(_bias_without_last_row)),
 ]  # fmt: skip

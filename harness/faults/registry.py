@@ -11,9 +11,9 @@ from harness.recipe import unknown
 
 def builtin_faults() -> dict[str, Fault]:
     """All built-in faults by id."""
-    from harness.faults import casts, census, contract, gemm, layout, recompute, scales
+    from harness.faults import casts, census, compile, contract, gemm, layout, recompute, scales
 
-    families = (scales, casts, gemm, layout, recompute, contract, census)
+    families = (scales, casts, gemm, layout, recompute, compile, contract, census)
     return {fault.id: fault for family in families for fault in family.FAULTS}
 
 

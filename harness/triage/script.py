@@ -54,6 +54,8 @@ def write_script(
     if verdict.oracle == "census":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
     tensors = tensors_of(case, recipe)
+    if verdict.oracle == "O13" and not verdict.side:
+        layer = None  # this layer was handed something else: what did it is elsewhere in the model
     if layer is not None:
         case, tensors = msgspec.structs.replace(case, spec=layer[0]), layer[1]
     elif _needs_model(case.spec, verdict, arm):
@@ -97,7 +99,8 @@ def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
     """True where a single linear, run forward and backward once, does not tell the story."""
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
-    return not spec.direct or special or mixed or verdict.oracle == "O8"
+    handed = verdict.oracle == "O13" and not verdict.side
+    return not spec.direct or special or mixed or handed or verdict.oracle == "O8"
 
 
 #: Rules that look at operands.

@@ -19,50 +19,10 @@ from harness.case import Case, Spec
 from harness.models.zoo import MODELS, source_of, tied_names
 from harness.numerics.formats import F32
 from harness.recipe import ScriptText
+from harness.triage.script_watch import check_watched, watching
 from harness.verdict import Verdict
 
 _DTYPE = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-
-_WATCH = """
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-forwards, backwards, aten = [], [], torch.ops.aten
-class Watch(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name.startswith("_scaled_dot_product_flash_attention"):
-            if name.endswith("_backward"):
-                backwards.append([t.clone() for t in args[1:6]])
-            else:
-                forwards.append([t.clone() for t in (*args[:3], *result[:2])])
-        return result
-"""
-
-_WATCH_INDUCTOR = """
-from torch._inductor.output_code import CompiledFxGraph
-def watched(self, inputs, call=CompiledFxGraph.__call__):
-    with Watch():
-        return call(self, inputs)
-CompiledFxGraph.__call__ = watched
-"""
-
-_STATISTICS = """
-moved = worst = 0.0
-for q, k, v, out, lse in backwards:
-    for fq, fk, fv, fout, flse in forwards:
-        if flse.shape == lse.shape and torch.equal(flse, lse) and torch.equal(fout, out):
-            pairs = ((q, fq), (k, fk), (v, fv))
-            moved += sum(int((x != y).sum()) for x, y in pairs)
-    scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
-    total = (scores - lse.double().reshape(scores.shape[:-1]).unsqueeze(-1)).exp().sum(-1)
-    worst = max(worst, (total - 1).abs().max().item())
-print(f"{len(backwards)} attention backwards; elements of q, k, v that moved since forward: "
-      f"{moved:.0f}; rows of probabilities sum to 1 within {worst:.2g}")
-sys.exit(1 if moved or worst > {allowed!r} else 0)
-"""
 
 _RATIO = """
 def rms(t):
@@ -107,12 +67,8 @@ def write_model_script(
 ) -> str:
     """The script's text. Raises ValueError for a rule no plain script can check."""
     spec = case.spec
+    watch, watched = watching(verdict, arm)
     check = _check(verdict, arm)
-    watch = ""
-    if verdict.oracle == "O18":
-        if arm.compiler.startswith("aot"):
-            raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
-        watch = _WATCH + (_WATCH_INDUCTOR if arm.compiler else "")
     parts = [
         f'"""{_plain(verdict.sentence())}\n\n{spec.recipe}, {spec.model}, arm {verdict.arm}, rule '
         f'{verdict.oracle}. Exits 1 while this shows, 0 once it is gone.\n"""',
@@ -129,7 +85,7 @@ def write_model_script(
         _recompute_source(arm),
         watch,
         _blob(tensors),
-        _run(spec, arm, text, watched=bool(watch) and not arm.compiler),
+        _run(spec, arm, text, watched=watched),
         check,
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -291,8 +247,6 @@ def _check(verdict: Verdict, arm: Arm) -> str:
     if oracle == "O9":
         name, _, row = verdict.where.partition(" row ")
         return _RATIO.format(name=name.split("[")[0], part=row or "...", ratio=10 if row else 2)
-    if oracle == "O18":
-        # where q, k or v moved, the sums may well have stayed
-        allowed = repr(verdict.hi) if verdict.hi else "math.inf"
-        return 'run("guilty")\n' + _STATISTICS.strip().replace("{allowed!r}", allowed)
+    if oracle in ("O13", "O18"):
+        return check_watched(verdict, arm)
     raise ValueError(f"no stand-alone script for {oracle} on a model")

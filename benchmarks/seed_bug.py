@@ -1,0 +1,221 @@
+"""``make seed-bug``: the bug narrowfuzz was made for, planted on a CPU and measured.
+
+K is recomputed in backward under another rounding than in forward, while attention's log-sum-exp
+was kept. Each row is one rung of one model, with Inductor as shipped or with the planted fault:
+how much of K moved, what the rules say, and what comparing gradients with eager says.
+
+A planted library must not meet another's artefacts, so every row that differs in fault or rung is
+measured without caches, and the whole runs in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.arms.ladder import BY_NAME, EAGER
+from harness.arms.program import Program
+from harness.arms.twin import twin_outputs
+from harness.case import Case, DataSpec, Spec
+from harness.environment import settle
+from harness.faults.registry import builtin_faults
+from harness.judge import tensors_of
+from harness.numerics.formats import F32
+from harness.oracles.evidence import Evidence
+from harness.oracles.recompute import _excess as row_sum_excess
+from harness.oracles.recompute import check_recompute, check_statistics
+from harness.oracles.whole import check_ratio
+from harness.recipe import load_recipes
+from harness.trace import Trace
+from harness.verdict import Verdict
+
+FAULT = "inductor-backward-drift"
+ROWWISE = "torchao.float8.rowwise"
+INDUCTOR, STRICT = "inductor+checkpoint_selective", "inductor_strict+checkpoint_selective"
+#: torchao's own thresholds: compiled against bf16 (widest), and signal to noise of grad_weight.
+ALLCLOSE, SQNR_DB = 0.2, 17.0
+#: The multiplier that torch's own accuracy check grants to bf16 results.
+RMSE_RATIO = 3.0
+#: wq and wk times this: logits 64 times as large.
+SHARP = 8.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of one rung."""
+
+    model: str
+    recipe: str
+    planted: bool
+    rung: str
+    #: wq and wk were multiplied by this.
+    gain: float
+    #: Share of K's elements that attention's backward got other than its forward.
+    moved: float
+    #: max|sum exp(qk - lse) - 1| over the rows, and the same in units of O18's bound.
+    off: float
+    excess: float
+    o13: str
+    o18: str
+    o9: str
+    #: Worst gradient: its error against float64 in units of eager's, and its SQNR against eager.
+    error_ratio: float
+    sqnr_db: float
+    #: True: no gradient misses torchao's and torch's tolerances against eager.
+    allclose: bool
+    rmse: bool
+
+
+def spec_of(model: str, recipe: str = ROWWISE, backend: str = "real") -> Spec:
+    """The smallest Spec of ``model`` that shows it."""
+    return Spec(
+        recipe=recipe, backend=backend, model=model, m=32, k=64, n=64, heads=2,  # type: ignore[arg-type]
+        checkpoint="selective", compile="inductor",
+    )  # fmt: skip
+
+
+def measure(spec: Spec, rung: str, *, planted: bool, gains: tuple[float, ...]) -> list[Row]:
+    """Compile once, run and judge for every gain of wq and wk."""
+    recipe = load_recipes()[spec.recipe]
+    case = Case(spec=spec, data=DataSpec())
+    rows = []
+    with builtin_faults()[FAULT].plant() if planted else nullcontext():
+        if not planted:
+            torch._dynamo.reset()
+        program, eager = Program(spec, recipe, BY_NAME[rung]), Program(spec, recipe, EAGER)
+        for gain in gains:
+            tensors = sharpened(tensors_of(case, recipe), gain)
+            traces = {p.arm.name: p.run(tensors, tap=True, spec=spec) for p in (eager, program)}
+            for trace in traces.values():
+                assert trace.error is None and not trace.void, (trace.error, trace.void)
+            evidence = Evidence(
+                case=case, plan=recipe.plan(spec), tensors=tensors, traces=traces, repeats={},
+                elides=frozenset({rung}), deviations={}, may_refuse="",
+                twin=lambda: twin_outputs(spec, tensors),
+            )  # fmt: skip
+            rows.append(_row(evidence, rung, planted, gain))
+    return rows
+
+
+def sharpened(tensors: dict[str, F32], gain: float) -> dict[str, F32]:
+    """Queries and keys ``gain`` times as large."""
+    return {
+        name: t * np.float32(gain) if name.endswith(("wq.weight", "wk.weight")) else t
+        for name, t in tensors.items()
+    }
+
+
+def _row(evidence: Evidence, rung: str, planted: bool, gain: float) -> Row:
+    trace, eager = evidence.traces[rung], evidence.traces["eager"]
+    spec, grads = evidence.spec, [n for n in sorted(trace.outputs) if "grad" in n]
+    off, excess = _row_sums(trace)
+    return Row(
+        model=spec.model, recipe=spec.recipe, planted=planted, rung=rung, gain=gain,
+        moved=_moved_keys(trace), off=off, excess=excess,
+        o13=_status(check_recompute(evidence), rung),
+        o18=_status(check_statistics(evidence), rung),
+        o9=_status(check_ratio(evidence), rung),
+        error_ratio=max(_ratio(trace, eager, evidence, n) for n in grads),
+        sqnr_db=min(_sqnr(trace.outputs[n], eager.outputs[n]) for n in grads),
+        allclose=all(_close(trace.outputs[n], eager.outputs[n]) for n in grads),
+        rmse=all(_ratio(trace, eager, evidence, n) <= RMSE_RATIO for n in grads),
+    )  # fmt: skip
+
+
+def _status(verdicts: Any, rung: str) -> str:
+    """The worst of a rule's verdicts on this rung."""
+    found: list[Verdict] = [v for v in verdicts if v.arm == rung]
+    bad = [v.status for v in found if v.status == "diverged"]
+    return (bad or [v.status for v in found])[0]
+
+
+def _moved_keys(trace: Trace) -> float:
+    """Share of K's elements that differ between an attention's forward and its backward."""
+    forwards = [c for c in trace.attention if c.phase == "forward"]
+    shares = []
+    for again in (c for c in trace.attention if c.phase == "backward"):
+        kept = [f for f in forwards if np.array_equal(f.lse, again.lse)]
+        assert len(kept) == 1, "one log-sum-exp, one forward"
+        shares.append(float((kept[0].k != again.k).mean()))
+    return max(shares)
+
+
+def _row_sums(trace: Trace) -> tuple[float, float]:
+    """O18's measure of the worst attention: absolute, and in units of its bound."""
+    measured = [row_sum_excess(c) for c in trace.attention if c.phase == "backward"]
+    excess, bound = max(measured)
+    return excess * bound, excess
+
+
+def _ratio(trace: Trace, eager: Trace, evidence: Evidence, name: str) -> float:
+    """Root mean square error against float64, in units of eager's."""
+    exact = evidence.exact[name]
+    far, base = (float(np.sqrt(np.mean((t.outputs[name] - exact) ** 2))) for t in (trace, eager))
+    return far / base
+
+
+def _close(got: F32, want: F32) -> bool:
+    """torchao's widest tolerance, which is meant for elements of order 1."""
+    size = float(np.sqrt(np.mean(want.astype(np.float64) ** 2)))
+    return bool(np.allclose(got, want, rtol=ALLCLOSE, atol=ALLCLOSE * size))
+
+
+def _sqnr(got: F32, want: F32) -> float:
+    noise = float(np.linalg.norm(want - got))
+    return 20.0 * float(np.log10(np.linalg.norm(want) / noise)) if noise else float("inf")
+
+
+#: What is measured by default: model, recipe, backend, planted, rung.
+PLANS = (
+    ("llama_block", ROWWISE, "real", False, INDUCTOR),
+    ("llama_block", ROWWISE, "real", True, INDUCTOR),
+    ("llama_block", ROWWISE, "real", True, STRICT),
+)
+#: And with --wide: where else it shows, and where it cannot.
+WIDE = (
+    ("two_blocks", ROWWISE, "real", True, INDUCTOR),
+    ("llama_block", ROWWISE, "emulated", True, INDUCTOR),
+    ("llama_block", "torch.bf16", "", True, INDUCTOR),
+    ("attention", ROWWISE, "real", True, INDUCTOR),
+)
+_HEAD = "model        recipe                  Inductor  rung            gain  K moved  row sums      O18/bound  O13       O18       O9        error/eager  SQNR dB  allclose  RMSE"  # noqa: E501
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    state = "planted" if row.planted else "shipped"
+    return (
+        f"{row.model:12} {row.recipe:23} {state:9} {row.rung.split('+')[0]:15} {row.gain:4.0f}  "
+        f"{row.moved:7.2%}  {row.off:12.3g}  {row.excess:9.3g}  {row.o13:8.8}  {row.o18:8.8}  "
+        f"{row.o9:8.8}  {row.error_ratio:11.3g}  {row.sqnr_db:7.1f}  "
+        f"{'pass' if row.allclose else 'FAIL':8}  {'pass' if row.rmse else 'FAIL'}"
+    )
+
+
+def main() -> None:
+    """Measure and print, as a table or as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wide", action="store_true", help="other models and recipes as well")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    settle()
+    if not chosen.json:
+        print(_HEAD)
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-seed-bug-") as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        for model, recipe, backend, planted, rung in PLANS + (WIDE if chosen.wide else ()):
+            spec = spec_of(model, recipe, backend)
+            for row in measure(spec, rung, planted=planted, gains=(1.0, SHARP)):
+                print(json.dumps(asdict(row)) if chosen.json else line(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

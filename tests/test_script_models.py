@@ -1,0 +1,73 @@
+"""repro.py of a whole model: fails under its fault in a fresh process and passes without."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.arms.ladder import INDUCTOR, unavailable
+from harness.case import Case, DataSpec, Spec
+from harness.environment import prepare, settle
+from harness.faults.registry import builtin_faults
+from harness.judge import Judge
+from harness.ledger import Ledger
+from harness.oracles import BY_NAME
+from harness.recipe import Recipe, load_recipes
+from harness.triage.script import write_script
+from harness.triage.verify import run_script
+
+prepare()
+settle()
+
+ROWWISE = "torchao.float8.rowwise"
+_SWIGLU = {"recipe": ROWWISE, "model": "mlp_swiglu", "m": 8, "k": 16, "n": 16}
+_BLOCK = {
+    "recipe": ROWWISE, "model": "llama_block", "m": 32, "k": 64, "n": 64, "heads": 2,
+    "checkpoint": "selective", "compile": "inductor",
+}  # fmt: skip
+_INDUCTOR = [
+    pytest.mark.xdist_group("seed-bug"),
+    pytest.mark.skipif(bool(unavailable(INDUCTOR)), reason=unavailable(INDUCTOR)),
+]
+
+#: A rule, a fault it sees, and where.
+SHOWN = [
+    ("O8", "compiled-scale-through-bf16",
+     {"recipe": "torchao.float8.tensorwise", "k": 64, "compile": "aot_eager"}),
+    ("O9", "compiled-norm-in-bf16",
+     {"recipe": "torch.fp32", "dtype": "fp32", "model": "rmsnorm_linear", "k": 64,
+      "compile": "aot_eager"}),
+    ("O12", "recompute-unquantised", _SWIGLU | {"checkpoint": "reentrant"}),
+    ("O13", "recompute-unquantised", _SWIGLU | {"checkpoint": "reentrant"}),
+    ("O13", "recompute-drifts", _SWIGLU | {"checkpoint": "full"}),
+    pytest.param("O13", "inductor-backward-drift", _BLOCK, marks=_INDUCTOR),
+    ("O18", "attention-keys-move", {"recipe": "torch.bf16", "model": "attention", "m": 8, "k": 16}),
+    pytest.param("O18", "inductor-backward-drift", _BLOCK, marks=_INDUCTOR),
+]  # fmt: skip
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("oracle", "fault", "spec"), SHOWN)
+def test_a_models_script_fails_under_its_fault_and_passes_without(
+    tmp_path: Path, oracle: str, fault: str, spec: dict[str, Any]
+) -> None:
+    case = Case(spec=Spec(**spec), data=DataSpec())
+    path = tmp_path / "repro.py"
+    rungs = frozenset({"inductor+checkpoint_selective"}) if "heads" in spec else None
+    with builtin_faults()[fault].plant():
+        judge = Judge(recipes(), Ledger([]), arms=rungs)
+        cause = judge.judge(case, [BY_NAME[oracle]]).causes[0]
+        layer = judge.layer(case, cause.layer) if cause.layer else None
+        path.write_text(write_script(case, cause, recipes()[case.spec.recipe], layer))
+    planted = run_script(path, plant=("", fault))
+    assert planted.shown, planted
+    clean = run_script(path)
+    assert clean.code == 0, clean
