@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -176,6 +176,7 @@ def _changed(spec: Spec) -> list[str]:
     ]
 
 
+@cache
 def _default(struct: type[msgspec.Struct], name: str) -> Any:
     for info in msgspec.structs.fields(struct):
         if info.name == name:
