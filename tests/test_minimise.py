@@ -16,7 +16,7 @@ from harness.case import Case, DataSpec, ModelName, Spec, Spike
 from harness.triage import minimise as module
 from harness.triage.minimise import DRAWS, REACH, Shows, minimise
 
-EXAMPLES = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+EXAMPLES = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 DIMS = ("m", "k", "n", "batch")
 #: Every field but the sizes, the model and what names the experiment.
 FIELDS = (
