@@ -53,6 +53,11 @@ def many_data() -> tuple[DataSpec, ...]:
     return tuple(drawn(data_specs(), 600))
 
 
+@cache
+def many_specs() -> tuple[Spec, ...]:
+    return tuple(drawn(specs(ALL), 2000))
+
+
 def histogram(key: Callable[[Spec], Any]) -> Counter[Any]:
     return Counter(key(c.spec) for c in many_cases())
 
@@ -209,7 +214,7 @@ def test_bias_and_batch_are_drawn_both_ways() -> None:
 
 @pytest.mark.parametrize("dim", ["m", "k", "n"])
 def test_every_dimension_is_aligned_misaligned_empty_and_one(dim: str) -> None:
-    seen = Counter(getattr(s, dim) for s in drawn(specs(ALL), 2000))
+    seen = Counter(getattr(s, dim) for s in many_specs())
     assert seen[0] > 0, "never empty"
     assert seen[1] > 0, "never one"
     assert sum(n for size, n in seen.items() if size % 16) > 20, "hardly ever misaligned"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import inspect
-import textwrap
 import zlib
 
 import numpy as np
@@ -111,7 +110,7 @@ def _blob(tensors: dict[str, F32]) -> str:
     """All tensors as fp32 in one zlib-compressed literal."""
     raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
     literal = base64.b85encode(zlib.compress(raw, 9)).decode()
-    lines = "\n".join(f"    {line!r}" for line in textwrap.wrap(literal, 92))
+    lines = "\n".join(f"    {literal[i : i + 92]!r}" for i in range(0, len(literal), 92))
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return (
         f"SHAPES = {shapes!r}\n"
