@@ -32,6 +32,7 @@ ModelName = Literal[
     "attention",
     "llama_block",
     "two_blocks",
+    "joined_blocks",
     "tied_embedding",
     "dropout",
     "used_twice",

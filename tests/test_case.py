@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,14 @@ RICH = Case(
         grad_exponent=1, spikes=(Spike("bias", 0, 1 << 20, "0x7fc00000"),) * 16,
     ),
 )  # fmt: skip
+MODEL = Case(
+    spec=Spec(
+        recipe="torch.bf16", model="two_blocks", heads=4, attention="math", steps=5,
+        microbatches=3, optimizer="adamw", lifecycle="reload", checkpoint="selective",
+        compile="aot_eager_decomp_partition", dynamic=True, fullgraph=True, memory_budget=0,
+    ),
+    data=DataSpec(seed=1),
+)  # fmt: skip
 
 
 def edited(path: str, value: Any) -> bytes:
@@ -57,14 +66,46 @@ def complaint(raw: bytes) -> str:
     return text
 
 
-@pytest.mark.parametrize("case", [SIMPLEST, RICH], ids=("simplest", "rich"))
+@pytest.mark.parametrize("case", [SIMPLEST, RICH, MODEL], ids=("simplest", "rich", "model"))
 def test_a_case_survives_a_round_trip(case: Case) -> None:
     assert load_case(dump_case(case)) == case
     assert dump_case(load_case(dump_case(case))) == dump_case(case)
 
 
 def test_ids_are_pinned_because_reports_and_ledgers_quote_them() -> None:
-    assert SIMPLEST.id == "68e5fe0f95db"
+    assert SIMPLEST.id == "188fb63fb3a9"
+    assert RICH.id == "410351aa48a6"
+    assert MODEL.id == "2d2fb550b8b1"
+
+
+@pytest.mark.parametrize("case", [SIMPLEST, RICH, MODEL], ids=("simplest", "rich", "model"))
+def test_a_default_spelled_out_or_left_out_changes_no_id(case: Case) -> None:
+    """So a field that a later version adds leaves every id of today as it is."""
+    told = json.loads(dump_case(case))
+    spelled = {**told, **{part: whole(getattr(case, part)) for part in ("spec", "data")}}
+    assert len(spelled["spec"]) == len(Spec.__struct_fields__) > len(told["spec"])
+    loaded = load_case(json.dumps(spelled).encode())
+    assert (loaded, loaded.id, dump_case(loaded)) == (case, case.id, dump_case(case))
+
+
+def whole(struct: Any) -> dict[str, Any]:
+    """Every field of a Spec or DataSpec as JSON, defaults too."""
+    return json.loads(msgspec.json.encode(struct))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", [f for f in Spec.__struct_fields__ if f != "recipe"])
+def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -> None:
+    value = {"backend": "wrapper", "bias": True, "autocast": True, "dynamic": True,
+             "fullgraph": True, "dtype": "fp32", "batch": 2, "memory_budget": 50, "steps": 3,
+             "microbatches": 2, "heads": 2}.get(name) or {
+             "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
+             "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",
+             "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",
+             "compile": "aot_eager"}[name]  # fmt: skip
+    case = Case(spec=Spec(recipe="torch.fp32", **{name: value}), data=DataSpec())
+    assert json.loads(dump_case(case))["spec"] == {"recipe": "torch.fp32", name: value}
+    assert load_case(dump_case(case)) == case
+    assert case.id != SIMPLEST.id
 
 
 def test_the_id_depends_on_content_and_not_on_spelling() -> None:
@@ -75,12 +116,48 @@ def test_the_id_depends_on_content_and_not_on_spelling() -> None:
 
 
 def test_missing_fields_take_the_simplest_value() -> None:
-    assert load_case(b'{"schema":1,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
+    assert load_case(b'{"schema":2,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
+
+
+def test_a_case_of_schema_1_means_what_it_meant() -> None:
+    """All its fields were written out; those that came later take the simplest value."""
+    old = load_case(
+        b'{"data":{"grad_exponent":0,"input_exponent":0,"regime":"wild","seed":0,"spikes":[],'
+        b'"values":"gaussian","weight_exponent":0},"schema":1,"spec":{"backend":"","batch":0,'
+        b'"bias":false,"checkpoint":"none","compile":"none","dtype":"bf16","grad_layout":'
+        b'"contiguous","input_layout":"contiguous","k":32,"m":32,"model":"linear","n":32,'
+        b'"recipe":"torch.fp32"}}'
+    )
+    assert (old.spec, old.data, old.id) == (SIMPLEST.spec, SIMPLEST.data, SIMPLEST.id)
+    assert load_case(dump_case(old)) == old
 
 
 def test_compile_key_ignores_data_and_nothing_of_the_spec() -> None:
     assert compile_key(SIMPLEST.spec) == compile_key(load_case(dump_case(SIMPLEST)).spec)
     assert compile_key(SIMPLEST.spec) != compile_key(Spec(recipe="torch.fp32", m=33))
+
+
+def test_a_dynamic_program_serves_any_number_of_rows_and_nothing_else() -> None:
+    spec = Spec(recipe="torch.fp32", compile="aot_eager", dynamic=True)
+    taller, wider = (msgspec.structs.replace(spec, **d) for d in ({"m": 96}, {"k": 96}))
+    assert compile_key(taller) == compile_key(spec) != compile_key(wider)
+    assert compile_key(msgspec.structs.replace(spec, dynamic=False)) != compile_key(spec)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": "dropout"}, {"steps": 2}, {"microbatches": 2}, {"autocast": True}]
+)
+def test_only_one_linear_run_once_is_direct(changes: dict[str, Any]) -> None:
+    assert SIMPLEST.spec.direct
+    assert not msgspec.structs.replace(SIMPLEST.spec, **changes).direct
+
+
+def test_a_models_output_is_as_wide_as_its_last_layer() -> None:
+    def width(model: str) -> int:
+        return Spec(recipe="r", model=model, k=3, n=5).width  # type: ignore[arg-type]
+
+    assert [width(m) for m in ("linear", "tied_embedding", "hooked")] == [5, 5, 5]
+    assert [width(m) for m in ("mlp_gelu", "attention", "used_twice")] == [3, 3, 3]
 
 
 def test_shapes_follow_from_the_dimensions() -> None:
@@ -109,6 +186,14 @@ def test_shapes_follow_from_the_dimensions() -> None:
         ("spec.model", "mlp", "$.spec.model"),
         ("spec.input_layout", "expanded", "$.spec.input_layout"),
         ("spec.grad_layout", "strided", "$.spec.grad_layout"),
+        ("spec.heads", 3, "$.spec.heads"),
+        ("spec.steps", 0, ">= 1"),
+        ("spec.steps", 6, "<= 5"),
+        ("spec.microbatches", 4, "<= 3"),
+        ("spec.memory_budget", 10, "$.spec.memory_budget"),
+        ("spec.grad_mode", "eval", "$.spec.grad_mode"),
+        ("spec.lifecycle", "pickle", "$.spec.lifecycle"),
+        ("spec.dynamic", 1, "$.spec.dynamic"),
         ("spec.checkpoint", "half", "$.spec.checkpoint"),
         ("spec.compile", "eager", "$.spec.compile"),
         ("spec", [], "$.spec"),
@@ -144,7 +229,14 @@ def test_a_missing_field_is_refused_by_name(missing: str) -> None:
     assert last in complaint(json.dumps(raw).encode())
 
 
-GOOD = dump_case(SIMPLEST)
+#: A dimension that is not the default, so that it is written out.
+TALL = Case(spec=Spec(recipe="torch.fp32", m=33), data=DataSpec())
+GOOD = dump_case(TALL)
+
+
+def spoilt(old: bytes, new: bytes) -> bytes:
+    assert old in GOOD
+    return GOOD.replace(old, new)
 
 
 @pytest.mark.parametrize(
@@ -162,15 +254,15 @@ GOOD = dump_case(SIMPLEST)
         b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         GOOD + b"{}",
         b"\xef\xbb\xbf" + GOOD,
-        GOOD.replace(b'"m":32', b'"m":NaN'),
-        GOOD.replace(b'"m":32', b'"m":Infinity'),
-        GOOD.replace(b'"m":32', b'"m":1e400'),
-        GOOD.replace(b'"m":32', b'"m":0x20'),
+        spoilt(b'"m":33', b'"m":NaN'),
+        spoilt(b'"m":33', b'"m":Infinity'),
+        spoilt(b'"m":33', b'"m":1e400'),
+        spoilt(b'"m":33', b'"m":0x20'),
         b'{"schema":' + b"9" * 5000 + b"}",
         b"\xff\xfe" + GOOD,
-        GOOD.replace(b"torch.fp32", b"\xff\xfe"),
-        GOOD.replace(b'"recipe"', b'"\xff"'),
-        GOOD.replace(b"torch.fp32", b"\\ud800"),
+        spoilt(b"torch.fp32", b"\xff\xfe"),
+        spoilt(b'"recipe"', b'"\xff"'),
+        spoilt(b"torch.fp32", b"\\ud800"),
         GOOD.decode().encode("utf-16"),
         b"\0" * 100,
         b" " * (MAX_CASE_BYTES + 1),
@@ -188,7 +280,7 @@ def test_a_truncated_case_is_refused_wherever_it_is_cut() -> None:
 
 def test_an_error_message_never_grows_with_the_file() -> None:
     # the sentence goes to terminals and logs; it must not carry the input back
-    for raw in (b'{"schema":' + b"9" * 4000 + b"}", GOOD.replace(b"fp32", b"x" * 4000)[:-9]):
+    for raw in (b'{"schema":' + b"9" * 4000 + b"}", spoilt(b"fp32", b"x" * 4000)[:-9]):
         assert len(complaint(raw)) < 500
 
 
@@ -197,7 +289,7 @@ def test_the_size_limit_is_said_in_bytes() -> None:
 
 
 def test_a_file_just_under_the_limit_is_read() -> None:
-    assert load_case(GOOD + b" " * (MAX_CASE_BYTES - len(GOOD))) == SIMPLEST
+    assert load_case(GOOD + b" " * (MAX_CASE_BYTES - len(GOOD))) == TALL
 
 
 @EXAMPLES

@@ -21,7 +21,7 @@ HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 #: What a package or module may import of ours: itself, and the ones named here.
 LOW = {"case", "content", "verdict", "numerics", "faults.fault"}
 DATA = LOW | {"trace", "recipe", "data", "strategies", "ledger", "environment", "policy"}
-JUDGED = DATA | {"arms", "oracles", "judge"}
+JUDGED = DATA | {"models", "arms", "oracles", "judge"}
 MAY_IMPORT = {
     "numerics": set(),
     "case": set(),
@@ -34,12 +34,14 @@ MAY_IMPORT = {
     "data": {"case", "numerics"},
     "strategies": LOW | {"trace", "recipe"},
     "ledger": LOW,
-    "arms": DATA,
+    "models": {"case"},
+    "coverage": LOW | {"recipe", "strategies"},
+    "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "strategies", "ledger"},
     "faults": {"recipe"},
-    "judge": DATA | {"arms", "oracles"},
+    "judge": DATA | {"models", "arms", "oracles"},
     "triage": JUDGED | {"faults"},
-    "campaign": JUDGED | {"faults", "triage"},
+    "campaign": JUDGED | {"faults", "triage", "coverage"},
 }
 
 
@@ -89,7 +91,9 @@ def test_a_layer_imports_only_what_is_below_it(package: str) -> None:
     assert of(package) and not wrong
 
 
-@pytest.mark.parametrize("package", ["numerics", "oracles", "case", "data", "strategies"])
+@pytest.mark.parametrize(
+    "package", ["numerics", "oracles", "case", "data", "strategies", "coverage"]
+)
 def test_rules_and_data_never_import_torch(package: str) -> None:
     assert not [m for m in of(package) if {"torch", "torchao"} & libraries(m)]
 

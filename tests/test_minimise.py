@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.case import Case, DataSpec, Spec, Spike
+from harness.case import Case, DataSpec, ModelName, Spec, Spike
 from harness.triage import minimise as module
 from harness.triage.minimise import DRAWS, REACH, Shows, minimise
 
 EXAMPLES = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 DIMS = ("m", "k", "n", "batch")
-FIELDS = ("bias", "dtype", "input_layout", "grad_layout", "checkpoint")
+#: Every field but the sizes, the model and what names the experiment.
+FIELDS = (
+    "bias", "dtype", "input_layout", "grad_layout", "checkpoint", "heads", "attention", "autocast",
+    "grad_mode", "steps", "microbatches", "optimizer", "lifecycle", "dynamic", "fullgraph",
+    "memory_budget",
+)  # fmt: skip
 DATA_FIELDS = ("regime", "input_exponent", "weight_exponent", "grad_exponent")
 SPIKE = Spike("input", 3, 5, "0x43e00001")
 OTHERS = (Spike("weight", 0, 0, "0x7f800000"), Spike("bias", 1, 1, "0x00000001"))
@@ -25,12 +31,30 @@ LARGE = Case(
     spec=Spec(
         recipe="torchao.float8.rowwise", backend="emulated", m=96, k=128, n=33, batch=3, bias=True,
         dtype="fp32", input_layout="strided", grad_layout="expanded", checkpoint="full",
+        model="two_blocks", heads=4, attention="math", autocast=True, grad_mode="no_grad", steps=3,
+        microbatches=2, optimizer="adamw", lifecycle="reload", dynamic=True, fullgraph=True,
+        memory_budget=50,
     ),
     data=DataSpec(
         regime="lattice", values="inf_nan", seed=77, input_exponent=7, weight_exponent=-3,
         grad_exponent=1, spikes=(OTHERS[0], SPIKE, OTHERS[1]),
     ),
 )  # fmt: skip
+
+
+#: Written down anew: what a model is made of, and any model is tried as one linear.
+ANCESTORS = {
+    "two_blocks": {"llama_block", "attention", "mlp_swiglu", "rmsnorm_linear", "linear"},
+    "llama_block": {"attention", "mlp_swiglu", "rmsnorm_linear", "linear"},
+    "tied_embedding": {"rmsnorm_linear", "linear"},
+    "linear": set(),
+} | {
+    name: {"linear"}
+    for name in (
+        "mlp_gelu", "mlp_swiglu", "rmsnorm_linear", "layernorm_linear", "attention", "dropout",
+        "used_twice", "frozen_first", "hooked", "own_forward",
+    )
+}  # fmt: skip
 
 
 def spec_with(case: Case, **changes: Any) -> Case:
@@ -41,6 +65,7 @@ def data_with(case: Case, **changes: Any) -> Case:
     return msgspec.structs.replace(case, data=msgspec.structs.replace(case.data, **changes))
 
 
+@cache
 def default(struct: type[msgspec.Struct], name: str) -> Any:
     return next(f.default for f in msgspec.structs.fields(struct) if f.name == name)
 
@@ -56,6 +81,8 @@ def steps(case: Case) -> Iterator[Case]:
         yield data_with(case, values=values)
     for name in FIELDS:
         yield spec_with(case, **{name: default(Spec, name)})
+    for model in ANCESTORS[case.spec.model]:
+        yield spec_with(case, model=model)
     for name in DIMS:
         size = getattr(case.spec, name)
         if size >= 2:
@@ -77,6 +104,7 @@ def needs(draw: st.DrawFn) -> Callable[[Case], bool]:
     least = {name: draw(st.integers(0, getattr(LARGE.spec, name))) for name in DIMS}
     spike = draw(st.booleans())
     classes = draw(st.sets(st.sampled_from(REACH))) | {"inf_nan"}
+    models = draw(st.sets(st.sampled_from(sorted(ANCESTORS)))) | {"two_blocks"}
     trade = draw(st.booleans())
 
     def shows(case: Case) -> bool:
@@ -89,6 +117,7 @@ def needs(draw: st.DrawFn) -> Callable[[Case], bool]:
             and all(getattr(spec, d) >= least[d] for d in DIMS)
             and (SPIKE in case.data.spikes or not spike)
             and case.data.values in classes
+            and spec.model in models
         )
 
     return shows
@@ -124,6 +153,44 @@ def test_an_attempt_counts_if_any_of_five_draws_shows_it(seeds: set[int]) -> Non
     assert small.case.data.seed in seeds
     assert shows(small.case)
     assert small.case.spec.k <= 1 and small.case.data.spikes == ()
+    assert small.case.spec.model == "linear"
+
+
+def test_every_field_of_a_spec_is_tried_or_names_the_experiment() -> None:
+    kept = {"recipe", "backend", "compile"}
+    assert {*FIELDS, *DIMS, "model"} | kept == set(Spec.__struct_fields__)
+    changed = [f for f in FIELDS if getattr(LARGE.spec, f) == default(Spec, f)]
+    assert not changed, "a field at its default shows nothing"
+
+
+@pytest.mark.parametrize("model", get_args(ModelName))
+def test_what_a_model_is_made_of_is_tried_smallest_first(model: ModelName) -> None:
+    tried: list[str] = []
+
+    def shows(case: Case) -> bool:
+        if case.spec.model not in tried:
+            tried.append(case.spec.model)
+        return case.spec.model == model
+
+    small = minimise(spec_with(LARGE, model=model), shows)
+    assert small.case.spec.model == model
+    assert set(tried) - {model} == ANCESTORS[model]
+    assert [name for name in tried if name != model][:1] == (["linear"] if ANCESTORS[model] else [])
+
+
+@pytest.mark.parametrize("needed", ["linear", "attention", "mlp_swiglu", "llama_block"])
+def test_it_ends_at_the_smallest_model_that_shows_it(needed: str) -> None:
+    holds = {name for name in ANCESTORS if needed == name or needed in ANCESTORS[name]}
+    small = minimise(LARGE, lambda case: case.spec.model in holds)
+    assert small.case.spec.model == needed
+    spec = small.case.spec
+    assert all(getattr(spec, f) == default(Spec, f) for f in FIELDS)
+
+
+def test_the_model_is_reset_along_with_the_rest_where_each_build_is_dear() -> None:
+    small = minimise(LARGE, lambda case: True, builds=1)
+    assert small.case.spec.model == "linear"
+    assert all(getattr(small.case.spec, f) == default(Spec, f) for f in FIELDS)
 
 
 def test_a_case_that_never_shows_again_is_left_as_it_is() -> None:

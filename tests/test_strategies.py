@@ -8,15 +8,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from harness import case as case_module
-from harness.case import Case, DataSpec, Spec, dump_case, load_case
+from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
 from harness.recipe import load_recipes, runnable
-from harness.strategies import SPIKES, WILD, batches, cases, data_specs, specs
+from harness.strategies import FACTORS, SPIKES, WILD, batches, cases, data_specs, specs
 
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
@@ -53,6 +54,11 @@ def many_data() -> tuple[DataSpec, ...]:
     return tuple(drawn(data_specs(), 600))
 
 
+@cache
+def many_specs() -> tuple[Spec, ...]:
+    return tuple(drawn(specs(ALL), 2000))
+
+
 def histogram(key: Callable[[Spec], Any]) -> Counter[Any]:
     return Counter(key(c.spec) for c in many_cases())
 
@@ -83,13 +89,123 @@ def test_every_dtype_a_recipe_supports_is_drawn_and_no_other() -> None:
         ("input_layout", "Layout"),
         ("grad_layout", "GradLayout"),
         ("checkpoint", "Checkpoint"),
-        ("dtype", "Dtype"),
     ],
 )
 def test_every_value_of_every_enum_is_drawn_often_enough(attribute: str, kind: str) -> None:
     seen = histogram(lambda s: getattr(s, attribute))
     assert set(seen) == literal(kind)
     assert min(seen.values()) > 0.05 * len(many_cases())
+
+
+def test_fp16_is_the_one_dtype_that_no_shipped_recipe_takes() -> None:
+    assert set(histogram(lambda s: s.dtype)) == literal("Dtype") - {"fp16"}
+
+
+RARE = (
+    ("model", literal("ModelName"), 0.01),
+    ("grad_mode", literal("GradMode"), 0.02),
+    ("lifecycle", literal("Lifecycle"), 0.04),
+    ("optimizer", literal("Optimizer"), 0.02),
+    ("attention", {"flash", "math"}, 0.05),
+    ("heads", {1, 2, 4}, 0.05),
+    ("steps", {1, 2, 3, 5}, 0.01),
+    ("microbatches", {1, 2, 3}, 0.01),
+    ("autocast", {False, True}, 0.005),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("attribute", "values", "share"), RARE, ids=[r[0] for r in RARE])
+def test_every_value_of_what_came_with_models_is_drawn(
+    attribute: str, values: set[Any], share: float
+) -> None:
+    seen = histogram(lambda s: getattr(s, attribute))
+    assert set(seen) == values
+    assert min(seen.values()) >= share * len(many_cases())
+
+
+def test_half_of_all_specs_are_one_linear_because_most_rules_judge_it() -> None:
+    assert 0.35 < histogram(lambda s: s.model)["linear"] / len(many_cases()) < 0.65
+
+
+@cache
+def compiled_specs(rung: Compile) -> tuple[Spec, ...]:
+    return tuple(drawn(specs(ALL, compile=rung), 300))
+
+
+@pytest.mark.parametrize("rung", sorted(get_args(Compile)))
+def test_a_compilers_options_are_drawn_where_there_is_one(rung: Compile) -> None:
+    found = compiled_specs(rung)
+    compiles = rung != "none"
+    both, one = {False, True}, {False}
+    assert {s.compile for s in found} == {rung}
+    assert {s.dynamic for s in found} == {s.fullgraph for s in found} == (both if compiles else one)
+    # aot_eager partitions nothing: a budget would say nothing
+    budgets = {100} if rung in ("none", "aot_eager") else {100, 50, 0}
+    assert {s.memory_budget for s in found} == budgets
+
+
+class TestDrawnSpecsMakeSense:
+    """What a drawn Spec asks for is there to be had."""
+
+    def test_autocast_narrows_fp32_of_a_recipe_that_says_so(self) -> None:
+        for spec in (c.spec for c in many_cases()):
+            assert not spec.autocast or (spec.dtype == "fp32" and RECIPES[spec.recipe].autocasts)
+
+    def test_only_what_trains_has_a_schedule(self) -> None:
+        assert all(c.spec.trains or not c.spec.scheduled for c in many_cases())
+
+    def test_token_ids_are_not_recomputed_by_the_reentrant_checkpoint(self) -> None:
+        found = drawn(specs(ALL, models=("tied_embedding",)), 100)
+        assert {s.checkpoint for s in found} == {"none", "full", "selective"}
+
+    def test_only_one_linear_has_lattice_data_or_an_empty_dimension(self) -> None:
+        for case in many_cases():
+            spec = case.spec
+            assert case.data.regime == "wild" or spec.direct
+            assert spec.model == "linear" or min(spec.tokens, spec.k, spec.n) > 0
+
+    def test_models_stay_small(self) -> None:
+        wide = [c.spec for c in drawn(cases(ALL, largest=128), 300) if c.spec.model != "linear"]
+        assert max(max(s.m, s.k, s.n) for s in wide) <= 64 + 31
+
+
+@pytest.mark.parametrize("factor", [None, *sorted(FACTORS)])
+def test_a_slice_varies_what_it_may_and_nothing_else(factor: str | None) -> None:
+    """None of the factors: the simplest Spec of some recipe."""
+    vary = frozenset() if factor is None else frozenset({factor})
+    found = drawn(specs(ALL, compile="inductor", vary=vary), 60)
+    changed = {
+        name
+        for spec in found
+        for name in Spec.__struct_fields__
+        if getattr(spec, name) != getattr(simplest(spec), name)
+    }
+    allowed = FIELDS_OF.get(factor or "", {factor})
+    assert changed == allowed - {None}
+
+
+def simplest(spec: Spec) -> Spec:
+    recipe = RECIPES[spec.recipe]
+    return Spec(recipe=spec.recipe, backend=recipe.backends[0], dtype=recipe.dtypes[0],
+                compile=spec.compile)  # fmt: skip
+
+
+#: Factors whose fields have other names; a factor of models, or of fp32, does nothing alone.
+FIELDS_OF: dict[str, set[str | None]] = {
+    "attention": set(),
+    "autocast": {"autocast"},
+    "compiler": {"dynamic", "fullgraph", "memory_budget"},
+    "dims": {"m", "k", "n"},
+    "layout": {"input_layout", "grad_layout"},
+    "schedule": {"steps", "microbatches", "optimizer"},
+    "shape": {"m", "k", "n"},
+}
+
+
+def test_what_attention_has_varies_on_models_only() -> None:
+    found = drawn(specs(ALL, vary=frozenset({"model", "attention"})), 200)
+    assert {s.heads for s in found if s.model != "linear"} == {1, 2, 4}
+    assert {(s.heads, s.attention) for s in found if s.model == "linear"} == {(1, "flash")}
 
 
 def test_bias_and_batch_are_drawn_both_ways() -> None:
@@ -99,7 +215,7 @@ def test_bias_and_batch_are_drawn_both_ways() -> None:
 
 @pytest.mark.parametrize("dim", ["m", "k", "n"])
 def test_every_dimension_is_aligned_misaligned_empty_and_one(dim: str) -> None:
-    seen = Counter(getattr(s, dim) for s in drawn(specs(ALL), 2000))
+    seen = Counter(getattr(s, dim) for s in many_specs())
     assert seen[0] > 0, "never empty"
     assert seen[1] > 0, "never one"
     assert sum(n for size, n in seen.items() if size % 16) > 20, "hardly ever misaligned"
@@ -176,6 +292,18 @@ def test_a_batch_shares_one_spec_and_varies_its_data() -> None:
     for batch in drawn(batches(ALL, draws=5), 30):
         assert len(batch) == 5 and len({c.spec for c in batch}) == 1
     assert any(len({c.data for c in b}) > 1 for b in drawn(batches(ALL, draws=5), 30))
+
+
+def test_a_dynamic_batch_shares_one_program_and_varies_its_rows_only() -> None:
+    found = drawn(batches(ALL, compile="aot_eager", draws=5), 60)
+    dynamic = [b for b in found if b[0].spec.dynamic]
+    assert dynamic
+    for batch in found:
+        first = batch[0].spec
+        rows = [first.m * (1 + i % 3) if first.dynamic else first.m for i in range(len(batch))]
+        assert [c.spec for c in batch] == [msgspec.structs.replace(first, m=m) for m in rows]
+        assert len({compile_key(c.spec) for c in batch}) == 1
+        assert all(load_case(dump_case(c)) == c for c in batch)
 
 
 def test_compiled_batches_are_mostly_aligned() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fnmatch
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.case import Spec
+from harness.case import Compile, Spec
 from harness.recipe import unknown
 
 
@@ -74,6 +74,14 @@ def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
     )
 
 
+#: The compiled stages that each value of ``Spec.compile`` climbs; the last one is the dearest.
+_COMPILED: dict[Compile, tuple[Arm, ...]] = {
+    "none": (),
+    "aot_eager": (AOT_EAGER,),
+    "aot_eager_decomp_partition": (PARTITIONED,),
+    "inductor": (AOT_EAGER, INDUCTOR_STRICT, INDUCTOR),
+}
+
 LADDER = (
     REFERENCE,
     *(with_checkpoint(arm, c) for arm in _STAGES for c in ("none", *_CHECKPOINTS)),
@@ -86,13 +94,7 @@ def climb(spec: Spec) -> tuple[Arm, ...]:
     rungs = [EAGER]
     if spec.checkpoint != "none":
         rungs.append(with_checkpoint(EAGER, spec.checkpoint))
-    stages: dict[str, tuple[Arm, ...]] = {
-        "none": (),
-        "aot_eager": (AOT_EAGER,),
-        "aot_eager_decomp_partition": (PARTITIONED,),
-        "inductor": (AOT_EAGER, INDUCTOR_STRICT, INDUCTOR),
-    }
-    rungs += [with_checkpoint(arm, spec.checkpoint) for arm in stages[spec.compile]]
+    rungs += [with_checkpoint(arm, spec.checkpoint) for arm in _COMPILED[spec.compile]]
     return tuple(rungs)
 
 
@@ -106,6 +108,17 @@ def select_arms(globs: Sequence[str]) -> frozenset[str]:
             raise ValueError(unknown("arm", glob, BY_NAME))
         chosen.update(hits)
     return frozenset(chosen or BY_NAME)
+
+
+def rungs_of(arms: Collection[str]) -> tuple[Compile, ...]:
+    """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does."""
+    stages = {BY_NAME[name].stage for name in arms if not unavailable(BY_NAME[name])}
+    own: dict[Compile, set[str]] = {
+        r: {a.stage for a in climbed} for r, climbed in _COMPILED.items()
+    }
+    own["none"] = {EAGER.stage}
+    own["inductor"] -= own["aot_eager"]  # which has slices of its own
+    return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 
 
 def unavailable(arm: Arm) -> str:

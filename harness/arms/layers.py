@@ -111,7 +111,8 @@ class LayerWatch:
 
             def note(grad: torch.Tensor) -> None:
                 call.outputs["grad_input"] = grad.detach()
-                self._current = None  # what is multiplied from here on is another layer's
+                if self._current is call.backward_gemms:
+                    self._current = None  # what comes next may be a layer that is not watched
 
             return (_Probe.apply(args[0], note), *args[1:])
 

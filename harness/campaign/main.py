@@ -8,14 +8,13 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 
-from harness.arms.ladder import BY_NAME, select_arms, unavailable
+from harness.arms.ladder import rungs_of, select_arms
 from harness.campaign.config import Config
 from harness.campaign.store import Store
-from harness.case import Compile
 from harness.content import in_checkout
 from harness.environment import prepare
 from harness.recipe import Recipe, load_recipes, obstacles, runnable, select
@@ -71,9 +70,7 @@ def _universe(chosen: dict[str, Recipe], arms: tuple[str, ...]) -> frozenset[Any
     """The pairs of features that this run can meet."""
     from harness.coverage import universe
 
-    stages = {BY_NAME[name].stage for name in select_arms(arms) if not unavailable(BY_NAME[name])}
-    rungs = [rung for rung in get_args(Compile) if rung == "none" or rung in stages]
-    return universe(chosen, rungs)
+    return universe(chosen, rungs_of(select_arms(arms)))
 
 
 def _campaign(

@@ -21,8 +21,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from harness.arms.ladder import BY_NAME as ARMS
-from harness.arms.ladder import climb, select_arms, unavailable
+from harness.arms.ladder import climb, rungs_of, select_arms
 from harness.campaign.config import Config
 from harness.campaign.store import claim
 from harness.case import Case, Compile, compile_key, dump_case
@@ -114,14 +113,8 @@ class _Worker:
         return self.judge.compiles >= self.config.recycle_compiles
 
     def _kinds(self) -> list[tuple[Compile, float]]:
-        def wanted(kind: Compile) -> bool:
-            stages = {"none": {"eager"}, "inductor": {"inductor", "inductor_strict"}}
-            return any(
-                ARMS[arm].stage in stages.get(kind, {kind}) and not unavailable(ARMS[arm])
-                for arm in self.arms
-            )
-
-        return [(kind, seconds) for kind, seconds in _SLICES if wanted(kind)] or [_SLICES[0]]
+        rungs = rungs_of(self.arms)
+        return [(kind, seconds) for kind, seconds in _SLICES if kind in rungs]
 
     def _slice(self, kind: Compile, until: float) -> None:
         """Draw batches with Hypothesis until the slice's time is up; generation only."""

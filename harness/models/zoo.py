@@ -96,6 +96,10 @@ MODELS: dict[ModelName, Model] = {
             attends=True, regions=("layers.0", "layers.1"),
         ),
         Model(
+            "joined_blocks", "two Llama blocks, recomputed as one region", blocks.TwoBlocks, _block,
+            attends=True,
+        ),
+        Model(
             "tied_embedding", "embedding whose weight is the head's too", blocks.TiedHead,
             lambda spec: (spec.n, spec.k), takes_ids=True,
         ),

@@ -175,7 +175,8 @@ def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator
     if operand.plan.format is None:
         return
     for judge in (judge_scale, judge_cast):
-        yield replace(judge(evidence, arm, "output", "b", seen, operand), layer=name)
+        verdict = judge(evidence, arm, "output", "b", seen, operand)
+        yield replace(verdict, layer=name.removesuffix(".weight"))
 
 
 def _distance(seen: Seen, evidence: Evidence) -> float:

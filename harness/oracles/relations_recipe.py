@@ -34,7 +34,7 @@ def check_copies(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in evidence.traces.items():
         for tensor, ((role, side), (other, there)) in COPIES.items():
             if not evidence.spec.trains:
-                yield plain("R22", arm, other, "not_applicable", "there is no backward")
+                yield plain("R22", arm, other, "not_applicable", "a backward makes the other copy")
                 continue
             plans = [evidence.reference.operand(*copy).plan for copy in COPIES[tensor]]
             if trace.error is not None or not _same_grid(*plans):

@@ -86,6 +86,9 @@ def everything(spec: Spec) -> dict[str, Index]:
 
 def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[Verdict]:
     """Operands and result of every role in which the plan treats case and variant alike."""
+    if not evidence.spec.trains:  # nor need the gradients' operands be quantisable
+        yield plain(name, "eager", "output", "not_applicable", "no backward")
+        return
     other = Reference(evidence.case, evidence.plan, variant.tensors)
     alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
     for role in variant.roles:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.case import Spec
 from harness.numerics.formats import FORMATS
 from harness.numerics.plan import ROLES
 from harness.oracles.evidence import Evidence, same_bits
@@ -16,7 +17,7 @@ from harness.verdict import Verdict
 
 #: torch's own multipliers for an error against eager's: fp32, narrower, and few elements.
 _RATIO = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
-_SMALL, _SMALL_RATIO = 1000, 10.0
+SMALL, SMALL_RATIO = 1000, 10.0
 #: torch's own absolute floor, here relative to the result.
 _FLOOR = 1e-5
 #: Relative error of eager beyond which the case amplifies errors so much that no ratio means
@@ -112,7 +113,7 @@ def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
                 "O9", arm, role_of(name), "diverged", "not finite", f"{name}{list(at)}",
                 number(got[at]), "finite, as eager", index=at,
             )  # fmt: skip
-        verdict = _worse(evidence, arm, name, got, base, exact)
+        verdict = _worse(evidence.spec, arm, name, got, base, exact)
         if verdict is not None:
             return verdict
     if not judged:
@@ -130,19 +131,22 @@ def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
     return not error < _LOST["bf16" if narrow else spec.dtype]
 
 
-def _worse(
-    evidence: Evidence, arm: str, name: str, got: Any, base: Any, exact: Any
-) -> Verdict | None:
-    spec = evidence.spec
+def ratio_limit(spec: Spec) -> tuple[float, float]:
+    """Multiple of eager's error that a large result may have, and the floor below which no error
+    counts, in units of the exact result's root mean square."""
     dtype = "bf16" if spec.autocast else spec.dtype
     contracted = max(spec.k, spec.n, spec.tokens)
-    typical = float(np.sqrt(np.mean(exact**2)))
-    floor = (contracted * FORMATS["fp32"].unit_roundoff + _FLOOR) * typical
-    floor += 2.0 * FORMATS[dtype].unit_roundoff * typical
+    floor = contracted * FORMATS["fp32"].unit_roundoff + _FLOOR
+    return _RATIO[dtype], floor + 2.0 * FORMATS[dtype].unit_roundoff
+
+
+def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> Verdict | None:
+    large, floor = ratio_limit(spec)
+    floor *= float(np.sqrt(np.mean(exact**2)))
     error, allowed = got - exact, base - exact
     for part, axis, ratio in (
-        ("", None, _RATIO[dtype] if got.size >= _SMALL else _SMALL_RATIO),
-        ("row ", -1, _SMALL_RATIO),
+        ("", None, large if got.size >= SMALL else SMALL_RATIO),
+        ("row ", -1, SMALL_RATIO),
     ):
         far = np.sqrt(np.mean(error**2, axis=axis))
         limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor

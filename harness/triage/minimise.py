@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "linear": (),
     "llama_block": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention"),
     "two_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
+    "joined_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
     "tied_embedding": ("linear", "rmsnorm_linear"),
 }
 
@@ -176,6 +177,7 @@ def _changed(spec: Spec) -> list[str]:
     ]
 
 
+@cache
 def _default(struct: type[msgspec.Struct], name: str) -> Any:
     for info in msgspec.structs.fields(struct):
         if info.name == name:

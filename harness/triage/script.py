@@ -64,7 +64,7 @@ def write_script(
         return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
     text = recipe.script(case.spec)
     needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.side != "")
-    if needs_tap and arm.compiler == "aot_eager":
+    if needs_tap and arm.compiler.startswith("aot_eager"):
         raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
     tap = (_COMPILED_TAP if arm.compiler else text.tap) if needs_tap else ""
     parts = [

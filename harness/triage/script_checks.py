@@ -9,13 +9,16 @@ import numpy as np
 from harness.triage.script_parts import SITE, SLOT
 from harness.verdict import Verdict
 
+#: Rules about one element of one result.
+ELEMENT_RULES = ("O5", "O15", "O6", "O7", "O10", "O11", "O16")
+
 
 def check_rule(verdict: Verdict) -> str:
     """The check of a contract, an operand, an element or a repetition; "" for a relation."""
     oracle = verdict.oracle
     if oracle == "contract":
         return check_contract(verdict)
-    if oracle in ("O5", "O15", "O6", "O7", "O10", "O11", "O16"):
+    if oracle in ELEMENT_RULES:
         got = f'run(input, weight, grad_output)["{verdict.role}"]{list(verdict.index)}'
         return check_element(verdict, f"{got}.item()")
     if oracle in ("O2", "O3", "O4"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import inspect
-import textwrap
 import zlib
 
 import numpy as np
@@ -19,47 +18,11 @@ from harness.case import Case, Spec
 from harness.models.zoo import MODELS, source_of, tied_names
 from harness.numerics.formats import F32
 from harness.recipe import ScriptText
+from harness.triage.script_model_checks import check_whole
 from harness.triage.script_watch import check_watched, watching
 from harness.verdict import Verdict
 
 _DTYPE = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-
-_RATIO = """
-def rms(t):
-    return t.double().square().mean().sqrt().item()
-name, part = {name!r}, {part}
-exact, eager, guilty = (run(which)[name][part] for which in ("exact", "eager", "guilty"))
-base, far, finite = rms(eager - exact), rms(guilty - exact), bool(guilty.isfinite().all())
-print(f"{{name}}: error {{far:.4g}}, eager's {{base:.4g}}, finite: {{finite}}")
-sys.exit(1 if not finite or far > {ratio} * base else 0)
-"""
-
-_EQUAL = """
-def plain(t):
-    return t.double().nan_to_num(nan=0.5) + 0.0
-first, second = run({first!r}), run({second!r})
-def same(name):
-    return name in second and torch.equal(plain(first[name]), plain(second[name]))
-different = [name for name in first if not same(name)]
-print("different:", ", ".join(different) or "nothing")
-sys.exit(1 if different else 0)
-"""
-
-_CRASH = """
-try:
-    run("guilty")
-except Exception as error:
-    text = str(error).strip() or "(no message)"
-    print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
-    sys.exit({code})
-print("runs forward and backward")
-"""
-
-_MISSING = """
-missing = [n for n in {names!r} if n not in run("guilty")]
-print("no gradient of:", ", ".join(missing) or "nothing")
-sys.exit(1 if missing else 0)
-"""
 
 
 def write_model_script(
@@ -68,12 +31,12 @@ def write_model_script(
     """The script's text. Raises ValueError for a rule no plain script can check."""
     spec = case.spec
     watch, watched = watching(verdict, arm)
-    check = _check(verdict, arm)
+    check = check_watched(verdict, arm) if watch else check_whole(spec, verdict)
     parts = [
         f'"""{_plain(verdict.sentence())}\n\n{spec.recipe}, {spec.model}, arm {verdict.arm}, rule '
         f'{verdict.oracle}. Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import base64\nimport collections\nimport contextlib\nimport math\nimport sys\n"
-        "import zlib\n"
+        "import base64\nimport collections\nimport contextlib\nimport copy\nimport math\n"
+        "import sys\nimport zlib\n"
         "from collections import Counter\nfrom functools import partial\nfrom typing import Any\n\n"
         "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
         "from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,\n"
@@ -119,12 +82,12 @@ def _blob(tensors: dict[str, F32]) -> str:
     """All tensors as fp32 in one zlib-compressed literal."""
     raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
     literal = base64.b85encode(zlib.compress(raw, 9)).decode()
-    lines = "\n".join(f"    {line!r}" for line in textwrap.wrap(literal, 92))
+    lines = "\n".join(f"    {literal[i : i + 92]!r}" for i in range(0, len(literal), 92))
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return (
         f"SHAPES = {shapes!r}\n"
         f"raw = bytearray(zlib.decompress(base64.b85decode(\n{lines}\n)))\n"
-        "flat, tensors = torch.frombuffer(raw, dtype=torch.float32), {}\n"
+        "flat, tensors = torch.frombuffer(raw + bytes(4), dtype=torch.float32), {}\n"
         "for name, shape in SHAPES.items():\n"
         "    size = math.prod(shape)\n"
         "    tensors[name], flat = flat[:size].reshape(shape), flat[size:]"
@@ -163,7 +126,7 @@ phase = "convert"
 def build(kind, convert):
     model = {model.expression(spec)}.to(kind)
     {"model = " + text.convert + " if convert else model"}
-    return model
+{_lifecycle(spec, text)}    return model
 def run(which):
     global phase
     phase, kind = "convert", torch.float64 if which == "exact" else dtype
@@ -189,9 +152,9 @@ def run(which):
         with {mode}(), narrow:
             with {"Watch()" if watched else "contextlib.nullcontext()"}:
                 y = call(x if x.is_leaf and not x.requires_grad else x.view_as(x))
-{_backward(spec, watched)}{_step(spec)}    results = {{"output": y.detach()}}
+{_backward(spec, watched)}{_step(spec)}    results = {{"output": y.detach().flatten(0, -2)}}
     if x.grad is not None:
-        results["grad_input"] = x.grad
+        results["grad_input"] = x.grad.flatten(0, -2)
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             results[name + ".grad"] = getattr(parameter.grad, "_data", parameter.grad)
@@ -201,7 +164,23 @@ def run(which):
     return body.strip("\n")
 
 
+def _lifecycle(spec: Spec, text: ScriptText) -> str:
+    """What happens to the converted model before its first run."""
+    if spec.lifecycle == "deepcopy":
+        return "    model = copy.deepcopy(model) if convert else model\n"
+    if spec.lifecycle == "reload":
+        return (
+            "    if convert:\n"
+            f"        state, model = model.state_dict(), {MODELS[spec.model].expression(spec)}\n"
+            f"        model = model.to(kind)\n        model = {text.convert}\n"
+            "        model.load_state_dict(state)\n"
+        )
+    return ""
+
+
 def _layout(spec: Spec) -> str:
+    if MODELS[spec.model].takes_ids:
+        return ""
     if spec.input_layout == "transposed":
         return "        x = x.transpose(-1, -2).contiguous().transpose(-1, -2)\n"
     if spec.input_layout == "strided":
@@ -218,7 +197,7 @@ def _backward(spec: Spec, watched: bool) -> str:
     g = f'tensors["grad_output"].reshape({spec.output_shape})'
     if spec.grad_layout == "transposed":
         g += ".transpose(-1, -2).contiguous().transpose(-1, -2)"
-    elif spec.grad_layout == "expanded":
+    elif spec.grad_layout == "expanded" and spec.tokens:
         g = f'tensors["grad_output"][0].expand({spec.output_shape})'
     context = "Watch()" if watched else "contextlib.nullcontext()"
     return (
@@ -231,22 +210,3 @@ def _step(spec: Spec) -> str:
     if spec.steps == 1 or not spec.trains:
         return ""
     return f"        if (turn + 1) % {spec.microbatches} == 0:\n            optimizer.step()\n"
-
-
-def _check(verdict: Verdict, arm: Arm) -> str:
-    oracle = verdict.oracle
-    if oracle == "contract":
-        if verdict.status == "diverged":
-            return _MISSING.format(names=verdict.where.split(", "))
-        late = verdict.symptom.startswith("refused only in backward")
-        return _CRASH.format(code='1 if phase == "backward" else 0' if late else "1")
-    if oracle == "O1":
-        return _EQUAL.format(first="guilty", second="guilty")
-    if oracle in ("O8", "O12"):
-        return _EQUAL.format(first="eager", second="guilty")
-    if oracle == "O9":
-        name, _, row = verdict.where.partition(" row ")
-        return _RATIO.format(name=name.split("[")[0], part=row or "...", ratio=10 if row else 2)
-    if oracle in ("O13", "O18"):
-        return check_watched(verdict, arm)
-    raise ValueError(f"no stand-alone script for {oracle} on a model")

@@ -1,0 +1,171 @@
+"""Pairs of features: the universe is what the generator can draw, no more and no less."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from harness.arms.ladder import BY_NAME, select_arms, unavailable
+from harness.case import Case, Compile, DataSpec, Spec
+from harness.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
+from harness.recipe import load_recipes
+from harness.strategies import batches, cases
+
+RECIPES = load_recipes()
+RUNGS: tuple[Compile, ...] = get_args(Compile)
+WHOLE = universe(RECIPES, RUNGS)
+SIMPLEST = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
+
+
+@cache
+def drawn(rung: Compile, count: int) -> tuple[Case, ...]:
+    found: list[Case] = []
+
+    @settings(
+        max_examples=count, database=None, derandomize=True, deadline=None,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(cases(list(RECIPES.values()), compile=rung))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return tuple(found)
+
+
+def seen(cases_: tuple[Case, ...]) -> set[Pair]:
+    return {pair for case in cases_ for pair in pairs(case)}
+
+
+def with_spec(**changes: object) -> Case:
+    return msgspec.structs.replace(SIMPLEST, spec=msgspec.structs.replace(SIMPLEST.spec, **changes))
+
+
+def test_a_case_has_one_feature_of_each_dimension_and_every_pair_of_them() -> None:
+    assert tuple(name for name, _ in features(SIMPLEST)) == DIMENSIONS
+    found = pairs(SIMPLEST)
+    assert len(found) == len(set(found)) == 15
+    assert all(set(pair) <= set(features(SIMPLEST)) for pair in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "feature"),
+    [
+        (SIMPLEST, ("rung", "eager")),
+        (with_spec(compile="inductor"), ("rung", "inductor")),
+        (SIMPLEST, ("dtype", "fp32")),
+        (with_spec(autocast=True), ("dtype", "fp32+autocast")),
+        (with_spec(model="two_blocks"), ("model", "two_blocks")),
+        (with_spec(checkpoint="selective"), ("checkpoint", "selective")),
+        (SIMPLEST, ("data", "gaussian")),
+        (msgspec.structs.replace(SIMPLEST, data=DataSpec(values="outlier")), ("data", "outlier")),
+        # on the lattice the value class shapes nothing
+        (
+            msgspec.structs.replace(SIMPLEST, data=DataSpec(regime="lattice", values="outlier")),
+            ("data", "lattice"),
+        ),
+    ],
+)
+def test_a_feature_says_what_ran(case: Case, feature: tuple[str, str]) -> None:
+    assert feature in features(case)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_nothing_is_drawn_that_is_not_in_the_universe(rung: Compile) -> None:
+    assert not seen(drawn(rung, 200)) - WHOLE
+
+
+def test_every_pair_without_the_rung_is_drawn_by_and_by() -> None:
+    """Most of them within so many cases; what never comes would be an impossible pair."""
+    wanted = {pair for pair in WHOLE if "rung" not in dict(pair)}
+    met = seen(drawn("none", 1500)) & wanted
+    assert len(met) > 0.8 * len(wanted)
+
+
+def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
+    """No value of a dimension is out of another dimension's reach."""
+    met = seen(drawn("none", 1500))
+    for one, two in {(a[0], b[0]) for a, b in WHOLE if "rung" not in (a[0], b[0])}:
+        there = {(a, b) for a, b in WHOLE if (a[0], b[0]) == (one, two)}
+        for side in (0, 1):
+            assert {p[side] for p in there} == {p[side] for p in met & there}, (one, two)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (("recipe", "torch.bf16"), ("dtype", "fp32")),
+        (("recipe", "torchao.float8.rowwise"), ("dtype", "fp32+autocast")),
+        (("model", "attention"), ("data", "lattice")),
+        (("dtype", "fp32+autocast"), ("data", "lattice")),
+        (("model", "tied_embedding"), ("checkpoint", "reentrant")),
+    ],
+)
+def test_what_cannot_be_drawn_is_not_missed(pair: Pair) -> None:
+    assert pair not in WHOLE
+    assert all((a, b) != pair for rung in RUNGS for a, b in seen(drawn(rung, 200)))
+
+
+def test_the_universe_follows_the_chosen_recipes_and_rungs() -> None:
+    small = universe({"torch.bf16": RECIPES["torch.bf16"]}, ("none",))
+    assert small < WHOLE
+    assert {v for pair in small for d, v in pair if d == "rung"} == {"eager"}
+    assert {v for pair in small for d, v in pair if d == "dtype"} == {"bf16"}
+
+
+def test_the_table_counts_each_pair_once() -> None:
+    met = frozenset(pairs(SIMPLEST)) | {(("model", "of"), ("rung", "another run"))}
+    rows = table(met & WHOLE, WHOLE)
+    assert [row[0] for row in rows][:2] == ["recipe x model", "recipe x rung"]
+    assert [met for name, met, _ in rows if name != "all"] == [1] * 15
+    assert rows[-1] == ("all", 15, len(WHOLE)) == ("all", 15, sum(r[2] for r in rows[:-1]))
+
+
+def test_what_nobody_has_run_is_named() -> None:
+    here = pairs(SIMPLEST)
+    assert missing(WHOLE, WHOLE) == []
+    assert missing(WHOLE - {here[0]}, WHOLE) == ["torch.fp32 x linear"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "rungs"),
+    [
+        ((), {"eager", "aot_eager", "aot_eager_decomp_partition", "inductor"}),
+        (("eager*",), {"eager"}),
+        (("aot_eager",), {"aot_eager"}),
+        (("inductor_strict*",), {"inductor"}),
+        (("eager", "inductor"), {"eager", "inductor"}),
+    ],
+)
+def test_a_campaign_misses_no_rung_that_it_never_takes(
+    arms: tuple[str, ...], rungs: set[str]
+) -> None:
+    from harness.campaign.main import _universe
+    from harness.campaign.worker import _Worker
+
+    if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
+        pytest.skip(unavailable(BY_NAME["inductor"]))
+    found = _universe(RECIPES, arms)
+    assert {v for pair in found for d, v in pair if d == "rung"} == rungs
+    worker = object.__new__(_Worker)
+    worker.arms = select_arms(arms)
+    taken = {"eager" if kind == "none" else kind for kind, _ in worker._kinds()}
+    assert taken == rungs
+
+
+def test_dynamic_rows_add_no_pairs() -> None:
+    found: list[tuple[Case, ...]] = []
+
+    @settings(max_examples=40, database=None, derandomize=True, deadline=None,
+              phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(batches(list(RECIPES.values()), compile="aot_eager", draws=3))
+    def collect(batch: tuple[Case, ...]) -> None:
+        found.append(batch)
+
+    collect()
+    assert any(b[0].spec.dynamic for b in found)
+    assert all(seen(b) <= WHOLE for b in found)

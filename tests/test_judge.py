@@ -1,0 +1,237 @@
+"""The judge on models: which verdict is the first cause, and when a ratio counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from harness.arms.program import Program
+from harness.case import Case, DataSpec, Spec
+from harness.environment import prepare, settle
+from harness.faults.registry import builtin_faults
+from harness.judge import FRESH_DRAWS, Judge, tensors_of
+from harness.ledger import Ledger
+from harness.numerics.formats import F32
+from harness.oracles import BY_NAME
+from harness.recipe import Recipe, load_recipes
+from harness.trace import Trace
+from harness.verdict import Verdict, fingerprint
+
+prepare()
+settle()
+
+ROWWISE, BF16 = "torchao.float8.rowwise", "torch.bf16"
+CLIMB = Spec(recipe=BF16, model="mlp_gelu", checkpoint="full", compile="inductor")
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes()
+
+
+def bad(
+    oracle: str, arm: str, role: str = "output", symptom: str = "wrong", **more: Any
+) -> Verdict:
+    return Verdict(oracle, arm, role, "diverged", symptom, **more)
+
+
+def causes(*verdicts: Verdict) -> list[tuple[str, str]]:
+    """(rule, arm) of the first causes; the order of the verdicts must not matter."""
+    judge, case = Judge(recipes(), Ledger([])), Case(spec=CLIMB, data=DataSpec())
+    folded = [judge._fold(case, "torch", order, True).causes for order in
+              (verdicts, verdicts[::-1])]  # fmt: skip
+    names = [[(v.oracle, v.arm) for v in found] for found in folded]
+    assert names[0] == names[1]
+    return names[0]
+
+
+class TestFold:
+    """Which of two verdicts is a consequence of which."""
+
+    def test_a_rule_of_the_whole_run_is_one_cause_however_many_rungs_show_it(self) -> None:
+        found = causes(
+            bad("O8", "aot_eager+checkpoint"),
+            bad("O8", "inductor_strict+checkpoint", role="grad_parameter"),
+        )
+        assert found == [("O8", "aot_eager+checkpoint")]
+
+    def test_another_symptom_of_the_same_rule_is_another_cause(self) -> None:
+        found = causes(
+            bad("O9", "aot_eager+checkpoint"),
+            bad("O9", "inductor+checkpoint", symptom="not finite"),
+        )
+        assert len(found) == 2
+
+    def test_a_run_that_does_not_repeat_itself_explains_that_rungs_differences(self) -> None:
+        repeat = bad("O1", "aot_eager+checkpoint", role="grad_input")
+        assert causes(repeat, bad("O8", "aot_eager+checkpoint")) == [("O1", "aot_eager+checkpoint")]
+        # but not those of a rung that does repeat itself
+        assert len(causes(repeat, bad("O8", "inductor_strict+checkpoint", role="output"))) == 2
+
+    @pytest.mark.parametrize("upstream", ["O13", "O18"])
+    def test_a_wrong_recompute_explains_a_whole_run_on_the_same_rung(self, upstream: str) -> None:
+        arm = "eager+checkpoint"
+        assert causes(bad(upstream, arm), bad("O12", arm, role="grad_parameter")) == [
+            (upstream, arm)
+        ]
+
+    def test_strictness_explains_the_ratio_and_not_the_other_way_round(self) -> None:
+        arm = "aot_eager+checkpoint"
+        assert causes(bad("O9", arm), bad("O8", arm, role="grad_input")) == [("O8", arm)]
+
+    def test_a_layers_fault_is_not_the_excuse_of_another_layer(self) -> None:
+        one, other = (bad(o, "eager", layer=n) for o, n in (("O3", "up"), ("O6", "down")))
+        assert causes(one, other) == [("O3", "eager"), ("O6", "eager")]
+        assert causes(one, replace(other, layer="up")) == [("O3", "eager")]
+
+    def test_a_layers_fault_in_eager_does_not_excuse_what_another_rung_makes_of_it(self) -> None:
+        """Eager and the compiled rung share the fault, so a difference has a cause of its own."""
+        layer = bad("O3", "eager", layer="up")
+        assert causes(layer, bad("O8", "aot_eager+checkpoint")) == [
+            ("O3", "eager"), ("O8", "aot_eager+checkpoint")
+        ]  # fmt: skip
+
+    def test_the_same_wrong_copy_of_the_same_weight_under_compile_is_the_same_cause(self) -> None:
+        eager = bad("O3", "eager", layer="up", side="b")
+        compiled = replace(eager, arm="aot_eager+checkpoint")
+        assert causes(eager, compiled) == [("O3", "eager")]
+
+    def test_a_crash_explains_its_own_rung_only(self) -> None:
+        crash = replace(bad("contract", "aot_eager+checkpoint", role="forward"), status="crashed")
+        assert causes(crash, bad("O5", "aot_eager+checkpoint", layer="")) == [
+            ("contract", "aot_eager+checkpoint")
+        ]
+        assert len(causes(crash, bad("O8", "inductor_strict+checkpoint"))) == 2
+
+    def test_what_is_no_divergence_is_no_cause(self) -> None:
+        quiet: tuple[Any, ...] = ("ok", "inconclusive", "not_applicable", "unsupported")
+        assert not causes(*(replace(bad("O8", "aot_eager+checkpoint"), status=s) for s in quiet))
+
+
+@pytest.mark.parametrize(
+    ("fault", "oracle"), [("scale-doubled", "O3"), ("cast-truncates", "O2")]
+)  # fmt: skip
+def test_a_quantisers_fault_in_a_model_is_one_finding_on_all_rungs(fault: str, oracle: str) -> None:
+    spec = Spec(recipe=ROWWISE, model="mlp_gelu", k=32, n=64, compile="aot_eager")
+    found: set[str] = set()
+    with builtin_faults()[fault].plant():
+        judge = Judge(recipes(), Ledger([]), frozenset({"eager", "aot_eager"}))
+        for seed in range(2):
+            judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=seed)))
+            found |= {fingerprint(v, judgement.family) for v in judgement.causes}
+            arms = {v.arm for v in judgement.verdicts if v.oracle == oracle and v.status != "ok"}
+            assert "aot_eager" in arms, "the copy under compile is judged, and folded"
+    assert {tuple(f.split("--")[:3]) for f in found} == {(oracle, "operand", "eager")}
+
+
+@pytest.mark.parametrize("model", ["mlp_swiglu", "llama_block", "tied_embedding", "used_twice"])
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_clean_model_is_judged_at_its_layers_and_nothing_is_found(
+    model: Any, thorough: bool
+) -> None:
+    spec = Spec(recipe=ROWWISE, model=model, k=32, n=64, checkpoint="full")
+    judge = Judge(recipes(), Ledger([]), frozenset({"eager", "eager+checkpoint"}))
+    judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=1)), thorough=thorough)
+    assert not [v.sentence() for v in judgement.causes]
+    layers = {v.layer for v in judgement.verdicts if v.layer and v.status == "ok"}
+    quantisers = {v.oracle for v in judgement.verdicts if v.layer and v.status == "ok"}
+    assert {"O2", "O3", "O4", "O5", "O15"} <= quantisers
+    if thorough:
+        assert len(layers) == {"mlp_swiglu": 3, "llama_block": 7, "tied_embedding": 2}.get(model, 1)
+    assert {v.oracle for v in judgement.verdicts if v.status == "ok"} >= {"O1", "O12", "contract"}
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference"])
+@pytest.mark.parametrize("model", ["linear", "mlp_gelu"])
+@pytest.mark.parametrize("recipe", sorted(load_recipes()))
+def test_without_a_backward_every_rule_still_has_an_answer(
+    recipe: str, model: Any, mode: Any
+) -> None:
+    dtype = recipes()[recipe].dtypes[0]
+    spec = Spec(recipe=recipe, model=model, m=31, grad_mode=mode, dtype=dtype)
+    judgement = Judge(recipes(), Ledger([]), frozenset({"eager"})).judge(
+        Case(spec=spec, data=DataSpec())
+    )
+    judged = {v.oracle for v in judgement.verdicts if v.status == "ok"}
+    assert judged >= {"contract", "O1"} or not judgement.ran
+    assert judgement.ran or mode == "inference"  # torchao's tensors refuse a view there
+    assert not [v for v in judgement.verdicts if v.oracle in ("O15", "R22") and v.status == "ok"]
+
+
+class _Skewed(Judge):
+    """A judge whose compiled runs are far off for those data whose turn it is."""
+
+    def __init__(self, wrong: Callable[[int], bool]) -> None:
+        arms = frozenset({"eager", "aot_eager_decomp_partition"})
+        super().__init__(recipes(), Ledger([]), arms)
+        self.wrong, self.runs = wrong, 0
+
+    def _timed(
+        self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
+    ) -> Trace:
+        trace = super()._timed(program, tensors, spec, focus)
+        if not program.arm.compiler:
+            return trace
+        self.runs += 1
+        if not self.wrong(self.runs):
+            return trace
+        outputs = {name: t + 10 * np.abs(t).max() for name, t in trace.outputs.items()}
+        return replace(trace, outputs=outputs)
+
+
+RATIO_CASE = Case(
+    spec=Spec(recipe=BF16, model="mlp_gelu", compile="aot_eager_decomp_partition"),
+    data=DataSpec(seed=2),
+)
+
+
+def test_a_ratio_that_every_fresh_draw_shows_is_a_cause() -> None:
+    judge = _Skewed(lambda run: True)
+    (cause,) = judge.judge(RATIO_CASE, [BY_NAME["O9"]]).causes
+    assert (cause.oracle, cause.symptom) == ("O9", "error beyond eager's")
+    assert judge.runs == 1 + FRESH_DRAWS
+
+
+@pytest.mark.parametrize("clean", [2, 5, 1 + FRESH_DRAWS])
+def test_a_ratio_that_one_fresh_draw_does_not_show_is_inconclusive(clean: int) -> None:
+    judge = _Skewed(lambda run: run != clean)
+    judgement = judge.judge(RATIO_CASE, [BY_NAME["O9"]])
+    assert not judgement.causes
+    assert [v.status for v in judgement.verdicts] == ["inconclusive"]
+    assert judge.runs == clean  # the first draw that does not show it ends the search
+
+
+def test_unconfirmed_ratios_count_where_nobody_asks_for_more() -> None:
+    judge = _Skewed(lambda run: True)
+    assert judge.judge(RATIO_CASE, [BY_NAME["O9"]], confirm=False).causes
+    assert judge.runs == 1
+
+
+def test_an_exact_rules_divergence_needs_no_other_draws() -> None:
+    judge = _Skewed(lambda run: True)
+    spec = msgspec.structs.replace(RATIO_CASE.spec, model="frozen_first")
+    case = msgspec.structs.replace(RATIO_CASE, spec=spec)
+    assert [v.oracle for v in judge.judge(case, [BY_NAME["O8"]]).causes] == ["O8"]
+    assert judge.runs == 1
+
+
+def test_a_layer_is_what_a_models_linear_was_and_got() -> None:
+    case = Case(spec=Spec(recipe=ROWWISE, model="mlp_gelu", m=16, k=32, n=48), data=DataSpec())
+    judge = Judge(recipes(), Ledger([]))
+    found = judge.layer(case, "down")
+    assert found is not None
+    spec, tensors = found
+    assert spec == Spec(recipe=ROWWISE, m=16, k=48, n=32)
+    assert {n: t.shape for n, t in tensors.items()} == {
+        "input": (16, 48), "weight": (32, 48), "grad_output": (16, 32)
+    }  # fmt: skip
+    drawn = tensors_of(case, recipes()[ROWWISE])
+    assert np.array_equal(tensors["weight"], drawn["down.weight"])
+    assert np.array_equal(tensors["grad_output"], drawn["grad_output"])
+    assert judge.layer(case, "nowhere") is None

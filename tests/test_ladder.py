@@ -1,0 +1,144 @@
+"""Which rungs a Spec climbs, what they are called and what they promise."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from harness.arms import ladder
+from harness.arms.ladder import (
+    BY_NAME,
+    EAGER,
+    INDUCTOR,
+    LADDER,
+    climb,
+    rungs_of,
+    select_arms,
+    unavailable,
+    with_checkpoint,
+)
+from harness.case import Checkpoint, Compile, Spec
+
+SUFFIX = {
+    "none": "",
+    "full": "+checkpoint",
+    "reentrant": "+checkpoint_reentrant",
+    "selective": "+checkpoint_selective",
+}
+#: Written down anew: what each value of ``compile`` runs besides eager.
+STAGES = {
+    "none": [],
+    "aot_eager": ["aot_eager"],
+    "aot_eager_decomp_partition": ["aot_eager_decomp_partition"],
+    "inductor": ["aot_eager", "inductor_strict", "inductor"],
+}
+COMBINATIONS = list(itertools.product(get_args(Compile), get_args(Checkpoint)))
+
+
+@pytest.mark.parametrize(("compiler", "checkpoint"), COMBINATIONS)
+def test_a_spec_climbs_eager_its_recompute_then_the_compiled_stages(
+    compiler: Compile, checkpoint: Checkpoint
+) -> None:
+    spec = Spec(recipe="torch.fp32", compile=compiler, checkpoint=checkpoint)
+    suffix = SUFFIX[checkpoint]
+    recomputed = [f"eager{suffix}"] if suffix else []
+    assert [arm.name for arm in climb(spec)] == [
+        "eager",
+        *recomputed,
+        *(stage + suffix for stage in STAGES[compiler]),
+    ]
+
+
+@pytest.mark.parametrize(("compiler", "checkpoint"), COMBINATIONS)
+def test_rungs_come_in_the_ladders_order_and_are_the_ladders_own(
+    compiler: Compile, checkpoint: Checkpoint
+) -> None:
+    """The first rung that differs is the guilty one only if cheaper ones come before."""
+    rungs = climb(Spec(recipe="torch.fp32", compile=compiler, checkpoint=checkpoint))
+    places = [LADDER.index(arm) for arm in rungs]
+    assert places == sorted(set(places))
+
+
+def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
+    climbed = {
+        arm.name
+        for c, k in COMBINATIONS
+        for arm in climb(Spec(recipe="r", compile=c, checkpoint=k))
+    }
+    assert climbed == {arm.name for arm in LADDER[1:]}
+    assert LADDER[0].name == "reference"
+
+
+def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
+    assert len(BY_NAME) == len(LADDER) == 21
+    for arm in LADDER[1:]:
+        assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
+        assert "+" not in arm.stage and arm.stage in BY_NAME
+        assert (arm.stage == "eager") == (arm.compiler == "")
+
+
+@pytest.mark.parametrize("checkpoint", [c for c in SUFFIX if c != "none"])
+def test_a_checkpoint_changes_nothing_of_the_stage_but_what_it_recomputes(checkpoint: str) -> None:
+    arm = with_checkpoint(INDUCTOR, checkpoint)
+    assert (arm.compiler, arm.options, arm.may_elide) == ("inductor", (), True)
+    assert (arm.stage, arm.checkpoint) == ("inductor", checkpoint)
+    assert arm.title != INDUCTOR.title and with_checkpoint(INDUCTOR, "none") is INDUCTOR
+
+
+def test_only_code_that_inductor_writes_may_leave_roundings_out() -> None:
+    eliding = {arm.stage for arm in LADDER if arm.may_elide}
+    assert eliding == {"inductor", "inductor_strict"}
+    assert all(arm.may_elide == (arm.stage in eliding) for arm in LADDER)
+
+
+def test_the_strict_rung_keeps_eagers_casts_and_the_users_rung_has_no_options() -> None:
+    assert dict(BY_NAME["inductor_strict"].options) == {"emulate_precision_casts": True}
+    assert [arm.stage for arm in LADDER if arm.options] == ["inductor_strict"] * 4
+
+
+@pytest.mark.parametrize(
+    ("globs", "stages"),
+    [
+        ([], {arm.stage for arm in LADDER}),
+        (["eager*"], {"eager"}),
+        (["*+checkpoint"], {arm.stage for arm in LADDER} - {"reference"}),
+    ],
+)
+def test_globs_choose_rungs(globs: list[str], stages: set[str]) -> None:
+    assert {BY_NAME[name].stage for name in select_arms(globs)} == stages
+
+
+def test_a_glob_that_matches_nothing_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="did you mean 'inductor_strict'"):
+        select_arms(["inductor_strickt"])
+
+
+@pytest.mark.parametrize(
+    ("arms", "rungs"),
+    [
+        ({"eager"}, ("none",)),
+        ({"eager+checkpoint_selective"}, ("none",)),
+        ({"aot_eager"}, ("aot_eager",)),  # without a slice of eager's own
+        ({"eager", "aot_eager_decomp_partition"}, ("none", "aot_eager_decomp_partition")),
+        ({"inductor_strict"}, ("inductor",)),
+        ({"inductor+checkpoint"}, ("inductor",)),
+        ({"reference"}, ("none",)),
+    ],
+)
+def test_chosen_arms_say_which_rungs_a_campaign_takes(
+    monkeypatch: pytest.MonkeyPatch, arms: set[str], rungs: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(ladder, "unavailable", lambda arm: "")
+    assert rungs_of(arms) == rungs
+
+
+def test_without_a_compiler_for_cpu_code_only_inductors_rungs_are_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    assert {arm.stage for arm in LADDER if unavailable(arm)} == {"inductor", "inductor_strict"}
+    assert "install g++" in unavailable(INDUCTOR) and not unavailable(EAGER)
+    assert rungs_of({"inductor"}) == ("none",)
+    assert rungs_of(BY_NAME) == ("none", "aot_eager", "aot_eager_decomp_partition")

@@ -1,0 +1,209 @@
+"""The models: what a Spec builds, what it is called, and that its source stands alone."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from harness.arms.ladder import EAGER
+from harness.arms.program import Program
+from harness.arms.tensors import ids_tensor
+from harness.case import Case, DataSpec, ModelName, Spec
+from harness.data import make_model_tensors
+from harness.judge import tensors_of
+from harness.models.zoo import (
+    MODELS,
+    gradient_names,
+    heads_of,
+    linear_names,
+    parameter_shapes,
+    source_of,
+    tied_names,
+)
+from harness.recipe import load_recipes
+
+ALL: tuple[ModelName, ...] = get_args(ModelName)
+BF16 = load_recipes()["torch.bf16"]
+
+
+def spec_of(model: str, **changes: Any) -> Spec:
+    fields = {"recipe": "torch.bf16", "m": 3, "k": 8, "n": 12, "bias": True, **changes}
+    return Spec(model=model, **fields)
+
+
+def built(spec: Spec) -> torch.nn.Module:
+    return MODELS[spec.model].build(spec, dtype=torch.float32, device="cpu")
+
+
+def test_every_name_of_a_case_is_a_model() -> None:
+    assert set(MODELS) == set(ALL)
+    assert all(model.name == name for name, model in MODELS.items())
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_its_text_builds_the_same_model_in_an_empty_namespace(
+    name: ModelName, bias: bool, attention: str
+) -> None:
+    spec = spec_of(name, bias=bias, attention=attention, heads=4)
+    imports = "import math\nfrom typing import Any\nimport torch\nimport torch.nn.functional as F\n"
+    namespace: dict[str, Any] = {}
+    text = f"{imports}from torch import nn\n{source_of(name)}\nmodel = "
+    exec(text + MODELS[name].expression(spec), namespace)
+    ours, theirs = built(spec), namespace["model"]
+    assert {k: v.shape for k, v in theirs.state_dict().items()} == {
+        k: v.shape for k, v in ours.state_dict().items()
+    }
+    assert {n: p.requires_grad for n, p in theirs.named_parameters()} == {
+        n: p.requires_grad for n, p in ours.named_parameters()
+    }
+    theirs.load_state_dict(ours.state_dict())
+    x = rows(spec)
+    torch.manual_seed(0)
+    want = ours(x)
+    torch.manual_seed(0)
+    assert torch.equal(want, theirs(x))
+
+
+def rows(spec: Spec) -> Any:
+    """An input of the Spec's shape: features, or token ids below n."""
+    if MODELS[spec.model].takes_ids:
+        return ids_tensor(np.arange(spec.tokens, dtype=np.float32) % spec.n, spec)
+    return torch.linspace(-1, 1, spec.tokens * spec.k).reshape(spec.input_shape)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> None:
+    classes = [n.name for n in ast.parse(source_of(name)).body if isinstance(n, ast.ClassDef)]
+    assert len(classes) == len(set(classes))
+    assert classes[-1] == MODELS[name].module.__name__
+    assert {type(m).__name__ for m in built(spec_of(name)).modules()
+            if type(m).__module__.startswith("harness")} == set(classes)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("batch", [0, 2])
+def test_its_output_has_the_specs_shape(name: ModelName, batch: int) -> None:
+    spec = spec_of(name, batch=batch, heads=2)
+    assert tuple(built(spec)(rows(spec)).shape) == spec.output_shape
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_parameters_and_their_shapes(name: ModelName) -> None:
+    spec = spec_of(name)
+    found = {n: tuple(p.shape) for n, p in built(spec).named_parameters()}
+    assert parameter_shapes(spec) == found and found
+    tensors = make_model_tensors(
+        Case(spec=spec, data=DataSpec()), parameter_shapes(spec), ids=MODELS[name].takes_ids
+    )
+    assert {n: tensors[n].shape for n in found} == found
+    assert set(tensors) == {"input", "grad_output", *found}
+    assert tensors["grad_output"].shape == (spec.tokens, spec.width)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n != "linear"])
+def test_gradient_names_are_what_a_backward_leaves(name: ModelName) -> None:
+    spec = spec_of(name, dtype="bf16")
+    case = Case(spec=spec, data=DataSpec())
+    trace = Program(spec, BF16, EAGER).run(tensors_of(case, BF16), tap=False)
+    assert trace.error is None, trace.error
+    assert set(trace.outputs) == {"output"} | gradient_names(spec)
+    assert ("grad_input" in trace.outputs) == (not MODELS[name].takes_ids)
+
+
+def test_one_linear_has_the_names_of_its_roles_until_it_is_scheduled() -> None:
+    spec = spec_of("linear")
+    assert gradient_names(spec) == {"grad_input", "grad_weight", "grad_bias"}
+    plain = msgspec.structs.replace(spec, bias=False)
+    assert gradient_names(plain) == {"grad_input", "grad_weight"}
+    later = msgspec.structs.replace(spec, steps=2)
+    assert gradient_names(later) == {"grad_input", "proj.weight.grad", "proj.bias.grad"}
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference"])
+def test_without_a_backward_no_gradient_is_due(mode: str) -> None:
+    assert not any(gradient_names(spec_of(name, grad_mode=mode)) for name in ALL)
+
+
+def test_what_does_not_train_leaves_no_gradient() -> None:
+    assert {"first.weight.grad", "first.bias.grad"}.isdisjoint(
+        gradient_names(spec_of("frozen_first"))
+    )
+    assert gradient_names(spec_of("frozen_first")) >= {"second.weight.grad", "second.bias.grad"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_only_the_tied_model_has_a_parameter_under_two_names(name: ModelName) -> None:
+    tied = {"head.weight": "embedding.weight"} if name == "tied_embedding" else {}
+    assert tied_names(built(spec_of(name))) == tied
+
+
+LINEARS = {
+    "linear": ("proj",),
+    "mlp_gelu": ("up", "down"),
+    "mlp_swiglu": ("w1", "w2", "w3"),
+    "attention": ("wq", "wk", "wv", "wo"),
+    "tied_embedding": ("proj", "head"),
+    "used_twice": ("proj",),
+    "own_forward": ("proj",),
+}
+
+
+@pytest.mark.parametrize(("name", "linears"), LINEARS.items())
+def test_the_linears_a_recipe_may_convert(name: str, linears: tuple[str, ...]) -> None:
+    assert linear_names(built(spec_of(name))) == linears
+
+
+def test_a_block_has_the_linears_of_attention_and_feed_forward_a_model_of_two_twice() -> None:
+    block = linear_names(built(spec_of("llama_block")))
+    assert set(block) == {f"attention.{w}" for w in LINEARS["attention"]} | {
+        f"feed_forward.{w}" for w in LINEARS["mlp_swiglu"]
+    }
+    two = linear_names(built(spec_of("two_blocks")))
+    assert two == tuple(f"layers.{i}.{name}" for i in (0, 1) for name in block)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_regions_to_recompute_are_submodules(name: ModelName) -> None:
+    model = built(spec_of(name))
+    for region in MODELS[name].regions:
+        model.get_submodule(region)
+    assert bool(MODELS[name].regions) == (name == "two_blocks")
+
+
+def test_token_ids_stay_below_the_vocabulary() -> None:
+    spec = spec_of("tied_embedding", m=64, n=5)
+    tensors = tensors_of(Case(spec=spec, data=DataSpec(seed=3)), BF16)
+    assert set(np.unique(tensors["input"])) == {0.0, 1.0, 2.0, 3.0, 4.0}
+    ids = ids_tensor(tensors["input"], spec)
+    assert ids.dtype == torch.int64 and tuple(ids.shape) == (64,)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 12])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_the_number_of_heads_divides_the_width(k: int, heads: int) -> None:
+    found = heads_of(spec_of("attention", k=k, heads=heads))
+    assert found == math.gcd(k, heads) and k % found == 0
+
+
+def test_dropout_is_the_one_random_model_and_the_norms_sum() -> None:
+    assert [name for name in ALL if MODELS[name].random] == ["dropout"]
+    pointwise = {name for name in ALL if MODELS[name].pointwise}
+    assert pointwise == {"linear", "frozen_first", "hooked", "own_forward"}
+    assert {name for name in ALL if MODELS[name].attends} == {
+        "attention", "llama_block", "two_blocks"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_model_attends_that_does_not_say_so(name: ModelName) -> None:
+    """Otherwise nobody would watch its attention."""
+    assert MODELS[name].attends == ("scaled_dot_product_attention" in source_of(name))
+    assert MODELS[name].random == ("Dropout" in source_of(name))

@@ -1,0 +1,293 @@
+"""repro.py of a model: stands alone, passes on a clean library, and looks where the rule looked."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from harness.arms.ladder import BY_NAME as ARMS
+from harness.arms.ladder import climb, unavailable
+from harness.arms.program import Program
+from harness.case import Case, DataSpec, ModelName, Spec
+from harness.judge import tensors_of
+from harness.oracles.evidence import same_bits
+from harness.oracles.whole import SMALL_RATIO, ratio_limit
+from harness.recipe import Recipe, load_recipes
+from harness.triage.script import write_script
+from harness.triage.verify import run_script
+from harness.verdict import Verdict
+
+FLOAT8 = "torchao.float8.rowwise"
+#: Without its data: the model's source, its schedule, the recomputation's policy, the check.
+MAX_LINES = 240
+#: Rules that judge a model as a whole, as their verdicts would look.
+RULES: dict[str, dict[str, Any]] = {
+    "crash": {"oracle": "contract", "role": "forward", "status": "crashed",
+              "symptom": "fails although nothing forbids it (RuntimeError in f)"},
+    "missing": {"oracle": "contract", "role": "backward", "status": "diverged",
+                "symptom": "no grad_parameter", "where": "GRADIENT"},
+    "O1": {"oracle": "O1", "symptom": "differs on repeat"},
+    "O8": {"oracle": "O8", "symptom": "differs from eager", "arm": "aot_eager"},
+    "O9": {"oracle": "O9", "symptom": "error beyond eager's", "where": "output",
+           "arm": "aot_eager_decomp_partition"},
+    "O9 row": {"oracle": "O9", "symptom": "error beyond eager's", "where": "grad_input row 21",
+               "arm": "aot_eager_decomp_partition"},
+    "O12": {"oracle": "O12", "symptom": "differs from no checkpoint",
+            "arm": "eager+checkpoint_selective"},
+    "O18": {"oracle": "O18", "symptom": "probabilities do not sum to 1", "hi": 2.0**-10,
+            "where": ""},
+}  # fmt: skip
+
+
+#: Compressing the data of a large model is what writing its script takes.
+SMALL = {"m": 4, "k": 8, "n": 16}
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes()
+
+
+def spec_of(model: str, **changes: Any) -> Spec:
+    fields = {"recipe": FLOAT8, "m": 32, "k": 32, "n": 64, "heads": 2, **changes}
+    return Spec(model=model, **fields)
+
+
+def verdict_of(rule: str, **changes: Any) -> Verdict:
+    fields = {"arm": "eager", "role": "output", "status": "diverged", "measured": "2",
+              "allowed": "1", "where": "[0, 0]", **RULES[rule], **changes}  # fmt: skip
+    return Verdict(**fields)
+
+
+def written(rule: str, spec: Spec, data: DataSpec | None = None, **changes: Any) -> str:
+    if RULES[rule].get("where") == "GRADIENT":
+        changes.setdefault("where", "layers.0.attention.wq.weight.grad")
+    case = Case(spec=spec, data=data or DataSpec(seed=3))
+    return write_script(case, verdict_of(rule, **changes), recipes()[spec.recipe])
+
+
+def assert_stands_alone(text: str) -> None:
+    tree = ast.parse(text)
+    compile(text, "repro.py", "exec")
+    assert text.isascii()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    assert names <= {*sys.stdlib_module_names, "torch", "torchao"}
+    assert "sys.exit(" in text
+    data = [n for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)
+            and getattr(n.value.func, "id", "") == "bytearray"]  # fmt: skip
+    assert len(data) == 1
+    literal = (data[0].end_lineno or 0) - data[0].lineno + 1
+    assert len(text.splitlines()) - literal <= MAX_LINES
+
+
+@pytest.mark.parametrize("model", [m for m in get_args(ModelName) if m != "linear"])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rules_script_stands_alone(rule: str, model: str) -> None:
+    assert_stands_alone(written(rule, spec_of(model, **SMALL)))
+
+
+RICH = {**SMALL, "batch": 2, "input_layout": "strided", "grad_layout": "expanded", "steps": 2,
+        "microbatches": 2, "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",
+        "compile": "inductor", "dynamic": True, "fullgraph": True,
+        "memory_budget": 50}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != "reference"])
+def test_every_rung_has_a_script_or_says_why_not(rule: str, arm: str) -> None:
+    spec = spec_of("two_blocks", **RICH)
+    if rule == "O18" and ARMS[arm].compiler.startswith("aot"):
+        with pytest.raises(ValueError, match="aot_eager"):
+            written(rule, spec, arm=arm)
+    else:
+        assert_stands_alone(written(rule, spec, arm=arm))
+
+
+@pytest.mark.parametrize("oracle", ["O2", "O5", "O13", "O15"])
+def test_a_rule_that_looks_inside_a_model_has_no_script_of_the_whole(oracle: str) -> None:
+    with pytest.raises(ValueError, match=f"no stand-alone script for {oracle} on a model"):
+        written("O1", spec_of("mlp_gelu"), oracle=oracle)
+
+
+def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
+    spec = spec_of("mlp_gelu")
+    case = Case(spec=spec, data=DataSpec())
+    layer = Spec(recipe=FLOAT8, m=2, k=32, n=3)
+    tensors = {"input": np.ones((2, 32), np.float32), "weight": np.ones((3, 32), np.float32),
+               "grad_output": np.ones((2, 3), np.float32)}  # fmt: skip
+    verdict = verdict_of("O1", oracle="O5", layer="up", index=(1, 2), lo=0.0, hi=1.0)
+    text = write_script(case, verdict, recipes()[FLOAT8], (layer, tensors))
+    assert "class GeluMLP" not in text and "torch.nn.Linear(32, 3, False" in text
+    assert len(text.splitlines()) <= 60
+
+
+def executed(text: str, check: str = "sys.exit(") -> dict[str, Any]:
+    """The script's namespace before it judges: everything up to its check."""
+    tree = ast.parse(text)
+    last = max(i for i, n in enumerate(tree.body) if isinstance(n, ast.FunctionDef)
+               and n.name == "run")  # fmt: skip
+    tree.body = tree.body[: last + 1]
+    namespace: dict[str, Any] = {}
+    exec(compile(tree, "repro.py", "exec"), namespace)
+    return namespace
+
+
+AGREE: list[tuple[str, dict[str, Any]]] = [
+    ("two_blocks", {"checkpoint": "selective"}),
+    ("two_blocks", {"checkpoint": "reentrant", "steps": 2}),
+    ("mlp_gelu", {"steps": 3, "microbatches": 2, "optimizer": "adamw", "bias": True}),
+    ("mlp_gelu", {"lifecycle": "reload"}),
+    ("mlp_gelu", {"lifecycle": "deepcopy"}),
+    ("tied_embedding", {"input_layout": "transposed", "checkpoint": "full"}),
+    ("tied_embedding", {"input_layout": "strided", "batch": 2, "steps": 2}),
+    (
+        "attention",
+        {
+            "input_layout": "transposed",
+            "grad_layout": "transposed",
+            "batch": 2,
+            "recipe": "torch.bf16",
+        },
+    ),
+    ("attention", {"attention": "math", "grad_layout": "expanded"}),
+    ("dropout", {"bias": True, "checkpoint": "full"}),
+    ("hooked", {"grad_mode": "inference", "recipe": "torch.bf16"}),
+    ("frozen_first", {"grad_mode": "no_grad"}),
+    ("used_twice", {"input_layout": "strided", "grad_layout": "expanded", "batch": 2}),
+    ("mlp_swiglu", {"recipe": "torch.fp32", "dtype": "fp32", "autocast": True}),
+    ("linear", {"steps": 2, "bias": True}),
+    ("linear", {"lifecycle": "reload", "bias": True}),
+    (
+        "linear",
+        {"m": 0, "grad_layout": "expanded", "lifecycle": "deepcopy", "recipe": "torch.bf16"},
+    ),
+    ("linear", {"m": 0, "k": 0, "lifecycle": "deepcopy", "recipe": "torch.bf16"}),
+]
+
+
+@pytest.mark.parametrize(("model", "changes"), AGREE)
+def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:
+    """Same results, bit for bit, as the case left on the arm; else it shows another thing."""
+    spec = spec_of(model, **changes)
+    case, recipe = Case(spec=spec, data=DataSpec(seed=7)), recipes()[spec.recipe]
+    arm = climb(spec)[-1]
+    trace = Program(spec, recipe, arm).run(tensors_of(case, recipe), tap=False)
+    assert trace.error is None, trace.error.traceback
+    rng = torch.get_rng_state()
+    found = executed(written("O1", spec, case.data, arm=arm.name))["run"]("guilty")
+    torch.set_rng_state(rng)
+    ours = {_OF_LINEAR.get(name, name): values for name, values in trace.outputs.items()}
+    assert set(found) == set(ours)
+    if model == "dropout":  # the script's build draws first: other numbers, the same names
+        return
+    for name, values in ours.items():
+        theirs = found[name].detach().float().numpy()
+        assert same_bits(theirs.reshape(values.shape), values).all(), name
+
+
+_OF_LINEAR = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
+
+
+def test_results_are_rows_so_that_a_row_of_the_verdict_is_one() -> None:
+    spec = spec_of("mlp_gelu", batch=2, m=32)
+    run = executed(written("O9 row", spec))["run"]
+    assert tuple(run("eager")["grad_input"].shape) == (64, 32)
+    assert tuple(run("exact")["output"].shape) == (64, 32)
+
+
+def test_the_float64_run_is_neither_converted_nor_narrowed() -> None:
+    spec = spec_of("mlp_gelu", recipe="torch.fp32", dtype="fp32", autocast=True)
+    run = executed(written("O9", spec))["run"]
+    assert run("exact")["output"].dtype == torch.float64
+    assert run("eager")["output"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("row", "ratio"), [(False, "10.0 if guilty.numel() < 1000 else 3.0"),
+                                            (True, "10.0")])  # fmt: skip
+def test_a_ratios_script_has_the_rules_own_limit(row: bool, ratio: str) -> None:
+    spec = spec_of("mlp_gelu")
+    text = written("O9 row" if row else "O9", spec)
+    assert f"\nratio = {ratio}\n" in text
+    assert ratio_limit(spec)[0] == 3.0 and SMALL_RATIO == 10.0
+    assert f"+ {ratio_limit(spec)[1]!r} * rms(" in text
+
+
+def test_a_missing_gradient_of_one_linear_goes_by_its_parameters_name() -> None:
+    spec = spec_of("linear", lifecycle="deepcopy")
+    text = written("missing", spec, where="grad_bias, grad_weight")
+    assert "['proj.bias.grad', 'proj.weight.grad']" in text
+
+
+def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
+    spec = spec_of("linear", lifecycle="deepcopy")
+    text = written("crash", spec, symptom="refusal names no layer (AssertionError in f)")
+    assert 'sys.exit(1 if "proj" not in str(error) else 0)' in text
+
+
+STATISTICS = """
+import math, sys, torch
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
+scores = (q @ k.transpose(-1, -2) / 2.0).masked_fill(torch.ones(8, 8).triu(1).bool(), -math.inf)
+lse, out = scores.logsumexp(-1), scores.softmax(-1) @ v
+forwards, backwards = [[q, k, v, out, lse]], [[q, k, v, out, lse]]
+def run(which): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("", 0),
+        ("lse[0, 0, 0] = out[0, 0, 0, 0] = math.nan", 0),  # no number to compare
+        ("backwards = [[q, k, v, out, lse + 1]]", 1),
+        ("backwards = [[q, k, v, out + 1, lse]]", 1),
+        ("backwards = [[q, k, v * 2, out, lse]]", 1),
+        ("forwards += [[q * 2, k, v, out + 1, lse + 1]]", 0),
+        ("forwards, backwards = [[q, k, v, out, lse + 1]], [[q, k, v, out, lse + 1]]", 1),
+    ],
+)
+def test_statistics_are_held_to_their_own_forward(
+    change: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = written("O18", spec_of("attention"))
+    check = text[text.index('run("guilty")\n') :]
+    with pytest.raises(SystemExit) as ended:
+        exec(f"{STATISTICS}\n{change}\n{check}", {})
+    assert ended.value.code == code, capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_on_a_clean_library_it_exits_0(tmp_path: Path, rule: str) -> None:
+    spec = spec_of("two_blocks", batch=2, m=16, checkpoint="selective",
+                   compile="aot_eager_decomp_partition")  # fmt: skip
+    path = tmp_path / "repro.py"
+    path.write_text(written(rule, spec))
+    ended = run_script(path, timeout=120)
+    assert ended.code == 0, ended
+    assert ended.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(unavailable(ARMS["inductor"])), reason="no C++ compiler")
+@pytest.mark.parametrize("rule", ["O9", "O18"])
+def test_on_a_clean_inductor_it_exits_0(tmp_path: Path, rule: str) -> None:
+    spec = spec_of("attention", compile="inductor")
+    path = tmp_path / "repro.py"
+    path.write_text(written(rule, spec, arm="inductor"))
+    ended = run_script(path, timeout=180)
+    assert ended.code == 0, ended
+    assert "1 attention backwards" in ended.output or rule == "O9"
