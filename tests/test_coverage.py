@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from harness.arms.ladder import BY_NAME, select_arms, unavailable
 from harness.case import Case, Compile, DataSpec, Spec
 from harness.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
-from harness.recipe import load_recipes
+from harness.recipe import load_recipes, runnable
 from harness.strategies import batches, cases
 
-RECIPES = load_recipes()
+RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
 WHOLE = universe(RECIPES, RUNGS)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())

@@ -20,14 +20,14 @@ from harness.numerics import bounds
 from harness.numerics.formats import FORMATS
 from harness.numerics.plan import HIGH_PRECISION, GemmPlan
 from harness.oracles.evidence import same_bits
-from harness.recipe import load_recipes
+from harness.recipe import load_recipes, runnable
 from harness.trace import LayerCall, Trace
 
 prepare()
 settle()
 
 PLAIN, ROWWISE = "torch.bf16", "torchao.float8.rowwise"
-RECIPES = load_recipes()
+RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 MODES: tuple[Checkpoint, ...] = get_args(Checkpoint)
 PLACES = [
     (name, mode)

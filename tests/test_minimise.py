@@ -45,6 +45,7 @@ LARGE = Case(
 #: Written down anew: what a model is made of, and any model is tried as one linear.
 ANCESTORS = {
     "two_blocks": {"llama_block", "attention", "mlp_swiglu", "rmsnorm_linear", "linear"},
+    "joined_blocks": {"llama_block", "attention", "mlp_swiglu", "rmsnorm_linear", "linear"},
     "llama_block": {"attention", "mlp_swiglu", "rmsnorm_linear", "linear"},
     "tied_embedding": {"rmsnorm_linear", "linear"},
     "linear": set(),

@@ -198,7 +198,7 @@ def test_dropout_is_the_one_random_model_and_the_norms_sum() -> None:
     pointwise = {name for name in ALL if MODELS[name].pointwise}
     assert pointwise == {"linear", "frozen_first", "hooked", "own_forward"}
     assert {name for name in ALL if MODELS[name].attends} == {
-        "attention", "llama_block", "two_blocks"
+        "attention", "llama_block", "two_blocks", "joined_blocks"
     }  # fmt: skip
 
 

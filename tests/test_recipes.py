@@ -19,7 +19,7 @@ from harness.numerics import reference
 from harness.numerics.plan import ROLES, OperandPlan, Role
 from harness.oracles.evidence import Evidence
 from harness.oracles.quantiser import check_cast, check_scale
-from harness.recipe import Recipe, load_recipes, obstacles, runnable
+from harness.recipe import Emit, Recipe, load_recipes, obstacles, runnable
 from harness.trace import Seen, Site, SiteTrace, Trace
 from harness.triage.script import write_script
 from harness.triage.verify import run_script
@@ -74,7 +74,7 @@ def test_every_linear_of_a_tree_is_converted_and_trains(name: str, backend: str)
     calls: list[int] = []
     quantised = recipe.plan(spec).quantised
     x = torch.randn(32, 32, dtype=dtype, requires_grad=True)
-    with recipe.tap(lambda a, b: calls.append(1)):
+    with recipe.tap(Emit(lambda a, b: calls.append(1))):
         model(x).sum().backward()
     expected = 4 * sum(gemm.quantised for gemm in recipe.plan(spec).gemms.values())
     assert len(calls) == expected and bool(calls) == quantised

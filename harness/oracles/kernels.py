@@ -150,10 +150,11 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
 
 
 def _converted(evidence: Evidence) -> frozenset[str]:
-    """Weights of the layers that conversion converted, under every name they have."""
+    """Weights of the layers that conversion converted, under every name they have; all of them
+    where no census was taken."""
     census = next((t.census for t in evidence.traces.values() if t.census is not None), None)
     if census is None:
-        return frozenset()
+        return frozenset(evidence.tensors)
     names = {f"{module}.weight" for module in census.converted}
     return frozenset(names | {evidence.tied[name] for name in names if name in evidence.tied})
 
