@@ -102,7 +102,7 @@ def test_fp16_is_the_one_dtype_that_no_shipped_recipe_takes() -> None:
 
 
 RARE = (
-    ("model", literal("ModelName"), 0.01),
+    ("model", literal("ModelName"), 0.003),
     ("grad_mode", literal("GradMode"), 0.02),
     ("lifecycle", literal("Lifecycle"), 0.04),
     ("optimizer", literal("Optimizer"), 0.02),
@@ -118,9 +118,9 @@ RARE = (
 def test_every_value_of_what_came_with_models_is_drawn(
     attribute: str, values: set[Any], share: float
 ) -> None:
-    seen = histogram(lambda s: getattr(s, attribute))
+    seen = Counter(getattr(spec, attribute) for spec in many_specs())
     assert set(seen) == values
-    assert min(seen.values()) >= share * len(many_cases())
+    assert min(seen.values()) >= share * len(many_specs())
 
 
 def test_half_of_all_specs_are_one_linear_because_most_rules_judge_it() -> None:
@@ -155,7 +155,7 @@ class TestDrawnSpecsMakeSense:
         assert all(c.spec.trains or not c.spec.scheduled for c in many_cases())
 
     def test_token_ids_are_not_recomputed_by_the_reentrant_checkpoint(self) -> None:
-        found = drawn(specs(ALL, models=("tied_embedding",)), 100)
+        found = [s for s in many_specs() if s.model == "tied_embedding"]
         assert {s.checkpoint for s in found} == {"none", "full", "selective"}
 
     def test_only_one_linear_has_lattice_data_or_an_empty_dimension(self) -> None:
