@@ -69,7 +69,7 @@ def start_part(seconds: float) -> dict[str, Any]:
 def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
     """Judged cases a minute: the campaign's way, and one compile per example on the same Specs."""
     ours = _child(f"ours:{kind}", seconds)
-    plain = _child(f"plain:{kind}", 1.5 * seconds, json.dumps(ours["slices"]))
+    plain = _child(f"plain:{kind}", 1.5 * seconds, json.dumps(ours["firsts"]))
     done = len(plain["keys"])
     assert plain["keys"] == ours["keys"][:done], "the two sides drew different Specs"
     return {"ours": ours, "plain": plain}
@@ -78,11 +78,11 @@ def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
 def _child(part: str, seconds: float, extra: str = "") -> dict[str, Any]:
     """Run one part in a fresh process; its result is the last line it prints."""
     command = [sys.executable, __file__, "--child", part, "--seconds", str(seconds)]
-    done = subprocess.run([*command, "--slices", extra], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([*command, "--firsts", extra], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def _run_child(part: str, seconds: float, slices: str) -> dict[str, Any]:
+def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
 
@@ -91,7 +91,7 @@ def _run_child(part: str, seconds: float, slices: str) -> dict[str, Any]:
     if side == "ours":
         return many_draws_per_compile(kind, seconds)  # type: ignore[arg-type]
     if side == "plain":
-        return one_compile_per_example(kind, json.loads(slices), seconds)  # type: ignore[arg-type]
+        return one_compile_per_example(kind, json.loads(firsts), seconds)  # type: ignore[arg-type]
     parts = {"eager": eager_part, "recipes": recipes_part, "memory": memory_part}
     return parts[part](seconds)
 
@@ -162,11 +162,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all numbers here too")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--slices", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--firsts", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     prepare()
     if args.child:
-        print(json.dumps(_run_child(args.child, args.seconds, args.slices)))
+        print(json.dumps(_run_child(args.child, args.seconds, args.firsts)))
         return 0
     settle()
     results: dict[str, Any] = {"environment": describe(), "cores": os.cpu_count()}
