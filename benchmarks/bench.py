@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.environment import describe, prepare, settle
 
-PARTS = ("eager", "recipes", "inductor", "aot_eager", "start", "memory")
+PARTS = ("eager", "recipes", "blocks", "inductor", "aot_eager", "economy", "start", "memory")
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
 
@@ -66,6 +66,21 @@ def start_part(seconds: float) -> dict[str, Any]:
     return {"first_verdict": verdicts, "from_start": bounds}
 
 
+def economy_part(seconds: float) -> dict[str, Any]:
+    """What a campaign over everything gets done with two workers in twice ``seconds``."""
+    command = [str(Path(sys.executable).with_name("narrowfuzz")), "run", "--seed", "7"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        done = subprocess.run(
+            [*command, "--minutes", str(seconds / 30), "--workers", "2", "--out", str(out)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        assert done.returncode in (0, 1), f"narrowfuzz run ended with exit code {done.returncode}"
+        summary = json.loads((out / "summary.json").read_text())
+    wanted = ("cases", "specs", "compiles", "seconds", "compile_seconds", "compiled_data_seconds")
+    return {name: summary[name] for name in (*wanted, "pairs", "new", "unconfirmed")}
+
+
 def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
     """Judged cases a minute: the campaign's way, and one compile per example on the same Specs."""
     ours = _child(f"ours:{kind}", seconds)
@@ -83,6 +98,7 @@ def _child(part: str, seconds: float, extra: str = "") -> dict[str, Any]:
 
 
 def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
+    from blocks import blocks_part
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
 
@@ -92,7 +108,9 @@ def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
         return many_draws_per_compile(kind, seconds)  # type: ignore[arg-type]
     if side == "plain":
         return one_compile_per_example(kind, json.loads(firsts), seconds)  # type: ignore[arg-type]
-    parts = {"eager": eager_part, "recipes": recipes_part, "memory": memory_part}
+    parts = {
+        "eager": eager_part, "recipes": recipes_part, "blocks": blocks_part, "memory": memory_part,
+    }  # fmt: skip
     return parts[part](seconds)
 
 
@@ -140,6 +158,19 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
             )
         least = {"inductor": 100, "aot_eager": 10}[part]
         report.target(f"{part}, ours over plain", rates["ours"] / rates["plain"], "times", least)
+    elif part == "blocks":
+        _show_blocks(report, found)
+    elif part == "economy":
+        rate = found["specs"] / found["seconds"] * 60
+        met, there = found["pairs"]["all"]
+        print(
+            f"  {found['cases']} cases of {found['specs']} Specs in {found['seconds']:.0f} s, "
+            f"{rate:.0f} Specs a minute, {met} of {there} pairs met"
+        )
+        compiling, data = found["compile_seconds"], found["compiled_data_seconds"]
+        print(f"  {found['compiles']} compiles: {compiling:.0f} s, data on them {data:.0f} s")
+        ratio = data / compiling if compiling else 0.0
+        report.target("economy, seconds of data over seconds of compiling", ratio, "times", 1)
     elif part == "start":
         print(f"  by the run's own clock: {_range(found['first_verdict'])} s")
         worst = statistics.median(found["from_start"])
@@ -150,6 +181,17 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
         shown = ", ".join(f"{cases}: {value:.0f} MB" for cases, value in mb.items())
         print(f"  resident after cases {shown} ({found['seconds']:.0f} s)")
         report.target("memory growth after case 1,000", growth, "%", 5, most=True)
+
+
+def _show_blocks(report: Report, found: dict[str, Any]) -> None:
+    from blocks import LINEAR_MS
+
+    for name, ms in found.items():
+        recipe, model = name.split()
+        subject, judge = ms["subject"], ms["judge"]
+        print(f"  {recipe}, {model}: {subject:.2f} ms running, {judge:.2f} ms judged")
+        most = LINEAR_MS if model == "linear" else round(subject, 2)
+        report.target("    overhead", judge - subject, "ms", most, most=True)
 
 
 def _range(values: list[float]) -> str:
