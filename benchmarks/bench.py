@@ -221,6 +221,8 @@ def main() -> int:
     for part in args.only:
         if part in ("inductor", "aot_eager"):
             results[part] = ladder_part(part, args.seconds)
+        elif part == "economy":
+            results[part] = economy_part(args.seconds)
         elif part == "start":
             results[part] = start_part(args.seconds)
         else:
