@@ -73,9 +73,11 @@ def economy_part(seconds: float) -> dict[str, Any]:
         out = Path(folder) / "run"
         done = subprocess.run(
             [*command, "--minutes", str(seconds / 30), "--workers", "2", "--out", str(out)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
-        assert done.returncode in (0, 1), f"narrowfuzz run ended with exit code {done.returncode}"
+        if done.returncode not in (0, 1):
+            sys.stderr.buffer.write(done.stderr)
+            raise RuntimeError(f"narrowfuzz run ended with exit code {done.returncode}")
         summary = json.loads((out / "summary.json").read_text())
     wanted = ("cases", "specs", "compiles", "seconds", "compile_seconds", "compiled_data_seconds")
     return {name: summary[name] for name in (*wanted, "pairs", "new", "unconfirmed")}
