@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.environment import describe, prepare, settle
 
-PARTS = ("eager", "recipes", "inductor", "aot_eager", "start", "memory")
+PARTS = ("eager", "recipes", "blocks", "inductor", "aot_eager", "economy", "start", "memory")
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
 
@@ -66,10 +66,27 @@ def start_part(seconds: float) -> dict[str, Any]:
     return {"first_verdict": verdicts, "from_start": bounds}
 
 
+def economy_part(seconds: float) -> dict[str, Any]:
+    """What a campaign over everything gets done with two workers in twice ``seconds``."""
+    command = [str(Path(sys.executable).with_name("narrowfuzz")), "run", "--seed", "7"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        done = subprocess.run(
+            [*command, "--minutes", str(seconds / 30), "--workers", "2", "--out", str(out)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            sys.stderr.buffer.write(done.stderr)
+            raise RuntimeError(f"narrowfuzz run ended with exit code {done.returncode}")
+        summary = json.loads((out / "summary.json").read_text())
+    wanted = ("cases", "specs", "compiles", "seconds", "compile_seconds", "compiled_data_seconds")
+    return {name: summary[name] for name in (*wanted, "pairs", "new", "unconfirmed")}
+
+
 def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
     """Judged cases a minute: the campaign's way, and one compile per example on the same Specs."""
     ours = _child(f"ours:{kind}", seconds)
-    plain = _child(f"plain:{kind}", 1.5 * seconds, json.dumps(ours["slices"]))
+    plain = _child(f"plain:{kind}", 1.5 * seconds, json.dumps(ours["firsts"]))
     done = len(plain["keys"])
     assert plain["keys"] == ours["keys"][:done], "the two sides drew different Specs"
     return {"ours": ours, "plain": plain}
@@ -78,11 +95,12 @@ def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
 def _child(part: str, seconds: float, extra: str = "") -> dict[str, Any]:
     """Run one part in a fresh process; its result is the last line it prints."""
     command = [sys.executable, __file__, "--child", part, "--seconds", str(seconds)]
-    done = subprocess.run([*command, "--slices", extra], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run([*command, "--firsts", extra], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def _run_child(part: str, seconds: float, slices: str) -> dict[str, Any]:
+def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
+    from blocks import blocks_part
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
 
@@ -91,8 +109,10 @@ def _run_child(part: str, seconds: float, slices: str) -> dict[str, Any]:
     if side == "ours":
         return many_draws_per_compile(kind, seconds)  # type: ignore[arg-type]
     if side == "plain":
-        return one_compile_per_example(kind, json.loads(slices), seconds)  # type: ignore[arg-type]
-    parts = {"eager": eager_part, "recipes": recipes_part, "memory": memory_part}
+        return one_compile_per_example(kind, json.loads(firsts), seconds)  # type: ignore[arg-type]
+    parts = {
+        "eager": eager_part, "recipes": recipes_part, "blocks": blocks_part, "memory": memory_part,
+    }  # fmt: skip
     return parts[part](seconds)
 
 
@@ -140,6 +160,19 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
             )
         least = {"inductor": 100, "aot_eager": 10}[part]
         report.target(f"{part}, ours over plain", rates["ours"] / rates["plain"], "times", least)
+    elif part == "blocks":
+        _show_blocks(report, found)
+    elif part == "economy":
+        rate = found["specs"] / found["seconds"] * 60
+        met, there = found["pairs"]["all"]
+        print(
+            f"  {found['cases']} cases of {found['specs']} Specs in {found['seconds']:.0f} s, "
+            f"{rate:.0f} Specs a minute, {met} of {there} pairs met"
+        )
+        compiling, data = found["compile_seconds"], found["compiled_data_seconds"]
+        print(f"  {found['compiles']} compiles: {compiling:.0f} s, data on them {data:.0f} s")
+        ratio = data / compiling if compiling else 0.0
+        report.target("economy, seconds of data over seconds of compiling", ratio, "times", 1)
     elif part == "start":
         print(f"  by the run's own clock: {_range(found['first_verdict'])} s")
         worst = statistics.median(found["from_start"])
@@ -152,6 +185,17 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
         report.target("memory growth after case 1,000", growth, "%", 5, most=True)
 
 
+def _show_blocks(report: Report, found: dict[str, Any]) -> None:
+    from blocks import LINEAR_MS
+
+    for name, ms in found.items():
+        recipe, model = name.split()
+        subject, judge = ms["subject"], ms["judge"]
+        print(f"  {recipe}, {model}: {subject:.2f} ms running, {judge:.2f} ms judged")
+        most = LINEAR_MS if model == "linear" else round(subject, 2)
+        report.target("    overhead", judge - subject, "ms", most, most=True)
+
+
 def _range(values: list[float]) -> str:
     return f"{len(values)}: {min(values):.3g} to {max(values):.3g}"
 
@@ -162,11 +206,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all numbers here too")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--slices", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--firsts", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     prepare()
     if args.child:
-        print(json.dumps(_run_child(args.child, args.seconds, args.slices)))
+        print(json.dumps(_run_child(args.child, args.seconds, args.firsts)))
         return 0
     settle()
     results: dict[str, Any] = {"environment": describe(), "cores": os.cpu_count()}
@@ -179,6 +223,8 @@ def main() -> int:
     for part in args.only:
         if part in ("inductor", "aot_eager"):
             results[part] = ladder_part(part, args.seconds)
+        elif part == "economy":
+            results[part] = economy_part(args.seconds)
         elif part == "start":
             results[part] = start_part(args.seconds)
         else:

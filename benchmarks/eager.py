@@ -15,11 +15,12 @@ from harness.case import Case
 from harness.data import make_tensors
 from harness.judge import Judge
 from harness.ledger import load_ledger
+from harness.models.zoo import MODELS, gradient_names
 from harness.numerics.plan import ROLES
 from harness.oracles import BY_NAME
 from harness.oracles.evidence import Evidence
 from harness.recipe import load_recipes, runnable
-from harness.strategies import data_specs, specs
+from harness.strategies import DIRECT, data_specs, specs
 
 HEADLINE = "torchao.float8.rowwise"
 #: O1-O7 and O15, and the rule that notices a crash.
@@ -62,7 +63,8 @@ def recipes_part(seconds: float) -> dict[str, Any]:
 
 def _linears(recipe: Any) -> Any:
     data = st.lists(data_specs(), min_size=DRAWS, max_size=DRAWS)
-    return st.tuples(specs([recipe], largest=64, wild_shapes=False), data)
+    linears = specs([recipe], largest=64, wild_shapes=False, vary=DIRECT)
+    return st.tuples(linears, data)
 
 
 def _round(recipes: Any, name: str, number: int) -> tuple[float, list[list[Any]]]:
@@ -110,8 +112,10 @@ def _stages(recipes: Any, batches: Any, number: int, whole: float) -> dict[str, 
             repeats = {"eager": program.run(tensors, tap=False)}
             took("run untapped")
             evidence = Evidence(
-                case, recipe.family, plan, tensors, traces, repeats, frozenset(),
-                ledger.deviations(spec), recipe.may_refuse(spec),
+                case=case, plan=plan, tensors=tensors, traces=traces, repeats=repeats,
+                elides=frozenset(), deviations=ledger.deviations(spec),
+                may_refuse=recipe.may_refuse(spec), gradients=gradient_names(spec),
+                pointwise=MODELS[spec.model].pointwise,
             )  # fmt: skip
             for role in ROLES:
                 evidence.reference.layer(role)

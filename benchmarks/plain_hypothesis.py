@@ -2,7 +2,7 @@
 
 ``raw_torch`` builds and runs layers and judges nothing. ``one_compile_per_example`` is the property
 test one would write without a campaign: every example builds and compiles its own program. Both get
-the very Specs that narrowfuzz was given.
+the very Specs that narrowfuzz was given: single linears, which every rule judges.
 """
 
 from __future__ import annotations
@@ -20,19 +20,16 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from harness.arms.program import LinearModel
 from harness.arms.tensors import TORCH_DTYPE
 from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.campaign.worker import _SLICES, _Worker
-from harness.case import Case, Compile, DataSpec, Spec, compile_key
+from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
 from harness.judge import Judge, Judgement
 from harness.ledger import load_ledger
+from harness.models.zoo import MODELS
 from harness.recipe import Recipe, load_recipes, runnable
-from harness.strategies import batches
-
-#: One run of Hypothesis: its seed, and the keys of the Specs narrowfuzz judged in it.
-Slice = tuple[int, list[str]]
+from harness.strategies import DIRECT, cases
 
 
 def generate(
@@ -66,7 +63,7 @@ def warm_up(judge: Judge, kind: Compile) -> None:
         backend = judge.recipes[name].backends[-1]
         spec = Spec(recipe=name, backend=backend, m=8, k=8, n=8, compile=kind)
         judge.judge(Case(spec=spec, data=DataSpec()))
-    judge.compiles = 0
+    judge.compiles, judge.compile_seconds = 0, 0.0
 
 
 def raw_torch(
@@ -81,7 +78,8 @@ def raw_torch(
         dtype, model = TORCH_DTYPE[spec.dtype], None
         for _ in range(draws):
             if model is None or build_each:
-                model = recipes[spec.recipe].convert(LinearModel(spec, "cpu"), spec)
+                model = MODELS[spec.model].build(spec, dtype=dtype, device="cpu")
+                model = recipes[spec.recipe].convert(model, spec)
             x = torch.randn(spec.input_shape, dtype=dtype, requires_grad=True)
             g = torch.randn(spec.output_shape, dtype=dtype)
             for _ in range(2):
@@ -100,14 +98,22 @@ def quiet_worker(
     class Worker(_Worker):
         judged = 0
         keys: ClassVar[list[str]] = []
+        #: The first case of each of ``keys``, as text.
+        firsts: ClassVar[list[str]] = []
 
         def _judge(
-            self, case: Case, oracles: Sequence[Any], only: frozenset[str] | None = None
+            self,
+            case: Case,
+            oracles: Sequence[Any],
+            only: frozenset[str] | None = None,
+            *,
+            thorough: bool = True,
         ) -> Judgement:
             key = compile_key(case.spec)
             if self.keys[-1:] != [key]:
                 self.keys.append(key)
-            judgement = super()._judge(case, oracles, only)
+                self.firsts.append(dump_case(case).decode())
+            judgement = super()._judge(case, oracles, only, thorough=thorough)
             self.judged += judgement.ran
             after(self.judged)
             return judgement
@@ -115,7 +121,7 @@ def quiet_worker(
         def _triage(self, case: Case, verdict: Any) -> None:
             pass
 
-        def flush(self, *, final: bool = False) -> None:
+        def flush(self, *, final: str = "") -> None:
             self.counts.clear()
             self.reported = time.monotonic()
 
@@ -127,49 +133,52 @@ def quiet_worker(
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
     length = dict(_SLICES)[kind]
-    slices: list[Slice] = []
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out))
+        worker.vary = DIRECT
         warm_up(worker.judge, kind)
         start = time.perf_counter()
         worker.deadline = until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            state = worker.rng.getstate()
-            number = worker.rng.getrandbits(64)
-            worker.rng.setstate(state)
-            before = len(worker.keys)
+        while time.monotonic() < until and not worker.worn_out:
             worker._slice(kind, min(until, time.monotonic() + length))
-            slices.append((number, worker.keys[before:]))
         spent = time.perf_counter() - start
     return {
         "cases": worker.judged, "seconds": spent, "compiles": worker.judge.compiles,
-        "keys": worker.keys, "slices": slices,
+        "compile_seconds": worker.judge.compile_seconds, "keys": worker.keys,
+        "firsts": worker.firsts,
     }  # fmt: skip
 
 
-def one_compile_per_example(kind: Compile, slices: Sequence[Slice], limit: float) -> dict[str, Any]:
-    """A plain Hypothesis test over the Specs of ``slices``: one example, one draw, one compile."""
+def one_compile_per_example(kind: Compile, firsts: Sequence[str], limit: float) -> dict[str, Any]:
+    """A plain Hypothesis test: one example, one draw, one compile.
+
+    Every example draws a case as such a test does, then judges the next of ``firsts`` in its place:
+    compile times differ too much between Specs to compare two sides on different ones.
+    """
     recipes = load_recipes()
     judge = Judge(recipes, load_ledger())
     warm_up(judge, kind)
     here = [able for r in recipes.values() if (able := runnable(r, "cpu"))]
-    strategy = batches(here, compile=kind, draws=4, largest=64)
+    strategy = cases(here, compile=kind, largest=64, vary=DIRECT)
+    waiting = [load_case(text.encode()) for text in reversed(firsts)]
     keys: list[str] = []
-    cases, start = 0, time.perf_counter()
+    judged, start = 0, time.perf_counter()
 
-    def test(batch: tuple[Case, ...]) -> None:
-        nonlocal cases
-        key = compile_key(batch[0].spec)
-        if key in wanted and time.perf_counter() - start < limit:
-            wanted.remove(key)
-            judge._programs.clear()
-            judge._repeated.clear()
-            torch._dynamo.reset()
-            keys.append(key)
-            cases += judge.judge(batch[0]).ran
+    def test(drawn: Case) -> None:
+        nonlocal judged
+        if not waiting or time.perf_counter() - start >= limit:
+            return
+        case = waiting.pop()
+        assert case.spec.direct, case
+        judge._programs.clear()
+        judge._repeated.clear()
+        torch._dynamo.reset()
+        keys.append(compile_key(case.spec))
+        judged += judge.judge(case).ran
 
-    for number, served in slices:
-        wanted = list(served)
-        generate(strategy, test, number=number, examples=6)
+    generate(strategy, test, number=1, examples=len(firsts))
     seconds = time.perf_counter() - start
-    return {"cases": cases, "seconds": seconds, "compiles": judge.compiles, "keys": keys}
+    return {
+        "cases": judged, "seconds": seconds, "compiles": judge.compiles,
+        "compile_seconds": judge.compile_seconds, "keys": keys,
+    }  # fmt: skip

@@ -88,6 +88,8 @@ class _Worker:
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
+        #: What the slices may vary of a Spec.
+        self.vary = FACTORS
         #: Compiled Specs that have had their draws.
         self.served: set[str] = set()
         #: Pairs of features this worker has run.
@@ -120,9 +122,9 @@ class _Worker:
         """Draw batches with Hypothesis until the slice's time is up; generation only."""
         draws = self.config.draws if kind == "none" else 4
         largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
-        vary = FACTORS
+        vary = self.vary
         if self.rng.random() < 0.75:  # swarm: some factors stand still for this slice
-            vary = frozenset(f for f in sorted(FACTORS) if self.rng.random() < _SWARM)
+            vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
         batch = batches(self.recipes, compile=kind, draws=draws, largest=largest, vary=vary)
         candidates = 1 if kind == "none" else _CANDIDATES
 

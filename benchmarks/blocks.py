@@ -1,0 +1,64 @@
+"""What judging costs beside running: a linear and whole models, on the eager rung."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from plain_hypothesis import generate
+
+from harness.arms.ladder import EAGER
+from harness.arms.program import Program
+from harness.case import Case, DataSpec, ModelName, Spec
+from harness.judge import Judge, tensors_of
+from harness.ledger import load_ledger
+from harness.oracles import ORACLES
+from harness.recipe import load_recipes
+from harness.strategies import data_specs
+
+MODELS: tuple[ModelName, ...] = ("linear", "mlp_swiglu", "attention", "llama_block", "two_blocks")
+RECIPES = ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil")
+CASES, ROUNDS = 40, 3
+#: Milliseconds by which judging a linear may outlast running it.
+LINEAR_MS = 4.0
+_CORE = [oracle for oracle in ORACLES if not oracle.reruns]
+
+
+def blocks_part(seconds: float) -> dict[str, Any]:
+    """Milliseconds a case, by recipe and model, medians of the rounds: the subject's own runs
+    (``subject``) and the whole judgement (``judge``)."""
+    found: dict[str, Any] = {}
+    for recipe in RECIPES:
+        for model in MODELS:
+            spec = Spec(recipe=recipe, model=model, m=32, k=64, n=64, batch=2, heads=2)
+            rounds = _rounds(spec)
+            found[f"{recipe} {model}"] = {
+                name: statistics.median(r[name] for r in rounds) for name in rounds[0]
+            }
+    return found
+
+
+def _rounds(spec: Spec) -> list[dict[str, float]]:
+    """Turn about, case by case: whatever slows the machine down slows both."""
+    recipes, clock = load_recipes(), time.perf_counter
+    judge = Judge(recipes, load_ledger(), frozenset({EAGER.name}))
+    program = Program(spec, recipes[spec.recipe], EAGER)
+    data: list[DataSpec] = []
+    generate(data_specs(lattice=spec.direct), data.append, number=1, examples=CASES * ROUNDS)
+    judge.judge(Case(spec=spec, data=data[0]), _CORE)  # the first draw of a Spec has more to do
+    rounds = []
+    for number in range(ROUNDS):
+        spent = {"subject": 0.0, "judge": 0.0}
+        for drawn in data[number::ROUNDS]:
+            case = Case(spec=spec, data=drawn)
+            tensors = tensors_of(case, recipes[spec.recipe])
+            start = clock()
+            for _ in range(2 if spec.direct else 1):
+                assert program.run(tensors, tap=False, spec=spec).error is None
+            middle = clock()
+            assert judge.judge(case, _CORE, thorough=False).ran
+            spent["subject"] += middle - start
+            spent["judge"] += clock() - middle
+        rounds.append({name: value / CASES * 1e3 for name, value in spent.items()})
+    return rounds
