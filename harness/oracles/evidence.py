@@ -183,6 +183,8 @@ class Evidence:
             return "random numbers are drawn in another order"
         if self.spec.autocast:
             return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
+        if self.spec.grad_layout != "contiguous":
+            return "a graph takes its output gradients contiguous, and sums follow strides"
         if stage == "aot_eager":
             return ""
         if not self.pointwise:

@@ -113,7 +113,7 @@ def _compiled(arm: str, trace: Trace) -> Verdict:
     repeats = 0
     for again in (m for m in trace.multiplied if m.phase == "backward"):
         originals = [m for m in forward if _equal(m.b, again.b)]
-        if not originals or _symmetric(again.b):  # then it may be the input gradient's as well
+        if not originals or _ambiguous(again.b):  # then it may be the input gradient's as well
             continue
         repeats += 1
         if not any(_equal(m.a, again.a) for m in originals):
@@ -134,10 +134,12 @@ def _equal(x: Seen, y: Seen) -> bool:
     return True
 
 
-def _symmetric(seen: Seen) -> bool:
+def _ambiguous(seen: Seen) -> bool:
+    """True for a weight that another operand may equal: its own transpose's, or nothing but zeros."""
     array = seen.codes if seen.codes is not None else seen.values
     assert array is not None
-    return array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
+    symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
+    return symmetric or not np.any(array)
 
 
 def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
