@@ -22,7 +22,7 @@ from harness.arms.twin import twin_outputs
 from harness.case import Case, Spec, compile_key
 from harness.data import make_model_tensors, make_tensors
 from harness.ledger import Ledger
-from harness.models.zoo import MODELS, gradient_names, parameter_shapes, ties
+from harness.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from harness.numerics.formats import F32
 from harness.numerics.plan import Plan
 from harness.oracles import BY_NAME, ORACLES
@@ -118,6 +118,7 @@ class Judge:
             plan_of=recipe.plan,
             gradients=gradient_names(case.spec),
             tied=ties(case.spec),
+            layers=layer_names(case.spec),
             pointwise=model.pointwise,
         )
         cheapest = next(iter(traces.values()), None)

@@ -131,6 +131,12 @@ def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
 
 
 @cache
+def layer_names(spec: Spec) -> tuple[str, ...]:
+    """``linear_names`` of the Spec's model."""
+    return linear_names(MODELS[spec.model].build(spec, dtype=torch.float32, device="meta"))
+
+
+@cache
 def ties(spec: Spec) -> dict[str, str]:
     """``tied_names`` of the Spec's model."""
     return tied_names(MODELS[spec.model].build(spec, dtype=torch.float32, device="meta"))

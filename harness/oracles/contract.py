@@ -12,7 +12,6 @@ from harness.oracles.whole import role_of
 from harness.trace import RunError
 from harness.verdict import Verdict
 
-LAYER = "proj"
 _RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at least", re.I)
 
 
@@ -75,7 +74,7 @@ def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -
         return "refusal states no rule"
     if not re.search(rf"\b({spec.k}|{spec.n}|{spec.tokens})\b", error.message):
         return "refusal names no shape"
-    if LAYER not in error.message:
+    if not any(name.rpartition(".")[2] in error.message for name in evidence.layers):
         return "refusal names no layer"
     return ""
 

@@ -159,6 +159,8 @@ class Evidence:
     plan_of: Callable[[Spec], Plan] | None = None
     #: Parameters that are another one under a second name -> its first name.
     tied: Mapping[str, str] = field(default_factory=dict)
+    #: Dotted names of the linears that conversion was given.
+    layers: tuple[str, ...] = ("proj",)
     #: Gradients a backward must leave.
     gradients: frozenset[str] = frozenset()
     #: True: nothing but linears and pointwise operations.

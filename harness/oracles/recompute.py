@@ -135,7 +135,7 @@ def _equal(x: Seen, y: Seen) -> bool:
 
 
 def _ambiguous(seen: Seen) -> bool:
-    """True for a weight that another operand may equal: its own transpose's, or nothing but zeros."""
+    """True for a weight that another operand may equal: its own transpose, or zeros alone."""
     array = seen.codes if seen.codes is not None else seen.values
     assert array is not None
     symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
