@@ -20,7 +20,8 @@ from harness.arms.census import convert
 from harness.arms.ladder import Arm
 from harness.arms.layers import LayerWatch
 from harness.arms.recompute import recomputing
-from harness.arms.taps import AttentionWatch, CompiledTap, Records, name_sites, tapped_backend
+from harness.arms.sites import name_sites
+from harness.arms.taps import AttentionWatch, CompiledTap, Records, tapped_backend
 from harness.arms.tensors import (
     TORCH_DTYPE,
     as_rows,

@@ -15,12 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from harness.arms.ladder import Arm
 from harness.arms.layers import in_backward
 from harness.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
-from harness.case import Spec
-from harness.numerics.plan import Plan, Role
-from harness.trace import AttentionCall, Multiplied, Phase, Seen, Site, SiteTrace
+from harness.trace import AttentionCall, Multiplied, Phase, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
 _aten = torch.ops.aten
@@ -32,6 +29,13 @@ _ATTENTION_BACKWARD = (
     _aten._scaled_dot_product_flash_attention_for_cpu_backward,
     _aten._scaled_dot_product_flash_attention_backward,
 )
+#: Scaled multiplies and the names of their positional arguments.
+_SCALED = {
+    _aten._scaled_mm: ("a", "b", "scale_a", "scale_b", "bias"),
+    _aten._scaled_mm_v2: (
+        "a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias",
+    ),
+}  # fmt: skip
 #: Innermost last: the taps whose programs are running now.
 _recording: list[CompiledTap] = []
 
@@ -120,22 +124,16 @@ _let_rng_pass()
 
 
 def _operands(packet: Any, args: Any, kwargs: Any) -> tuple[Seen, Seen, Any] | None:
-    if packet is _aten._scaled_mm:
-        named = dict(zip(("a", "b", "scale_a", "scale_b"), args, strict=False)) | kwargs
-        return (
-            _scaled(named["a"], named["scale_a"], transpose=False),
-            _scaled(named["b"], named["scale_b"], transpose=True),
-            None,
-        )
-    if packet is _aten._scaled_mm_v2:
-        names = ("a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b")
-        named = dict(zip(names, args, strict=False)) | kwargs
-        # one scale an operand here; two-level formats, which pass two, do not run compiled yet
-        (scale_a,), (scale_b,) = named["scale_a"], named["scale_b"]
+    if packet in _SCALED:
+        named = dict(zip(_SCALED[packet], args, strict=False)) | kwargs
+        # version 2 takes lists; two-level formats, which pass two scales, do not run compiled yet
+        scales = [named[name] for name in ("scale_a", "scale_b")]
+        scale_a, scale_b = (s[0] if isinstance(s, list) else s for s in scales)
+        bias = named.get("bias")
         return (
             _scaled(named["a"], scale_a, transpose=False),
             _scaled(named["b"], scale_b, transpose=True),
-            named.get("bias") if named.get("bias") is None else fp32_array(named["bias"]).copy(),
+            None if bias is None else fp32_array(bias).copy(),
         )
     if packet in (_aten.mm, _aten.addmm) and not {"alpha", "beta"} & set(kwargs):
         a, b = args[:2] if packet is _aten.mm else args[1:3]
@@ -246,70 +244,3 @@ def _watch_inductor() -> None:
 
     call._narrowfuzz = True  # type: ignore[attr-defined]
     CompiledFxGraph.__call__ = call  # type: ignore[method-assign]
-
-
-def expected_sites(arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:
-    """The GEMMs one forward and backward of a linear must show, in order.
-
-    An eager recipe's tap sees the quantised ones; inside a compiled artefact every multiply shows.
-    """
-    recompute: tuple[tuple[Role, Phase], ...] = (("output", "recompute"),) if arm.checkpoint else ()
-    every: tuple[tuple[Role, Phase], ...] = (
-        ("output", "forward"),
-        *recompute,
-        ("grad_input", "backward"),
-        ("grad_weight", "backward"),
-    )
-    return tuple(site for site in every if arm.compiler or plan.gemms[site[0]].quantised)
-
-
-def name_sites(
-    records: list[tuple[Seen, Seen]], forward_count: int, spec: Spec, arm: Arm, plan: Plan
-) -> tuple[tuple[SiteTrace, ...], str]:
-    """Name the recorded GEMMs, or say why they cannot be named.
-
-    Eager runs them in the order the recipe's code does; a compiled backward may reorder, so there
-    the two gradients are told apart by exposure where only one is quantised, else by shape, and
-    not at all where the shapes coincide. A high-precision GEMM gets no site: its operands are the
-    layer's own tensors, which the rules have.
-    """
-    expected = expected_sites(arm, plan)
-    keeps_products = arm.compiler or arm.checkpoint == "selective"
-    if keeps_products and len(records) == len(expected) - 1:
-        expected = tuple(site for site in expected if site[1] != "recompute")
-    in_forward = sum(phase == "forward" for _, phase in expected)
-    if len(records) != len(expected) or forward_count != in_forward:
-        return (), (
-            f"expected {len(expected)} GEMMs, {in_forward} of them in forward; saw {len(records)}"
-        )
-    if arm.compiler:
-        backward = _grad_input_first(records[1], records[2], spec, plan)
-        if backward is None:
-            return (), "the two backward GEMMs have the same shape and may be reordered"
-        records = [records[0], *backward]
-    sites = tuple(
-        SiteTrace(Site("proj", role, phase), a, b)
-        for (role, phase), (a, b) in zip(expected, records, strict=True)
-        if plan.gemms[role].quantised
-    )
-    return sites, ""
-
-
-def _grad_input_first(
-    one: tuple[Seen, Seen], other: tuple[Seen, Seen], spec: Spec, plan: Plan
-) -> tuple[tuple[Seen, Seen], tuple[Seen, Seen]] | None:
-    """The two backward GEMMs in the order grad_input, grad_weight, or None where both fit both."""
-    in_codes = tuple(record[0].codes is not None for record in (one, other))
-    if in_codes[0] != in_codes[1]:
-        one_is_first = in_codes[0] == plan.gemms["grad_input"].quantised
-    elif spec.tokens == spec.n:
-        return None
-    else:
-        one_is_first = _rows(one[0]) == spec.tokens
-    return (one, other) if one_is_first else (other, one)
-
-
-def _rows(seen: Seen) -> int:
-    array = seen.codes if seen.codes is not None else seen.values
-    assert array is not None
-    return int(array.shape[0])
