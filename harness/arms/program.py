@@ -144,7 +144,7 @@ class _Run:
                 output, x = self._schedule()
         except Exception as error:
             failed = run_error(error, self.phase)
-            if self.arm.compiler and not spec.dynamic:
+            if self.arm.compiler:
                 program.error = failed  # a compiler that failed once fails as slowly every time
             return Trace(self.arm.name, error=failed)
         needed = (2 if spec.trains else 1) * spec.steps * spec.microbatches
