@@ -72,7 +72,9 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
         return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
     if chosen.get("data") == "lattice":  # exact sums: one linear, run once
         return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"
-    return not (chosen.get("model") == "tied_embedding" and chosen.get("checkpoint") == "reentrant")
+    if chosen.get("checkpoint") == "reentrant":  # needs an input with a gradient, and no cast kept
+        return chosen.get("model") != "tied_embedding" and chosen.get("dtype") != "fp32+autocast"
+    return True
 
 
 def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:

@@ -135,6 +135,8 @@ def specs(
         fields["optimizer"] = draw(one_of("sgd", "adamw"))
     if dtype == "fp32" and recipe.autocasts:
         fields["autocast"] = choose("autocast", False, False, False, True)
+        if fields["autocast"] and checkpoint == "reentrant":
+            checkpoint = "full"  # its detached inputs are leaves, whose casts autocast keeps
     if compile != "none":
         fields["dynamic"] = choose("compiler", False, False, True)
         fields["fullgraph"] = choose("compiler", False, True)

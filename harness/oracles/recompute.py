@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.numerics.bounds import U32, gamma
+from harness.numerics.formats import FORMATS, canonical
 from harness.oracles.evidence import Evidence, same_bits
 from harness.oracles.oracle import first, number, plain
 from harness.oracles.whole import equal_outputs
@@ -79,16 +80,27 @@ def _calls(trace: Trace) -> Iterator[Any]:
 
 
 def _same_seen(arm: str, layer: str, side: str, x: Seen, y: Seen) -> Verdict:
-    for what, before, after in (
-        ("scale", x.scale, y.scale),
-        ("codes", x.codes, y.codes),
-        ("values", x.values, y.values),
-    ):
+    for what, before, after in _parts(x, y):
         if before is not None and after is not None:
             verdict = _same(arm, layer, what, before, after, side)
             if verdict.status != "ok":
                 return verdict
     return plain("O13", arm, "output", "ok")
+
+
+def _parts(x: Seen, y: Seen) -> tuple[tuple[str, Any, Any], ...]:
+    """What two sights of an operand are compared by; a NaN's sign means nothing."""
+    return (
+        ("scale", x.scale, y.scale),
+        ("codes", _codes(x), _codes(y)),
+        ("values", x.values, y.values),
+    )
+
+
+def _codes(seen: Seen) -> Any:
+    if seen.codes is None or not seen.format:
+        return seen.codes
+    return canonical(seen.codes, FORMATS[seen.format])
 
 
 def _same(
@@ -124,7 +136,7 @@ def _compiled(arm: str, trace: Trace) -> Verdict:
 
 
 def _equal(x: Seen, y: Seen) -> bool:
-    for before, after in ((x.codes, y.codes), (x.scale, y.scale), (x.values, y.values)):
+    for _, before, after in _parts(x, y):
         if (before is None) != (after is None):
             return False
         if before is not None and not (
