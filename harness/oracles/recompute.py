@@ -147,11 +147,12 @@ def _equal(x: Seen, y: Seen) -> bool:
 
 
 def _ambiguous(seen: Seen) -> bool:
-    """True for a weight that another operand may equal: its own transpose, or zeros alone."""
-    array = seen.codes if seen.codes is not None else seen.values
+    """True for a weight that another operand may equal: its own transpose, or one value alone (zeros,
+    or NaNs once training has diverged)."""
+    array = _codes(seen) if seen.codes is not None else seen.values
     assert array is not None
     symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
-    return symmetric or not np.any(array)
+    return symmetric or bool(same_bits(array, array[:1, :1]).all())
 
 
 def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
