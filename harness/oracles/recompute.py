@@ -147,8 +147,8 @@ def _equal(x: Seen, y: Seen) -> bool:
 
 
 def _ambiguous(seen: Seen) -> bool:
-    """True for a weight that another operand may equal: its own transpose, or one value alone (zeros,
-    or NaNs once training has diverged)."""
+    """True for a weight that another operand may equal: its own transpose, or one value alone
+    (zeros, or NaNs once training has diverged)."""
     array = _codes(seen) if seen.codes is not None else seen.values
     assert array is not None
     symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
