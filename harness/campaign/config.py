@@ -24,7 +24,7 @@ class Config:
     #: Plant this fault in every worker: (fault file or "", fault id).
     fault: tuple[str, str] | None = None
     #: A worker silent for this long is killed and its case becomes a finding.
-    hang_seconds: float = 240.0
+    hang_seconds: float = 600.0
     #: Data draws per Spec: eager, and at most per compiled artefact, which is drawn on until that
     #: has taken as long as compiling it.
     draws: int = 16

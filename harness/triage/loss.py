@@ -17,6 +17,8 @@ from harness.triage.verify import ScriptRun, run_script
 from harness.verdict import Verdict, fingerprint
 
 _SECONDS = 90.0
+#: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.
+_HANG = 240.0
 
 
 def triage_loss(
@@ -34,7 +36,7 @@ def triage_loss(
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "repro.py"
             path.write_text(write_script(candidate, verdict_of(arm), recipe))
-            return run_script(path, timeout=60.0, plant=plant)
+            return run_script(path, timeout=_HANG if hangs else 60.0, plant=plant)
 
     def lost(result: ScriptRun) -> bool:
         return result.code is None if hangs else result.crashed
