@@ -80,7 +80,7 @@ FACTORS = frozenset(
 #: What may vary of a single linear, trained once: there every relation may apply.
 DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
 
-_WIDE: tuple[ModelName, ...] = tuple(name for name in get_args(ModelName) if name != "linear")
+WIDE: tuple[ModelName, ...] = tuple(name for name in get_args(ModelName) if name != "linear")
 
 
 @st.composite
@@ -92,10 +92,11 @@ def specs(
     largest: int = 128,
     wild_shapes: bool = True,
     vary: frozenset[str] = FACTORS,
+    models: tuple[ModelName, ...] = WIDE,
 ) -> Spec:
     """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
 
-    ``wild_shapes`` allows misaligned and empty dimensions.
+    ``wild_shapes`` allows misaligned and empty dimensions. ``models`` are those besides the linear.
     """
 
     def choose(factor: str, *values: Any) -> Any:
@@ -103,7 +104,7 @@ def specs(
 
     recipe = draw(one_of(*recipes))
     # half of all Specs are a single linear: it is cheapest, and judged by the most rules
-    model: ModelName = draw(one_of(*_WIDE)) if choose("model", False, True) else "linear"
+    model: ModelName = draw(one_of(*models)) if choose("model", False, True) else "linear"
     fragile = compile == "inductor" and model != "linear" and choose("checkpoint", False, True)
     if fragile:  # partial recompute of a fused chain is where compiled code differs from itself
         model = draw(one_of("llama_block", "two_blocks", "joined_blocks"))
@@ -247,11 +248,19 @@ def batches(
     draws: int = 16,
     largest: int = 128,
     vary: frozenset[str] = FACTORS,
+    models: tuple[ModelName, ...] = WIDE,
 ) -> tuple[Case, ...]:
     """One Spec with several DataSpecs, for campaigns; a dynamic Spec with several row counts."""
     wild_shapes = compile == "none" or draw(one_of(False, False, True))
     spec = draw(
-        specs(recipes, compile=compile, largest=largest, wild_shapes=wild_shapes, vary=vary)
+        specs(
+            recipes,
+            compile=compile,
+            largest=largest,
+            wild_shapes=wild_shapes,
+            vary=vary,
+            models=models,
+        )
     )
     drawn = []
     for i, data in enumerate(draw(_data_lists(draws, spec.direct))):

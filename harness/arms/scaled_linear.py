@@ -1,7 +1,7 @@
 """The shortest float8 training linear around torch's own scaled matrix multiply.
 
 Not a library: it exists so that ``torch.nn.functional.scaled_mm`` is under test without one. Scales
-are fp32, s = max / max(amax, EPS); every operand is quantised for its GEMM from high precision,
+are fp32, s = max / max(amax, 1e-12); every operand is quantised for its GEMM from high precision,
 amax taken over the contracted axis (rowwise) or over the tensor. A stand-alone script carries this
 file's text, so it imports torch and nothing else.
 """
@@ -9,8 +9,6 @@ file's text, so it imports torch and nothing else.
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-EPS = 1e-12
 
 
 def quantise(
@@ -21,7 +19,8 @@ def quantise(
     amax = padded.amax(1, keepdim=True) if rowwise else padded.amax()
     largest = torch.finfo(dtype).max
     # the quotient in fp64, then one rounding: the same bits eager and compiled
-    scale = (largest / amax.double().clamp(min=EPS)).float()
+    # a literal: Dynamo's dynamic shapes die on a global float that two autograd.Functions read
+    scale = (largest / amax.double().clamp(min=1e-12)).float()
     codes = (x.float() * scale).clamp(-largest, largest).to(dtype)
     return codes.contiguous(), scale.reciprocal()
 

@@ -32,7 +32,7 @@ from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
 from harness.recipe import load_recipes, runnable, select
-from harness.strategies import FACTORS, batches
+from harness.strategies import FACTORS, WIDE, batches
 from harness.triage.triage import triage
 from harness.verdict import fingerprint
 
@@ -55,6 +55,8 @@ _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 _LEAST_DRAWS = 20
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
 _SWARM = 0.6
+#: Recipes, and models besides the linear, in one slice.
+_TOGETHER = 4
 
 
 def work(config: Config, number: int, generation: int, deadline: float, out: Connection) -> None:
@@ -125,7 +127,15 @@ class _Worker:
         vary = self.vary
         if self.rng.random() < 0.75:  # swarm: some factors stand still for this slice
             vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
-        batch = batches(self.recipes, compile=kind, draws=draws, largest=largest, vary=vary)
+        # few recipes and models at a time: left to itself the engine favours some for hours
+        batch = batches(
+            self.rng.sample(self.recipes, min(_TOGETHER, len(self.recipes))),
+            compile=kind,
+            draws=draws,
+            largest=largest,
+            vary=vary,
+            models=tuple(self.rng.sample(WIDE, _TOGETHER)),
+        )
         candidates = 1 if kind == "none" else _CANDIDATES
 
         @seed(self.rng.getrandbits(64))
