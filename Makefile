@@ -14,7 +14,7 @@ fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS) tests properties --nf-profile smoke
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not heavy" $(ARGS) tests properties --nf-profile smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,6 +28,7 @@ seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)
 
 nightly: $(READY)
+	$(BIN)/python -m pytest -m heavy tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)
 
 $(READY): pyproject.toml constraints.txt

@@ -29,6 +29,7 @@ _BLOCK = {
     "checkpoint": "selective", "compile": "inductor",
 }  # fmt: skip
 _INDUCTOR = [
+    pytest.mark.heavy,
     pytest.mark.xdist_group("seed-bug"),
     pytest.mark.skipif(bool(unavailable(INDUCTOR)), reason=unavailable(INDUCTOR)),
 ]

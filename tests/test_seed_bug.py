@@ -18,6 +18,7 @@ from harness.arms.ladder import INDUCTOR, unavailable
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.heavy,
     pytest.mark.xdist_group("seed-bug"),
     pytest.mark.skipif(bool(unavailable(INDUCTOR)), reason=unavailable(INDUCTOR)),
 ]
