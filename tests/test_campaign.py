@@ -208,10 +208,13 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 
 @pytest.mark.slow
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
-    out = tmp_path / "out"
     # with the ledger: the libraries' own refusals must not be taken for the abort
-    args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32")
-    run = campaign(out, *args, *EAGER, "--plant", "kernel-aborts")
+    args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
+    for seed in ("1", "2", "3", "4"):  # a relation's rerun may be what aborts: no case names that
+        run = campaign(tmp_path / seed, *args, "--plant", "kernel-aborts", "--seed", seed)
+        assert run.summary["lost_workers"] >= 1
+        if run.code == 1:
+            break
     assert run.code == 1, run.output
     finding = run.finding("contract")
     assert finding.severity == "high" and "SIGABRT" in finding.sentence

@@ -102,7 +102,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
             "*scale*: got *, must be *",
             "*[[]O3, arm eager[]]*",
             "*narrowfuzz replay case.json*",
-            '*{"data":{*"schema":1,"spec":{*"recipe":"mine.liar"}}*',
+            '*{"data":{*"schema":2,"spec":{*"recipe":"mine.liar"}}*',
         ]
     )
     # the printed JSON is a case that replays to the same failure
@@ -129,10 +129,8 @@ def test_it_runs_under_xdist(suite: pytest.Pytester) -> None:
 def test_a_profile_that_draws_no_such_case_skips_with_the_reason(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         """
-        from harness.strategies import cases
         def test_compiled(harness):
-            strategy = cases(harness.recipes, compile="inductor")
-            harness.check(strategy, ("O6",), compile="inductor")
+            harness.check_compiled(("O6",), "inductor")
         """
     )
     result = run(suite, "-rs", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
