@@ -48,6 +48,8 @@ Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 COMPILED: tuple[Compile, ...] = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 GradMode = Literal["train", "no_grad", "inference"]
 Optimizer = Literal["sgd", "adamw"]
+#: Powers of two: a step rounds as little as it can.
+LEARNING_RATE: dict[Optimizer, float] = {"sgd": 2.0**-6, "adamw": 2.0**-8}
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]
 Regime = Literal["lattice", "wild"]

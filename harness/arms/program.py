@@ -31,7 +31,7 @@ from harness.arms.tensors import (
     input_tensor,
     to_torch,
 )
-from harness.case import Spec
+from harness.case import LEARNING_RATE, Spec
 from harness.models.zoo import MODELS, linear_names, tied_names
 from harness.numerics.formats import F32
 from harness.recipe import Emit, Recipe
@@ -230,9 +230,8 @@ class _Run:
         if self.spec.steps == 1 or not self.spec.trains:
             return None
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        if self.spec.optimizer == "sgd":
-            return torch.optim.SGD(trained, lr=2.0**-6)
-        return torch.optim.AdamW(trained, lr=2.0**-8)
+        kind = torch.optim.SGD if self.spec.optimizer == "sgd" else torch.optim.AdamW
+        return kind(trained, lr=LEARNING_RATE[self.spec.optimizer])
 
     def load(self) -> None:
         """Write the case's values into the parameters and clear their gradients."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from harness.case import Spec
+from harness.case import LEARNING_RATE, Spec
 from harness.models.zoo import MODELS, tied_names
 from harness.numerics.formats import F32, F64
 
@@ -27,7 +27,7 @@ def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
             parameter.copy_(torch.from_numpy(values))
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = torch.optim.SGD if spec.optimizer == "sgd" else torch.optim.AdamW
-    optimizer = kind(trained, lr=2.0**-6 if spec.optimizer == "sgd" else 2.0**-8)
+    optimizer = kind(trained, lr=LEARNING_RATE[spec.optimizer])
     grad = torch.from_numpy(tensors["grad_output"].astype(np.float64)).reshape(spec.output_shape)
     for step in range(spec.steps):
         if step:

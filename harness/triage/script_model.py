@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.arms import recompute
 from harness.arms.ladder import Arm
-from harness.case import Case, Spec
+from harness.case import LEARNING_RATE, Case, Spec
 from harness.models.zoo import MODELS, source_of, tied_names
 from harness.numerics.formats import F32
 from harness.recipe import ScriptText
@@ -109,11 +109,8 @@ def _run(spec: Spec, arm: Arm, text: ScriptText, *, watched: bool) -> str:
     shape = spec.input_shape[:-1] if model.takes_ids else spec.input_shape
     x = f"{x}.reshape({shape})"
     leaf = "" if model.takes_ids or not spec.trains else ".requires_grad_(True)"
-    optimizer = (
-        "torch.optim.SGD(trained, lr=2.0**-6)"
-        if spec.optimizer == "sgd"
-        else "torch.optim.AdamW(trained, lr=2.0**-8)"
-    )
+    kind = "SGD" if spec.optimizer == "sgd" else "AdamW"
+    optimizer = f"torch.optim.{kind}(trained, lr={LEARNING_RATE[spec.optimizer]})"
     mode = {"train": "torch.enable_grad", "no_grad": "torch.no_grad"}.get(
         spec.grad_mode, "torch.inference_mode"
     )
