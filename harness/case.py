@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from harness.schedule.events import Schedule
+
 #: 2 added models, schedules and more rungs; a file of schema 1 means the same as ever.
 SCHEMA = 2
 #: A case file is under 3 kB; anything much larger is not one.
@@ -111,6 +113,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fullgraph: bool = False
     #: Percent of the activations that the compiler may keep for backward.
     memory_budget: Literal[100, 50, 0] = 100
+    #: What a stateful recipe does, event by event; None: ``steps`` of ``microbatches``.
+    schedule: Schedule | None = None
 
     @property
     def trains(self) -> bool:
@@ -120,7 +124,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def direct(self) -> bool:
         """True for one linear, run once: its tensors are the case's, and every rule applies."""
-        return self.model == "linear" and not self.scheduled and not self.autocast
+        once = not self.scheduled and self.schedule is None
+        return self.model == "linear" and once and not self.autocast
 
     @property
     def scheduled(self) -> bool:

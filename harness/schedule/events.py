@@ -1,0 +1,152 @@
+"""The vocabulary of a schedule: plain records, strict JSON inside a case.
+
+A schedule says what a training did, event by event: open and close an autocast region, run a
+forward, run backward through one or several of them, step the optimizer, save and load, switch the
+recipe. Forwards are named by their order: the first Forward event is number 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+#: What a tensor holds: normal values, zeros, one element 2^12 times the rest, one infinity.
+Stimulus = Literal["gaussian", "zero", "spike", "inf"]
+#: ``train`` builds a graph; ``no_grad`` runs in training mode without one; ``eval`` neither.
+Mode = Literal["train", "no_grad", "eval"]
+Shift = Annotated[int, Meta(ge=-24, le=24)]
+Algorithm = Literal["max", "most_recent", "callable"]
+LayerKind = Literal[
+    "linear",
+    "layernorm_linear",
+    "rmsnorm_linear",
+    "layernorm_mlp",
+    "grouped_linear",
+    "transformer_layer",
+]
+#: chain: one after the other. twice: one layer called twice. frozen_first: two, the first without
+#: gradients and fed by an input that needs none. dangling: two side by side, the second's output
+#: reaches no loss. branch: two, of which a forward runs one.
+Layout = Literal["chain", "twice", "frozen_first", "dangling", "branch"]
+#: Which part of the model a checkpoint wraps; ``nested`` wraps each layer inside the whole.
+Region = Literal["none", "each", "whole", "nested"]
+
+
+class Open(msgspec.Struct, tag="open", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Enter an autocast region; inside another one it is nested."""
+
+    enabled: bool = True
+
+
+class Close(
+    msgspec.Struct, tag="close", frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Leave the innermost region."""
+
+
+class Forward(
+    msgspec.Struct,
+    tag="forward",
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    """Run the model on a fresh input."""
+
+    mode: Mode = "train"
+    values: Stimulus = "gaussian"
+    #: The input is multiplied by 2^shift.
+    shift: Shift = 0
+    #: Open a region of its own, inside whatever is checkpointed.
+    inside: bool = False
+    #: Weight caching: True casts and keeps the weights, False reuses them, None does neither.
+    first: bool | None = None
+    #: Which branch runs (layout ``branch``).
+    path: Literal[0, 1] = 0
+
+
+class Backward(
+    msgspec.Struct,
+    tag="backward",
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    """One backward through the sum of these forwards' losses, each with a gradient of its own."""
+
+    of: Annotated[tuple[int, ...], Meta(min_length=1, max_length=4)]
+    values: Stimulus = "gaussian"
+    #: Output gradients are multiplied by 2^shift.
+    shift: Shift = 0
+    #: Keep the graph: a second backward may follow.
+    retain: bool = False
+
+
+class Step(msgspec.Struct, tag="step", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """SGD on what has accumulated, then no gradients."""
+
+
+class Reload(
+    msgspec.Struct, tag="reload", frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Save the state, build the model anew, load, go on."""
+
+
+class Switch(
+    msgspec.Struct,
+    tag="switch",
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    kw_only=True,
+):
+    """Regions opened from here on use another recipe; None leaves a setting as it is."""
+
+    history: Annotated[int, Meta(ge=1, le=16)] | None = None
+    algorithm: Algorithm | None = None
+    margin: Annotated[int, Meta(ge=-4, le=4)] | None = None
+
+
+Event = Open | Close | Forward | Backward | Step | Reload | Switch
+
+
+class Settings(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """A recipe's settings, where it has any."""
+
+    history: Annotated[int, Meta(ge=1, le=16)] = 4
+    algorithm: Algorithm = "max"
+    margin: Annotated[int, Meta(ge=-4, le=4)] = 0
+    #: hybrid: E4M3 forward, E5M2 backward.
+    format: Literal["hybrid", "e4m3"] = "hybrid"
+    #: The library's bulk update kernel; False: its tensor by tensor path.
+    fused: bool = True
+
+
+class Schedule(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """Everything a stateful case does. Defaults are the simplest value of each field."""
+
+    events: Annotated[tuple[Event, ...], Meta(max_length=64)]
+    layer: LayerKind = "linear"
+    layout: Layout = "chain"
+    #: Layers of a chain.
+    depth: Annotated[int, Meta(ge=1, le=3)] = 1
+    checkpoint: Region = "none"
+    #: The library's own checkpoint function, or torch's.
+    checkpoint_by: Literal["library", "torch"] = "library"
+    reentrant: bool = False
+    #: Parameters are made in the narrow format.
+    quantized_init: bool = False
+    settings: Settings = Settings()
+
+    @property
+    def layers(self) -> int:
+        """Layers the model has."""
+        return {"chain": self.depth, "twice": 1}.get(self.layout, 2)
