@@ -90,7 +90,7 @@ def make_model_tensors(
 def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
     rows, cols = shape if len(shape) == 2 else (1, *shape)
     if len(shape) == 1:
-        x = _gaussian(hash_bits(case.data.seed, name, rows, cols))[0]
+        x = gaussian(hash_bits(case.data.seed, name, rows, cols))[0]
         return _to_dtype(0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x, case.spec)
     tame = case.data.values in ("near_max", "subnormal")  # as weights they leave nothing to see
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
@@ -124,7 +124,7 @@ def hash_bits(seed: int, tensor: str, rows: int, cols: int) -> U64:
     return h
 
 
-def _gaussian(h: U64) -> F64:
+def gaussian(h: U64) -> F64:
     """Sum of four 16-bit uniforms, centred, unit variance: exact in float64, no libm."""
     total = (h & np.uint64(0xFFFF)).astype(np.float64)
     for shift in (16, 32, 48):
@@ -134,7 +134,7 @@ def _gaussian(h: U64) -> F64:
 
 def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
     h = hash_bits(data.seed, name, rows, cols)
-    x = _gaussian(h)
+    x = gaussian(h)
     if name == "weight":
         x *= 0.25
     fresh = (h * np.uint64(0xD6E8FEB86659FD93)) >> np.uint64(32)  # bits the gaussian did not use
@@ -218,7 +218,7 @@ def _bias(spec: Spec, data: DataSpec, exponents: dict[str, int]) -> F32:
     if data.regime == "lattice":
         values = ((h & np.uint64(0x7F)).astype(np.float64) - 64.0)[:, 0]
     else:
-        values = _gaussian(h)[:, 0]
+        values = gaussian(h)[:, 0]
     return _to_dtype(np.ldexp(values, exponents["input"] + exponents["weight"]), spec)
 
 

@@ -88,7 +88,7 @@ def test_tensors_and_seeds_are_independent() -> None:
             assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.15
 
 
-def test_the_gaussian_has_zero_mean_unit_variance_and_light_tails() -> None:
+def test_thegaussian_has_zero_mean_unit_variance_and_light_tails() -> None:
     x = wild("gaussian", m=512).astype(np.float64)
     assert abs(x.mean()) < 0.02 and abs(x.std() - 1) < 0.02 and 3 < np.abs(x).max() < 3.5
 

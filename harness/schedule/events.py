@@ -27,7 +27,7 @@ LayerKind = Literal[
     "transformer_layer",
 ]
 #: chain: one after the other. twice: one layer called twice. frozen_first: two, the first without
-#: gradients and fed by an input that needs none. dangling: two side by side, the second's output
+#: gradients and fed by an input that needs none. dangling: two side by side, the first's output
 #: reaches no loss. branch: two, of which a forward runs one.
 Layout = Literal["chain", "twice", "frozen_first", "dangling", "branch"]
 #: Which part of the model a checkpoint wraps; ``nested`` wraps each layer inside the whole.

@@ -31,8 +31,9 @@ class Standing:
     #: Regions open, outermost first: enabled or not.
     regions: list[bool] = field(default_factory=list)
     forwards: int = 0
-    #: Forwards whose graph exists.
-    live: set[int] = field(default_factory=set)
+    #: Forwards whose graph exists, and how many switches came before each.
+    live: dict[int, int] = field(default_factory=dict)
+    switches: int = 0
     #: Regions' and forwards' settings may change here: weights cast before are stale.
     cached: bool = False
     #: A gradient has been accumulated since the last step.
@@ -55,11 +56,15 @@ class Standing:
                 return "weights are cached inside an enabled region"
             case Backward(of=of) if len(set(of)) != len(of):
                 return "a forward is named twice"
-            case Backward(of=of) if not set(of) <= self.live:
-                gone = sorted(set(of) - self.live)[0]
+            case Backward(of=of) if not set(of) <= self.live.keys():
+                gone = sorted(set(of) - self.live.keys())[0]
                 return f"forward {gone} has no graph (not run, not in train mode, or already used)"
+            case Backward(of=of) if len({self.live[f] for f in of}) > 1:
+                return "it sums forwards that ran under different settings"
             case Step() | Reload() if self.live:
                 return "a forward's graph still waits for its backward"
+            case Reload() if self.accumulated:
+                return "an accumulated gradient waits for the optimizer"
             case Step() if not self.accumulated:
                 return "no gradient has been accumulated"
             case Reload() | Switch() if self.regions:
@@ -75,17 +80,20 @@ class Standing:
                 self.regions.pop()
             case Forward(mode=mode, first=first):
                 if mode == "train":
-                    self.live.add(self.forwards)
+                    self.live[self.forwards] = self.switches
                 self.cached = self.cached or first is True
                 self.forwards += 1
             case Backward(of=of, retain=retain):
                 self.accumulated = True
-                if not retain:
-                    self.live -= set(of)
+                for f in () if retain else of:
+                    del self.live[f]
             case Step():
                 self.cached = self.accumulated = False
-            case Reload() | Switch():
+            case Reload():
                 self.cached = False
+            case Switch():
+                self.cached = False
+                self.switches += 1
 
 
 def check_schedule(schedule: Schedule) -> None:

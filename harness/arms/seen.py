@@ -1,0 +1,56 @@
+"""Live casts and products -> what a trace keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from harness.schedule.subject import RawCast, RawProduct, RawSide
+from harness.schedule.trace import At, CastSeen, ProductSeen, Side
+
+_FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
+
+
+def see_cast(raw: RawCast, at: At) -> CastSeen:
+    """A copy of one cast, checked against the definition while its input still exists."""
+    x = raw.input.detach().float()
+    single = raw.scale.dtype == torch.float32
+    amax = torch.nan_to_num(x.abs(), nan=0.0, posinf=float("inf")).amax() if x.numel() else 0.0
+    exact = True
+    if single:
+        dtype, largest = _FLOAT8[raw.format]
+        want = (x * raw.scale).clamp(-largest, largest).to(dtype).view(torch.uint8)
+        exact = bool(torch.equal(want, raw.codes.view(torch.uint8).reshape(want.shape)))
+    return CastSeen(
+        at=at,
+        slot=raw.slot,
+        format=raw.format,
+        scale=np.float32(raw.scale.item()) if single else None,
+        amax=np.float32(float(amax)),
+        codes=_codes(raw.codes),
+        exact=exact,
+    )
+
+
+def see_product(raw: RawProduct, at: At) -> ProductSeen:
+    """A copy of one product's operands."""
+    return ProductSeen(at, raw.role, _side(raw.a), _side(raw.b))
+
+
+def _side(raw: RawSide) -> Side:
+    if raw.scale_inv is None:
+        return Side(raw.format)
+    single = raw.scale_inv.dtype == torch.float32 and raw.scale_inv.numel() == 1
+    return Side(
+        raw.format,
+        _codes(raw.data),
+        np.float32(raw.scale_inv.item()) if single else None,
+    )
+
+
+def _codes(codes: torch.Tensor) -> NDArray[Any]:
+    flat = codes.detach().view(torch.uint8)
+    return np.array(flat.reshape(-1, flat.shape[-1]).numpy())

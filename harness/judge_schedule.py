@@ -1,0 +1,97 @@
+"""Run a stateful case on its arms and apply every rule of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.arms.stateful import run_schedule
+from harness.case import Case
+from harness.oracles.oracle import plain
+from harness.oracles.schedule import SCHEDULE_ORACLES
+from harness.oracles.schedule_evidence import ScheduleEvidence
+from harness.schedule.events import Schedule
+from harness.schedule.recipe import Stateful
+from harness.schedule.rules import check_schedule
+from harness.schedule.subject import Subject
+from harness.schedule.trace import StateTrace
+from harness.verdict import Verdict
+
+#: One case in so many is run again among the remains of the others.
+_COMPANY_EVERY = 4
+
+
+def arms_of(schedule: Schedule) -> tuple[str, ...]:
+    """Names of the arms a schedule runs on, the plain one first."""
+    if schedule.checkpoint == "none":
+        return ("eager",)
+    reentrant = "_reentrant" if schedule.reentrant else ""
+    by = "" if schedule.checkpoint_by == "library" else "_by_torch"
+    return ("eager", f"eager+checkpoint{by}{reentrant}")
+
+
+def run_arms(case: Case, subject: Subject, only: frozenset[str] | None) -> dict[str, StateTrace]:
+    """The case's traces, by arm. Raises ValueError for a schedule that is not valid."""
+    schedule = case.spec.schedule
+    assert schedule is not None
+    check_schedule(schedule)
+    traces: dict[str, StateTrace] = {}
+    for arm in arms_of(schedule):
+        if only is not None and arm not in only:
+            continue
+        own = case if arm != "eager" else _with(case, _plain(schedule))
+        traces[arm] = run_schedule(own, subject, arm)
+        if traces[arm].error is not None:
+            break  # dearer arms would only say the same
+    return traces
+
+
+def judge_schedule(
+    case: Case,
+    recipe: Stateful,
+    subject: Subject,
+    deviations: Mapping[str, str],
+    rules: Sequence[str],
+    only: frozenset[str] | None = None,
+) -> tuple[list[Verdict], bool]:
+    """All verdicts of these rules, and whether the plain run came to its end."""
+    schedule = case.spec.schedule
+    assert schedule is not None
+    traces = run_arms(case, subject, only)
+    plain_case = _with(case, _plain(schedule))
+    company: Callable[[], StateTrace] | None = None
+    if case.data.seed % _COMPANY_EVERY == 0:
+        company = lambda: run_schedule(plain_case, subject, "eager", reset=False)  # noqa: E731
+    evidence = ScheduleEvidence(
+        case=case,
+        schedule=schedule,
+        kind=subject.kind,
+        policy=subject.policy,
+        traces=traces,
+        deviations=deviations,
+        may_refuse=recipe.may_refuse(case.spec),
+        company=company,
+        run=lambda other: run_schedule(_with(plain_case, other), subject, "eager"),
+    )
+    ran = all(trace.error is None for trace in traces.values())
+    return list(_verdicts(evidence, rules)), ran
+
+
+def _verdicts(evidence: ScheduleEvidence, rules: Sequence[str]) -> Iterator[Verdict]:
+    for oracle in SCHEDULE_ORACLES:
+        if oracle.name in rules:
+            yield from oracle.check(evidence)  # type: ignore[arg-type]
+
+
+def _plain(schedule: Schedule) -> Schedule:
+    return msgspec.structs.replace(schedule, checkpoint="none")
+
+
+def _with(case: Case, schedule: Schedule) -> Case:
+    spec = msgspec.structs.replace(case.spec, schedule=schedule)
+    return msgspec.structs.replace(case, spec=spec)
+
+
+__all__: list[Any] = ["arms_of", "judge_schedule", "plain", "run_arms"]

@@ -1,0 +1,103 @@
+"""What the rules of a schedule look at, and how its regions stand event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from harness.case import Case
+from harness.numerics.delayed import Policy
+from harness.schedule.events import Close, Event, Forward, Open, Schedule, Settings, Switch
+from harness.schedule.text import sentence
+from harness.schedule.trace import StateTrace
+
+
+@dataclass(frozen=True)
+class ScheduleEvidence:
+    """One stateful case, run on its arms."""
+
+    case: Case
+    schedule: Schedule
+    kind: Literal["delayed", "current", "mx"]
+    policy: Callable[[Settings], Policy | None]
+    traces: Mapping[str, StateTrace]
+    #: As-built deviation -> ledger entry.
+    deviations: Mapping[str, str]
+    #: Why the library may refuse this schedule; "" if it promises to run it.
+    may_refuse: str = ""
+    #: The plain run again, after the others and without forgetting them; None: not this time.
+    company: Callable[[], StateTrace] | None = None
+    #: The plain run of another schedule.
+    run: Callable[[Schedule], StateTrace] | None = None
+
+
+@dataclass(eq=False)
+class Region:
+    """One outermost region, from its opening."""
+
+    #: First training forward that ran in FP8 in it.
+    first: int = -1
+
+
+@dataclass
+class Progress:
+    """Where a schedule stands: settings, regions, and what each forward ran under."""
+
+    settings: Settings
+    open: list[Settings | None] = field(default_factory=list)
+    outermost: Region = field(default_factory=Region)
+    forwards: int = 0
+    #: Training forward that ran in FP8 -> its settings and its outermost region.
+    ran: dict[int, tuple[Settings, Region]] = field(default_factory=dict)
+
+    def inner(self, event: Forward) -> Settings | None:
+        """What a forward's layers run under; None: high precision."""
+        if event.inside:
+            return self.settings
+        return self.open[-1] if self.open else None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Open(enabled=enabled):
+                if not self.open:
+                    self.outermost = Region()
+                self.open.append(self.settings if enabled else None)
+            case Close():
+                self.open.pop()
+            case Switch():
+                self.settings = switched(self.settings, event)
+            case Forward(mode=mode):
+                inner = self.inner(event)
+                if inner is not None and mode == "train":
+                    region = self.outermost if self.open else Region()
+                    if region.first < 0:
+                        region.first = self.forwards
+                    self.ran[self.forwards] = (inner, region)
+                self.forwards += 1
+
+
+def switched(settings: Settings, event: Switch) -> Settings:
+    """The settings after a switch."""
+    told = {
+        name: value
+        for name in ("history", "algorithm", "margin")
+        if (value := getattr(event, name)) is not None
+    }
+    return msgspec.structs.replace(settings, **told)
+
+
+def steps_of(schedule: Schedule) -> Iterator[tuple[int, Event, Progress]]:
+    """Every event with the progress before it."""
+    progress = Progress(schedule.settings)
+    for i, event in enumerate(schedule.events):
+        yield i, event, progress
+        progress.take(event)
+
+
+def place(schedule: Schedule, event: int) -> str:
+    """``event 4, backward({y0: g})``."""
+    number = sum(isinstance(e, Forward) for e in schedule.events[:event])
+    return f"event {event}, {sentence(schedule.events[event], number)}"

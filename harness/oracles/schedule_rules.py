@@ -1,0 +1,342 @@
+"""The other rules of a schedule: recompute, precision, casts, twins, balance, save and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.numerics.formats import F32
+from harness.oracles.oracle import number, plain
+from harness.oracles.schedule_evidence import ScheduleEvidence, place, steps_of
+from harness.schedule.events import Backward, Forward, Reload, Step
+from harness.schedule.trace import At, CastSeen, ProductSeen, Side, StateTrace
+from harness.verdict import Verdict
+
+
+def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """contract: what the library promises to run, it runs."""
+    for arm, trace in evidence.traces.items():
+        error = trace.error
+        if error is None:
+            yield plain("contract", arm, "schedule", "ok")
+        elif error.type == "NotCarried":
+            yield plain("contract", arm, "schedule", "unsupported", error.message)
+        elif evidence.may_refuse:
+            yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
+        else:
+            yield Verdict(
+                "contract", arm, "schedule", "crashed", f"{error.type} in {error.where}",
+                place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
+                "run, or refused with the reason when the model is built",
+            )  # fmt: skip
+
+
+def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O2: codes are the saturating cast of the tensor times its scale."""
+    for arm, trace in evidence.traces.items():
+        casts = [(m.event, c) for m in trace.moments for c in m.casts]
+        wrong = next(((i, c) for i, c in casts if not c.exact), None)
+        if wrong is None:
+            yield plain("O2", arm, "operand", "ok" if casts else "not_applicable")
+            continue
+        event, cast = wrong
+        yield Verdict(
+            "O2", arm, "operand", "diverged", f"{cast.format} codes", _at(evidence, event, cast.at),
+            "codes that are not the tensor's", "the saturating cast of tensor times scale",
+            index=(event,),
+        )  # fmt: skip
+
+
+def check_inverse(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O3: a product rescales each operand by one over the scale its codes were made with, and its
+    operands are codes that some cast made."""
+    for arm, trace in evidence.traces.items():
+        verdict = _inverse(evidence, trace)
+        yield replace(verdict, arm=arm)
+
+
+def _inverse(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+    made: dict[bytes, set[bytes]] = {}
+    judged = False
+    quantised = evidence.schedule.quantized_init
+    for moment in trace.moments:
+        for cast in moment.casts:
+            if cast.scale is not None:
+                inverse = np.float32(np.float32(1.0) / cast.scale).tobytes()
+                for key in _keys(cast.codes):
+                    made.setdefault(key, set()).add(inverse)
+        for product in moment.products:
+            for name, side in (("a", product.a), ("b", product.b)):
+                if side.codes is None or side.scale_inv is None:
+                    continue
+                inverses = made.get(side.codes.tobytes())
+                if inverses is None and quantised:
+                    continue  # the parameter itself: made before the schedule began
+                judged = True
+                at = _at(evidence, moment.event, product.at)
+                if inverses is None:
+                    return Verdict(
+                        "O3", "", product.role, "diverged", "operand that no cast made", at,
+                        f"operand {name}", "codes of a cast of this run", index=(moment.event,),
+                    )  # fmt: skip
+                if side.scale_inv.tobytes() not in inverses:
+                    allowed = np.frombuffer(sorted(inverses)[0], np.float32)[0]
+                    return Verdict(
+                        "O3", "", product.role, "diverged", "scale and inverse out of step", at,
+                        number(float(side.scale_inv)), number(float(allowed)),
+                        index=(moment.event,),
+                    )  # fmt: skip
+    return plain("O3", "", "operand", "ok" if judged else "not_applicable")
+
+
+def _keys(codes: NDArray[np.uint8]) -> tuple[bytes, bytes]:
+    """As laid out, and transposed: libraries keep both copies."""
+    return codes.tobytes(), np.ascontiguousarray(codes.T).tobytes()
+
+
+def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O13: what a recompute quantises and multiplies is what the forward did."""
+    for arm, trace in evidence.traces.items():
+        if arm == "eager":
+            continue
+        yield replace(_recomputed(evidence, trace), arm=arm)
+
+
+def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+    judged = False
+    first_casts: dict[tuple[int, int], list[CastSeen]] = {}
+    first: dict[tuple[int, int], list[ProductSeen]] = {}
+    for moment in trace.moments:
+        again: dict[tuple[int, int], list[ProductSeen]] = {}
+        for cast in moment.casts:
+            if cast.at.phase == "forward":
+                first_casts.setdefault((cast.at.forward, cast.at.call), []).append(cast)
+        for product in moment.products:
+            key = (product.at.forward, product.at.call)
+            if product.at.phase == "forward":
+                first.setdefault(key, []).append(product)
+            elif product.at.phase == "recompute":
+                again.setdefault(key, []).append(product)
+        for key, products in again.items():
+            judged = True
+            wanted = first.get(key, [])
+            for i, product in enumerate(products):
+                want = wanted[i % len(wanted)] if wanted else None
+                symptom = _differs(product, want)
+                if symptom:
+                    return Verdict(
+                        "O13", "", "output", "diverged", symptom,
+                        _at(evidence, moment.event, product.at), _sides(product),
+                        "as in its forward: " + (_sides(want) if want else "no product"),
+                        index=(moment.event,),
+                    )  # fmt: skip
+    return plain("O13", "", "output", "ok" if judged else "not_applicable")
+
+
+def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
+    if want is None:
+        return "recomputed what the forward did not do"
+    for got, side in ((product.a, want.a), (product.b, want.b)):
+        if got.format != side.format:
+            return "recomputed in another precision"
+    for got, side in ((product.a, want.a), (product.b, want.b)):
+        if got.scale_inv != side.scale_inv:
+            return "recomputed with another scale"
+    for got, side in ((product.a, want.a), (product.b, want.b)):
+        if got.codes is not None and not np.array_equal(got.codes, side.codes):  # type: ignore[arg-type]
+            return "recomputed other codes"
+    return ""
+
+
+def _sides(product: ProductSeen) -> str:
+    return " times ".join(_side(side) for side in (product.a, product.b))
+
+
+def _side(side: Side) -> str:
+    scale = "" if side.scale_inv is None else f" (1/scale {number(float(side.scale_inv))})"
+    return f"{side.format}{scale}"
+
+
+def check_precision(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O20: inside a region every product runs in the recipe's formats, outside none does, and a
+    forward that is told to casts its weights."""
+    for arm, trace in evidence.traces.items():
+        yield replace(_precision(evidence, trace), arm=arm)
+
+
+_NARROW = frozenset({"e4m3", "e5m2"})
+
+
+def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+    judged = False
+    for (i, event, progress), moment in zip(
+        steps_of(evidence.schedule), trace.moments, strict=False
+    ):
+        if isinstance(event, Forward):
+            narrow = progress.inner(event) is not None
+        elif isinstance(event, Backward):
+            under = {f in progress.ran for f in event.of}
+            if len(under) > 1:
+                continue  # a sum over both kinds: which product belongs to which is not known
+            narrow = under.pop()
+        else:
+            continue
+        for product in moment.products:
+            judged = True
+            formats = {product.a.format, product.b.format}
+            wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
+            if wrong:
+                symptom = "product in high precision" if narrow else "product in FP8"
+                return Verdict(
+                    "O20", "", product.role, "diverged", f"{symptom} ({product.at.phase})",
+                    _at(evidence, i, product.at), _sides(product),
+                    "FP8" if narrow else "high precision", index=(i,),
+                )  # fmt: skip
+        missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
+        if missing:
+            return Verdict(
+                "O20", "", "output", "diverged", missing, place(evidence.schedule, i),
+                "the weight as cast before", "a fresh cast of the weight", index=(i,),
+            )  # fmt: skip
+    return plain("O20", "", "output", "ok" if judged else "not_applicable")
+
+
+def _weight_cast_missing(
+    evidence: ScheduleEvidence, event: object, casts: tuple[CastSeen, ...]
+) -> str:
+    known = any(c.slot is not None for c in casts)
+    if not isinstance(event, Forward) or event.first is False or not known:
+        return ""
+    if evidence.schedule.quantized_init:
+        return ""
+    cast = any(c.slot is not None and c.slot.index == 1 and c.at.phase == "forward" for c in casts)
+    return "" if cast else "weight not cast"
+
+
+def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O12: checkpointed equals plain, in outputs, gradients and state after every event."""
+    base = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if arm == "eager" or base is None:
+            continue
+        if base.error is not None or trace.error is not None:
+            yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")
+            continue
+        yield _same(evidence, "O12", arm, base, trace, range(len(trace.moments)), "without it")
+
+
+def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O1: a model behaves alike alone and after others of this process."""
+    base = evidence.traces.get("eager")
+    if base is None or base.error is not None or evidence.company is None:
+        yield plain("O1", "eager", "output", "not_applicable")
+        return
+    after = evidence.company()
+    if after.error is not None:
+        yield Verdict(
+            "O1", "eager", "schedule", "diverged", f"{after.error.type} after other models",
+            place(evidence.schedule, after.error.event), after.error.message[:200], "as alone",
+        )  # fmt: skip
+        return
+    moments = range(len(after.moments))
+    yield _same(evidence, "O1", "eager", base, after, moments, "alone in its process")
+
+
+def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """R20: save, load, go on equals going on."""
+    base = evidence.traces.get("eager")
+    events = evidence.schedule.events
+    kept = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
+    if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
+        yield plain("R20", "eager", "output", "not_applicable")
+        return
+    uninterrupted = evidence.run(
+        msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
+    )
+    if uninterrupted.error is not None:
+        yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
+        return
+    position = {event: i for i, event in enumerate(kept)}
+    outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
+    shifted = replace(base, moments=tuple(base.moments[i] for i in kept), outputs=outputs)
+    # what is created lazily is absent from a fresh model until its first forward
+    yield _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+
+
+def _renumbered(name: str, position: Mapping[int, int]) -> str:
+    head, at, event = name.partition("@")
+    return f"{head}@{position[int(event)]}" if at else name
+
+
+def _same(
+    evidence: ScheduleEvidence,
+    oracle: str,
+    arm: str,
+    base: StateTrace,
+    other: StateTrace,
+    events: Iterable[int],
+    than: str,
+) -> Verdict:
+    """Bit for bit the same state after every event, outputs and gradients."""
+    for i, a, b in zip(events, base.moments, other.moments, strict=False):
+        for slot in sorted(a.state.keys() & b.state.keys()):
+            if not a.state[slot].equals(b.state[slot]):
+                return Verdict(
+                    oracle, arm, "state", "diverged", f"{slot.direction} state",
+                    f"{place(evidence.schedule, i)}: {slot}",
+                    f"scale {number(float(b.state[slot].scale))}",
+                    f"{number(float(a.state[slot].scale))}, or another window, as {than}",
+                    index=(i,),
+                )  # fmt: skip
+    for name in base.outputs:
+        got = other.outputs.get(name)
+        if got is None or not _same_bits(base.outputs[name], got):
+            kind = "gradient" if "grad" in name else "output"
+            return Verdict(
+                oracle, arm, kind, "diverged", kind, name,
+                "missing" if got is None else _furthest(base.outputs[name], got), f"as {than}",
+            )  # fmt: skip
+    return plain(oracle, arm, "output", "ok")
+
+
+def _same_bits(a: F32, b: F32) -> bool:
+    return a.shape == b.shape and bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
+
+
+def _furthest(a: F32, b: F32) -> str:
+    if a.shape != b.shape:
+        return f"shape {b.shape}"
+    with np.errstate(all="ignore"):
+        bad = ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    at = np.argwhere(bad)[0]
+    values = f"{number(float(b[tuple(at)]))} for {number(float(a[tuple(at)]))}"
+    return f"{int(bad.sum())} of {a.size} elements differ, first {values}"
+
+
+def check_balance(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O19: at the end of a step nothing is set aside any more."""
+    for arm, trace in evidence.traces.items():
+        found = plain("O19", arm, "state", "not_applicable")
+        for (i, event, progress), moment in zip(
+            steps_of(evidence.schedule), trace.moments, strict=False
+        ):
+            if not isinstance(event, Step) or progress.open:
+                continue
+            left = {name: n for name, n in moment.pending.items() if n}
+            if left:
+                found = Verdict(
+                    "O19", arm, "state", "diverged", f"left over: {', '.join(sorted(left))}",
+                    place(evidence.schedule, i), str(left), "empty", index=(i,),
+                )  # fmt: skip
+                break
+            found = plain("O19", arm, "state", "ok")
+        yield found
+
+
+def _at(evidence: ScheduleEvidence, event: int, at: At) -> str:
+    phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
+    return f"{place(evidence.schedule, event)}: {phase}"

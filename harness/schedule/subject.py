@@ -1,0 +1,81 @@
+"""What a stateful recipe must offer so that a schedule can be run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from harness.case import Spec
+from harness.numerics.delayed import Policy, Slot
+from harness.schedule.events import Settings
+from harness.schedule.trace import SlotName
+
+Role = Literal["output", "grad_input", "grad_weight"]
+
+
+@dataclass(frozen=True)
+class RawCast:
+    """A cast as it happens; tensors are live."""
+
+    slot: SlotName | None
+    input: torch.Tensor
+    codes: torch.Tensor
+    #: One element, or E8M0 bytes.
+    scale: torch.Tensor
+    format: str
+
+
+@dataclass(frozen=True)
+class RawSide:
+    """An operand as it is multiplied; live."""
+
+    data: torch.Tensor
+    scale_inv: torch.Tensor | None
+    format: str
+
+
+@dataclass(frozen=True)
+class RawProduct:
+    """A product as it happens."""
+
+    role: Role
+    a: RawSide
+    b: RawSide
+
+
+Listener = Callable[[RawCast | RawProduct], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A library's stateful layers behind the few verbs a schedule has."""
+
+    #: delayed keeps a window of maxima; current and mx must keep nothing.
+    kind: Literal["delayed", "current", "mx"]
+    #: One layer; its parameters are filled in afterwards.
+    layer: Callable[[Spec], nn.Module]
+    #: A region; None: high precision.
+    autocast: Callable[[Settings | None], AbstractContextManager[Any]]
+    #: Recompute fn(x) in backward: (fn, x, reentrant).
+    checkpoint: Callable[[Callable[[Any], Any], Any, bool], Any]
+    #: backward through outputs with these gradients, keeping the graph or not.
+    backward: Callable[[list[Any], list[Any], bool], None]
+    #: State of every layer that has some, by slot.
+    state: Callable[[Mapping[str, nn.Module]], dict[SlotName, Slot]]
+    #: What is set aside for later; everything in it must be 0 between steps.
+    pending: Callable[[], dict[str, int]]
+    #: Forget everything that outlives a model.
+    reset: Callable[[], None]
+    #: Report casts and products while entered.
+    listen: Callable[[Mapping[str, nn.Module], Listener], AbstractContextManager[Any]]
+    #: Its rules, under these settings; None for stateless kinds.
+    policy: Callable[[Settings], Policy | None]
+    #: Load a saved state into fresh layers.
+    load: Callable[[nn.Module, Any], None]
+    #: Does a layer take ``is_first_microbatch``?
+    caching: bool = True

@@ -1,0 +1,18 @@
+"""Our own delayed scaling: correct under every schedule it accepts, and host of planted faults."""
+
+from __future__ import annotations
+
+from harness.models.delayed_subject import carries, subject
+from harness.schedule.recipe import Stateful
+
+STATEFUL = [
+    Stateful(
+        name="reference.delayed",
+        family="reference.delayed",
+        title="a linear with delayed scaling, ours",
+        subject=subject,
+        carries=carries,
+        script=script,
+        dtypes=("bf16", "fp32"),
+    )
+]
