@@ -21,17 +21,20 @@ from harness.arms.program import Program
 from harness.arms.twin import twin_outputs
 from harness.case import Case, Spec, compile_key
 from harness.data import make_model_tensors, make_tensors
+from harness.judge_schedule import arms_of, judge_schedule
 from harness.ledger import Ledger
 from harness.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from harness.numerics.formats import F32
 from harness.numerics.plan import Plan
-from harness.oracles import BY_NAME, ORACLES
+from harness.oracles import BY_NAME, ORACLES, rules_of
 from harness.oracles.evidence import Evidence
 from harness.oracles.kernels import check_kernels, check_weight_copies
 from harness.oracles.layers import layer_evidences, layer_spec, layer_tensors
 from harness.oracles.oracle import Oracle, plain
 from harness.oracles.quantiser import LEVEL_B
 from harness.recipe import Recipe, unknown
+from harness.schedule.recipe import Stateful
+from harness.schedule.subject import Subject
 from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
 
@@ -72,10 +75,13 @@ class Judge:
     arms: frozenset[str] | None = None
     oracles: Sequence[Oracle] = ORACLES
     device: str = "cpu"
+    #: Recipes that schedules run on.
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
     compiles: int = 0
     compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _repeated: set[tuple[str, str]] = field(default_factory=set)
+    _subjects: dict[str, Subject] = field(default_factory=dict)
 
     def judge(
         self,
@@ -93,6 +99,8 @@ class Judge:
         FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive.
         Raises ValueError if its recipe or backend does not exist.
         """
+        if case.spec.schedule is not None:
+            return self._judge_schedule(case, oracles, only)
         recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
         plan = recipe.plan(case.spec)
         tensors = tensors_of(case, recipe)
@@ -145,6 +153,34 @@ class Judge:
             verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
             judgement = self._fold(case, recipe.family, verdicts, ran)
         return judgement
+
+    def _judge_schedule(
+        self, case: Case, oracles: Sequence[Oracle] | None, only: frozenset[str] | None
+    ) -> Judgement:
+        recipe = self.stateful_recipe(case.spec)
+        if recipe.name not in self._subjects:
+            recipe.prepare()
+            self._subjects[recipe.name] = recipe.subject()
+        verdicts, ran = judge_schedule(
+            case,
+            recipe,
+            self._subjects[recipe.name],
+            self.ledger.deviations(case.spec),
+            [o.name for o in oracles or rules_of(case.spec).values()],
+            only,
+        )
+        return self._fold(case, recipe.family, verdicts, ran)
+
+    def stateful_recipe(self, spec: Spec) -> Stateful:
+        """The recipe a schedule runs on. Raises ValueError with the nearest match."""
+        if spec.recipe not in self.stateful:
+            raise ValueError(unknown("stateful recipe", spec.recipe, self.stateful))
+        return self.stateful[spec.recipe]
+
+    def family(self, spec: Spec) -> str:
+        """The family that findings of this Spec belong to."""
+        found = self.recipe(spec) if spec.schedule is None else self.stateful_recipe(spec)
+        return found.family
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""
@@ -246,8 +282,10 @@ class Judge:
 
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
-        rung = {arm.name: i for i, arm in enumerate(climb(case.spec))}
-        rank = {oracle.name: i for i, oracle in enumerate(ORACLES)}
+        schedule, rules = case.spec.schedule, rules_of(case.spec)
+        arms = arms_of(schedule) if schedule else [arm.name for arm in climb(case.spec)]
+        rung = {arm: i for i, arm in enumerate(arms)}
+        rank = {name: i for i, name in enumerate(rules)}
         ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
         roots: list[Verdict] = []
         folded: list[Verdict] = []
@@ -255,7 +293,7 @@ class Judge:
             if verdict.status == "known":
                 roots.append(verdict)
             elif verdict.status in BAD:
-                root = _explained(verdict, roots)
+                root = _explained(verdict, roots, rules)
                 if root is None:
                     entry = self.ledger.match(fingerprint(verdict, family), case.spec)
                     verdict = verdict.known(entry) if entry else verdict
@@ -291,15 +329,17 @@ def _judge_layers(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Ver
         yield from (v for v in check(evidence) if v.oracle in names)
 
 
-def _explained(verdict: Verdict, roots: Iterable[Verdict]) -> Verdict | None:
-    oracle = BY_NAME[verdict.oracle]
+def _explained(
+    verdict: Verdict, roots: Iterable[Verdict], rules: Mapping[str, Oracle]
+) -> Verdict | None:
+    oracle = rules[verdict.oracle]
     upstream = oracle.upstream
     for root in roots:
         if oracle.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
             if again or (root.arm == verdict.arm and root.oracle in upstream):
                 return root
-        if root.layer != verdict.layer and BY_NAME[root.oracle].scope == "layer":
+        if root.layer != verdict.layer and rules[root.oracle].scope == "layer":
             continue
         # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
         symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from harness.arms.stateful import run_schedule
 from harness.case import Case
-from harness.oracles.oracle import plain
 from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.schedule.events import Schedule
@@ -92,6 +90,3 @@ def _plain(schedule: Schedule) -> Schedule:
 def _with(case: Case, schedule: Schedule) -> Case:
     spec = msgspec.structs.replace(case.spec, schedule=schedule)
     return msgspec.structs.replace(case, spec=spec)
-
-
-__all__: list[Any] = ["arms_of", "judge_schedule", "plain", "run_arms"]

@@ -20,6 +20,7 @@ from typing import Any
 from harness.case import Dtype, Spec
 from harness.content import content_dir
 from harness.numerics.plan import Plan
+from harness.schedule.recipe import Stateful
 from harness.trace import ChangeKind, Seen
 
 
@@ -135,26 +136,39 @@ def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
 
 
 def load_recipes(extra_files: Sequence[Path] = ()) -> dict[str, Recipe]:
-    """All recipes by name. Raises ValueError naming the file if one cannot be loaded."""
+    """All recipes that convert a model, by name. Raises ValueError naming the file if one cannot be
+    loaded."""
+    return {r.name: r for f in _files(extra_files) for r in _load_file(f) if isinstance(r, Recipe)}
+
+
+def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
+    """All recipes that schedules run on, by name. Raises ValueError as ``load_recipes``."""
+    return {
+        r.name: r for f in _files(extra_files) for r in _load_file(f) if isinstance(r, Stateful)
+    }
+
+
+def _files(extra: Sequence[Path]) -> list[Path]:
     files = sorted(content_dir("recipes").glob("*.py"))
     for entry in importlib.metadata.entry_points(group="narrowfuzz.recipes"):
         files.append(Path(str(entry.load())))
-    recipes: dict[str, Recipe] = {}
-    for file in (*files, *extra_files):
-        for recipe in _load_file(file):
-            recipes[recipe.name] = recipe
-    return recipes
+    return [*files, *extra]
 
 
-def _load_file(file: Path) -> Sequence[Recipe]:
+def _load_file(file: Path) -> Sequence[Recipe | Stateful]:
     if not file.is_file():
         raise ValueError(f"recipe file {file} does not exist")
     try:
         found = runpy.run_path(str(file)).get("RECIPES")
     except (Exception, SystemExit) as error:
         raise ValueError(f"recipe file {file} raised {type(error).__name__}: {error}") from error
-    if not isinstance(found, list | tuple) or not all(isinstance(r, Recipe) for r in found):
-        raise ValueError(f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe")
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(r, Recipe | Stateful) for r in found
+    ):
+        raise ValueError(
+            f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe or "
+            "harness.schedule.recipe.Stateful"
+        )
     return found
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from harness.models.delayed_script import script
 from harness.models.delayed_subject import carries, subject
 from harness.schedule.recipe import Stateful
 
-STATEFUL = [
+RECIPES = [
     Stateful(
         name="reference.delayed",
         family="reference.delayed",

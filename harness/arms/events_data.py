@@ -25,9 +25,11 @@ def model_input(case: Case, number: int, event: Forward) -> torch.Tensor:
     return torch.from_numpy(values).to(_DTYPES[case.spec.dtype])
 
 
-def gradient(case: Case, at: int, number: int, event: Backward, y: torch.Tensor) -> torch.Tensor:
-    """Gradient of the output of forward ``number``, drawn afresh for each backward event."""
-    values = _tensor(f"g{at}/{number}", tuple(y.shape), event.values, event.shift, case.data)
+def gradient(
+    case: Case, backward: int, forward: int, event: Backward, y: torch.Tensor
+) -> torch.Tensor:
+    """What the ``backward``-th backward sends into the output of a forward."""
+    values = _tensor(f"g{backward}/{forward}", tuple(y.shape), event.values, event.shift, case.data)
     return torch.from_numpy(values).to(y.dtype)
 
 

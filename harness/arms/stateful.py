@@ -83,6 +83,7 @@ class _Run:
     #: Forward -> (its input, its output).
     live: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     forwards: int = 0
+    backwards: int = 0
     outputs: dict[str, F32] = field(default_factory=dict)
     #: Where execution stands.
     event: int = 0
@@ -163,7 +164,8 @@ class _Run:
 
     def _backward(self, event: Backward) -> None:
         pairs = [self.live[f] for f in event.of]
-        grads = [gradient(self.case, self.event, f, event, self.live[f][1]) for f in event.of]
+        number, self.backwards = self.backwards, self.backwards + 1
+        grads = [gradient(self.case, number, f, event, self.live[f][1]) for f in event.of]
         self.backward = True
         try:
             with self._listening():

@@ -60,7 +60,7 @@ class Product:
 Listener = Callable[[Cast | Product], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Tape:
     """What the layers of a checkpointed region used in its first pass, for the second to repeat."""
 
@@ -287,7 +287,9 @@ class DelayedLinear(nn.Module):
         window, scale = getattr(self, f"{direction}_window"), getattr(self, f"{direction}_scale")
         ran = window[0] != 0
         amax = window.amax(0) if recipe.algorithm == "max" else window[0]
-        quotient = FMAX[getattr(recipe, direction)] / amax / 2.0**recipe.margin
+        # a number divided by a tensor is the tensor's reciprocal, multiplied: rounded twice
+        largest = torch.full_like(amax, FMAX[getattr(recipe, direction)])
+        quotient = largest / amax / 2.0**recipe.margin
         fits = quotient.clamp(max=torch.finfo(torch.float32).max)
         scale.copy_(torch.where(ran & amax.isfinite() & (amax > 0), fits, scale))
         rolled = window.roll(-1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from harness.case import Spec
 from harness.oracles.census import check_census
 from harness.oracles.contract import check_contract
 from harness.oracles.gemm import (
@@ -28,6 +29,7 @@ from harness.oracles.relations_values import (
     check_scaling,
 )
 from harness.oracles.repeat import check_repeat
+from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.oracles.special import check_finite, check_nan_provenance
 from harness.oracles.whole import check_ratio, check_strict
 
@@ -169,4 +171,11 @@ ORACLES: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 
-BY_NAME = {oracle.name: oracle for oracle in ORACLES}
+#: By name; of a rule that both kinds of case have, the one for single runs.
+BY_NAME = {oracle.name: oracle for oracle in (*SCHEDULE_ORACLES, *ORACLES)}
+_OF_SCHEDULES = {oracle.name: oracle for oracle in SCHEDULE_ORACLES}
+
+
+def rules_of(spec: Spec) -> dict[str, Oracle]:
+    """The rules that judge this Spec's cases, in order, by name."""
+    return BY_NAME if spec.schedule is None else _OF_SCHEDULES

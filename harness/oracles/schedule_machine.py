@@ -139,9 +139,8 @@ def _commits(machine: _Machine, event: Event, progress: Progress) -> None:
     """The updates this event owes."""
     if isinstance(event, Close) and len(progress.open) == 1:
         machine.commit("forward")
-    trains = isinstance(event, Forward) and event.mode == "train"
-    if trains and event.inside and not progress.open:  # left inside no_grad, a region commits not
-        machine.commit("forward")
+    if isinstance(event, Forward) and event.inside and event.mode == "train" and not progress.open:
+        machine.commit("forward")  # in no_grad, a region is left without an update
     if isinstance(event, Backward):
         regions: dict[Region, Settings] = {
             progress.ran[f][1]: progress.ran[f][0] for f in event.of if f in progress.ran
