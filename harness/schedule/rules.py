@@ -34,8 +34,8 @@ class Standing:
     #: Forwards whose graph exists, and how many switches came before each.
     live: dict[int, int] = field(default_factory=dict)
     switches: int = 0
-    #: Regions' and forwards' settings may change here: weights cast before are stale.
-    cached: bool = False
+    #: Branches whose weights are cast and kept; whatever changes weights or recipe forgets them.
+    cached: set[int] = field(default_factory=set)
     #: A gradient has been accumulated since the last step.
     accumulated: bool = False
 
@@ -46,7 +46,7 @@ class Standing:
                 return "regions nest at most two deep"
             case Close() if not self.regions:
                 return "there is no open region to close"
-            case Forward(first=False) if not self.cached:
+            case Forward(first=False, path=path) if path not in self.cached:
                 return "no forward with first=True has cached the weights since they last changed"
             case Forward(first=first, mode=mode) if first is not None and mode != "train":
                 return "weights are cached by training forwards"
@@ -78,21 +78,20 @@ class Standing:
                 self.regions.append(enabled)
             case Close():
                 self.regions.pop()
-            case Forward(mode=mode, first=first):
+            case Forward(mode=mode, first=first, path=path):
                 if mode == "train":
                     self.live[self.forwards] = self.switches
-                self.cached = self.cached or first is True
+                if first:
+                    self.cached.add(path)
                 self.forwards += 1
             case Backward(of=of, retain=retain):
                 self.accumulated = True
                 for f in () if retain else of:
                     del self.live[f]
-            case Step():
-                self.cached = self.accumulated = False
-            case Reload():
-                self.cached = False
+            case Step() | Reload():
+                self.cached, self.accumulated = set(), False
             case Switch():
-                self.cached = False
+                self.cached = set()
                 self.switches += 1
 
 
@@ -111,6 +110,11 @@ def check_schedule(schedule: Schedule) -> None:
         raise ValueError("schedule: path 1 needs layout 'branch'")
     if schedule.depth > 1 and schedule.layout != "chain":
         raise ValueError(f"schedule: depth {schedule.depth} needs layout 'chain'")
+    if schedule.checkpoint != "none" and schedule.reentrant and schedule.layout == "frozen_first":
+        raise ValueError(
+            "schedule: a reentrant checkpoint passes gradients only if its input needs them, and "
+            "layout 'frozen_first' is fed by one that needs none: set reentrant to false"
+        )
 
 
 def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
@@ -137,25 +141,22 @@ def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
     return tuple(kept)
 
 
-def without(events: Sequence[Event], dropped: int) -> tuple[Event, ...]:
-    """The events without one of them, and without what then has nothing to refer to."""
-    if isinstance(events[dropped], Forward):
-        number = sum(isinstance(e, Forward) for e in events[:dropped])
-        return repaired(tuple(_forget(events, dropped, number)))
-    rest = [e for i, e in enumerate(events) if i not in (dropped, _partner(events, dropped))]
-    return repaired(rest)
-
-
-def _forget(events: Sequence[Event], dropped: int, number: int) -> Iterator[Event]:
+def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
+    """The events without some of them, and without what then has nothing to refer to."""
+    gone = {*dropped, *(_partner(events, i) for i in dropped)}
+    numbers = [i for i, event in enumerate(events) if isinstance(event, Forward)]
+    named = {old: new for new, old in enumerate(n for n, i in enumerate(numbers) if i not in gone)}
+    kept: list[Event] = []
     for i, event in enumerate(events):
-        if i == dropped:
+        if i in gone:
             continue
         if isinstance(event, Backward):
-            of = tuple(f - (f > number) for f in event.of if f != number)
-            if of:
-                yield msgspec.structs.replace(event, of=of)
-        else:
-            yield event
+            of = tuple(named[f] for f in event.of if f in named)
+            if not of:
+                continue
+            event = msgspec.structs.replace(event, of=of)
+        kept.append(event)
+    return repaired(kept)
 
 
 def _partner(events: Sequence[Event], opened: int) -> int:

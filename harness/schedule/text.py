@@ -53,8 +53,8 @@ def sentence(event: Event, number: int) -> str:
             return "model = load(save(model))"
         case Switch():
             told = {"history": event.history, "algorithm": event.algorithm, "margin": event.margin}
-            changes = ", ".join(f"{k}={v!r}" for k, v in told.items() if v is not None)
-            return f"recipe = replace(recipe, {changes})"
+            changes = [f"{k}={v!r}" for k, v in told.items() if v is not None]
+            return f"recipe = replace({', '.join(['recipe', *changes])})"
     raise AssertionError(event)
 
 
