@@ -24,6 +24,8 @@ from harness.emulated_te.v1_names import EXTENSION, plain_names
 
 #: The flash-attn that 1.10 and 1.11 insist on importing; none of its functions is carried.
 _FLASH_ATTN = "2.5.8"
+#: Not carried, but looked up in a module that got them by ``import *``, so they must have a name.
+_REFUSED = ("dgeglu", "dgelu", "dqgelu", "dreglu", "drelu", "dsrelu", "dswiglu")
 _FLASH_ATTN_MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_2_cuda")
 
 
@@ -71,6 +73,7 @@ def extension_functions(since: v1.Version) -> dict[str, Callable[..., Any]]:
         "get_cudnn_version": lambda: 90300,
         "device_supports_multicast": lambda: False,
         "ubuf_built_with_mpi": lambda: False,
+        **{name: refused(name) for name in _REFUSED},
         **{f.__name__: f for f in plain},
         **{f.__name__: functools.partial(f, since=since) for f in versioned},
     }
