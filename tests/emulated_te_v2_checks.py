@@ -1,26 +1,8 @@
-"""Checks of TransformerEngine 2.x on the emulated extension; run as a script in its own process.
-
-Prints one JSON object: the name of every check, with its traceback or an empty string.
-"""
+"""Checks of TransformerEngine 2.x on the emulated extension, for pytest in a process of its own."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
-
-sys.path.insert(0, os.path.dirname(__file__))
-
-import emulated_te_bootstrap
 import torch
-
-emulated_te_bootstrap.patch(tuple(json.loads(os.environ.get("TE_CAPABILITY", "[9, 0]"))))
-
-from harness.emulated_te.v2 import install_v2
-
-install_v2("2.20.2")
-
 import transformer_engine.pytorch as te
 from emulated_te_v2_reference import Seen, close, reference
 from transformer_engine.common import recipe as recipes
@@ -81,20 +63,3 @@ def check_delayed_scales_with_and_without_checkpoint():
             step(module, delayed(), x, torch.full((32, 64), i + 1.0, dtype=torch.bfloat16), wrap)
             scales.append(module.fp8_meta["scaling_bwd"].scale[0].item())
         torch.testing.assert_close(scales, [57344.0, 28672.0, 57344.0 / 3])
-
-
-def main():
-    checks = {name: check for name, check in globals().items() if name.startswith("check_")}
-    results = {}
-    for name, check in checks.items():
-        te.quantization.FP8GlobalStateManager.reset()
-        try:
-            check()
-            results[name] = ""
-        except Exception:
-            results[name] = traceback.format_exc()
-    print(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()

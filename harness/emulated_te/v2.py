@@ -13,9 +13,9 @@ import os
 import sys
 from types import ModuleType
 
-from . import v2_gemm, v2_quantize, v2_tensors, v2_update
-from .refusal import refuse
-from .v2_names import NAME, extension, refusing_module
+from harness.emulated_te import v2_gemm, v2_quantize, v2_tensors
+from harness.emulated_te.refusal import refuse
+from harness.emulated_te.v2_names import NAME, extension, refusing_module
 
 FUNCTIONS = {
     function.__name__: function
@@ -28,7 +28,7 @@ FUNCTIONS = {
         v2_quantize.swizzle_scales_for_gemm_,
         v2_tensors.create_empty_quantized_tensor,
         v2_gemm.generic_gemm,
-        v2_update.fused_amax_and_scale_update_after_reduction,
+        v2_quantize.fused_amax_and_scale_update_after_reduction,
     )
 }
 

@@ -13,12 +13,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .refusal import refuse
-from .v2_codes import Fp8, decode, encode, fp8, largest, mx_unit, spread
-from .v2_quantize import mx_scales, write
-from .v2_tensors import empty, logical_shape
-from .v2_types import flat_shape, is_float8, is_mxfp8, keeps_transposes, kind, torch_dtype
-from .watch import Cast, Multiply, Operand, heard, tell
+from harness.emulated_te.kernels import cast, column_sums, dequantise, matmul
+from harness.emulated_te.refusal import refuse
+from harness.emulated_te.v2_quantize import mx_scales, write
+from harness.emulated_te.v2_scales import mx_unit, spread
+from harness.emulated_te.v2_tensors import empty, logical_shape
+from harness.emulated_te.v2_types import (
+    flat_shape,
+    fp8_format,
+    is_float8,
+    is_mxfp8,
+    keeps_transposes,
+    kind,
+    torch_dtype,
+)
+from harness.emulated_te.watch import Cast, Multiply, Operand, heard, tell
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
@@ -86,7 +95,7 @@ def generic_gemm(
     bias_grad = None
     if grad and bias is not None:
         bias_grad, bias = _column_sums(b, dtype), None
-    total = multiply(a, transA, b, transB, alpha)
+    total = _multiply(a, transA, b, transB, alpha)
     if bias is not None:
         total = total + bias.detach().float()
     result = _finish(
@@ -117,38 +126,34 @@ def side(tensor: Any, *, turned: bool, name: str) -> Side:
 
 
 def _float8_side(tensor: Any, turned: bool, name: str) -> Side:
-    fmt, shape = fp8(tensor._fp8_dtype), logical_shape(tensor)
+    fmt, shape = fp8_format(tensor._fp8_dtype), logical_shape(tensor)
     transpose = None if tensor._transpose_invalid else tensor._transpose
     from_transpose = turned if keeps_transposes() else tensor._data is None
     buffer = transpose if from_transpose else tensor._data
     if buffer is None:
         missing = "column-wise data (its transpose)" if from_transpose else "row-wise data"
         raise RuntimeError(f"operand {name} of the FP8 GEMM lacks {missing}")
-    codes = (
-        buffer.view(buffer.shape[0], -1) if from_transpose else buffer.reshape(flat_shape(shape))
-    )
+    codes = buffer.view(flat_shape(shape)[:: -1 if from_transpose else 1])
     if codes.shape[1] % 16:
         raise RuntimeError(
             f"operand {name} of the FP8 GEMM has rows of {codes.shape[1]} bytes; "
             "pad to a multiple of 16"
         )
-    codes = codes.t() if from_transpose else codes
-    seen = Operand(codes, tensor._scale_inv, fmt.name)
-    return Side(_decoded(codes, fmt), tensor._scale_inv, seen, shape)
-
-
-def _decoded(codes: Tensor, fmt: Fp8) -> Tensor:
-    return decode(codes.t(), fmt).t() if not codes.is_contiguous() else decode(codes, fmt)
+    values = dequantise(codes, None, fmt, torch.float32)
+    if from_transpose:
+        codes, values = codes.t(), values.t()
+    return Side(values, tensor._scale_inv, Operand(codes, tensor._scale_inv, fmt), shape)
 
 
 def _mx_side(tensor: Any, direction: Literal["rowwise", "columnwise"], name: str) -> Side:
     data = getattr(tensor, f"_{direction}_data")
     if data is None:
         raise RuntimeError(f"operand {name} of the MXFP8 GEMM lacks {direction} data")
-    fmt = fp8(tensor._fp8_dtype)
+    fmt = fp8_format(tensor._fp8_dtype)
     codes, scales = data.view(flat_shape(data.shape)), mx_scales(tensor, direction)
-    values = decode(codes, fmt) * spread(mx_unit(scales), 1 if direction == "rowwise" else 0)
-    return Side(values, None, Operand(codes, scales, fmt.name), data.shape)
+    units = spread(mx_unit(scales), 1 if direction == "rowwise" else 0)
+    values = dequantise(codes, units, fmt, torch.float32)
+    return Side(values, None, Operand(codes, scales, fmt), data.shape)
 
 
 def _check_alike(A: Any, B: Any) -> None:
@@ -159,25 +164,24 @@ def _check_alike(A: Any, B: Any) -> None:
         )
 
 
-def multiply(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:
+def _multiply(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:
     """``alpha op(B) op(A)`` in fp32, shaped like B without its last dimension (flat if turned)."""
-    left = b.values.t() if trans_b else b.values
-    right = a.values.t() if trans_a else a.values
-    if left.shape[1] != right.shape[0]:
-        raise RuntimeError(
-            f"the GEMM cannot contract {left.shape[1]} columns of B with {right.shape[0]} rows of A"
-        )
-    total = left @ right
-    for unit in (a.scale_inv, b.scale_inv):
-        total = total if unit is None else total * unit
-    total = total if alpha == 1.0 else total * alpha
+    columns, rows = b.values.shape[0 if trans_b else 1], a.values.shape[1 if trans_a else 0]
+    if columns != rows:
+        raise RuntimeError(f"the GEMM cannot contract {columns} columns of B with {rows} rows of A")
+    scale = None
+    if a.scale_inv is not None and b.scale_inv is not None:
+        scale = a.scale_inv.double() * b.scale_inv.double() * alpha
+    elif alpha != 1.0:
+        scale = torch.tensor(alpha, dtype=torch.float64)
+    total = matmul(a.values, b.values, transa=trans_a, transb=trans_b, scale=scale)
     return total if trans_b else total.view(*b.shape[:-1], total.shape[1])
 
 
 def _column_sums(b: Side, dtype: torch.dtype) -> Tensor:
-    if b.scale_inv is not None or b.seen.scale_inv is not None:
+    if b.seen.scale_inv is not None:
         refuse("a bias gradient from a GEMM on quantised operands")
-    return b.values.sum(0).to(dtype)
+    return column_sums(b.values, dtype)
 
 
 def _finish(
@@ -210,13 +214,13 @@ def _into(total: Tensor, D: Any, dtype: torch.dtype, beta: float) -> Tensor:
 
 def _cast_sum(total: Tensor, quantizer: Any, target: Any) -> None:
     """cuBLAS stores codes and 1/scale, and sets amax: no maximum with what was there."""
-    fmt, scale = fp8(quantizer.dtype), quantizer.scale.detach().reshape(1)
-    quantizer.amax.detach().copy_(largest(total).reshape(quantizer.amax.shape))
-    codes = encode(total, scale, fmt)
+    fmt, scale = fp8_format(quantizer.dtype), quantizer.scale.detach().reshape(1)
+    amax = quantizer.amax.detach()
+    codes = cast(total, scale, fmt, amax.zero_())
     target._data.copy_(codes)
-    target._scale_inv.copy_(torch.ones_like(scale) / scale)
+    target._scale_inv.copy_(scale.reciprocal())
     if heard():
-        tell(Cast(total, codes, scale.clone(), quantizer.amax, fmt.name))  # type: ignore[arg-type]
+        tell(Cast(total, codes, scale.clone(), amax, fmt))
 
 
 def _report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:

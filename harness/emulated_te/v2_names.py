@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .refusal import refuse, refused
+from harness.emulated_te.refusal import refuse, refused
 
 NAME = "transformer_engine_torch"
 

@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .refusal import refuse
-from .v2_codes import (
+from harness.emulated_te.kernels import (
+    cast,
+    column_sums,
+    dequantise,
+    keep_largest,
+    update_amax_and_scale,
+)
+from harness.emulated_te.refusal import refuse
+from harness.emulated_te.v2_scales import (
     current_scale,
-    decode,
-    encode,
-    fp8,
     largest,
     mx_amax,
     mx_bytes,
@@ -20,9 +24,16 @@ from .v2_codes import (
     mx_unit,
     spread,
 )
-from .v2_tensors import empty, fitted
-from .v2_types import flat_shape, is_float8, is_mxfp8, kind, torch_dtype
-from .watch import Cast, heard, tell
+from harness.emulated_te.v2_tensors import empty, fitted
+from harness.emulated_te.v2_types import (
+    flat_shape,
+    fp8_format,
+    is_float8,
+    is_mxfp8,
+    kind,
+    torch_dtype,
+)
+from harness.emulated_te.watch import Cast, Update, heard, tell
 
 
 def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
@@ -70,24 +81,21 @@ def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
         raise NotImplementedError(
             "per-tensor FP8 cannot be quantised column-wise alone on a device that keeps transposes"
         )
-    fmt = fp8(quantizer.dtype)
-    amax = largest(values)
+    fmt = fp8_format(quantizer.dtype)
     if kind(quantizer) == "delayed":
-        scale = quantizer.scale.detach().reshape(1)
-        cell = quantizer.amax.detach()
-        cell.copy_(torch.maximum(cell, amax.reshape(cell.shape)))
+        scale, amax = quantizer.scale.detach().reshape(1), quantizer.amax.detach()
+        codes = cast(values, scale, fmt, amax)
     else:
+        amax = largest(values)
         scale = _current_scale(amax, quantizer)
-        cell = amax
-    codes = encode(values, scale, fmt)
+        codes = cast(values, scale, fmt)
     target._data.copy_(codes)
     if target._transpose is not None:
-        target._transpose.view(target._transpose.shape[0], -1).copy_(
-            codes.view(flat_shape(codes.shape)).t()
-        )
-    target._scale_inv.copy_(torch.ones_like(scale) / scale)
+        rows, columns = flat_shape(codes.shape)
+        target._transpose.view(columns, rows).copy_(codes.view(rows, columns).t())
+    target._scale_inv.copy_(scale.reciprocal())
     if heard():
-        tell(Cast(values, codes, scale.clone(), cell, fmt.name))  # type: ignore[arg-type]
+        tell(Cast(values, codes, scale.clone(), amax, fmt))
 
 
 def _current_scale(amax: Tensor, quantizer: Any) -> Tensor:
@@ -95,7 +103,7 @@ def _current_scale(amax: Tensor, quantizer: Any) -> Tensor:
         refuse("the reduction of current scaling's amax over ranks", "run on one rank")
     return current_scale(
         amax,
-        fp8(quantizer.dtype),
+        fp8_format(quantizer.dtype),
         power_of_two=quantizer.force_pow_2_scales,
         epsilon=quantizer.amax_epsilon,
     )
@@ -110,19 +118,19 @@ def _write_mx(values: Tensor, quantizer: Any, target: Any) -> None:
     A cast is reported for each direction.
     """
     matrix = values.view(flat_shape(values.shape))
-    fmt = fp8(quantizer.dtype)
+    fmt = fp8_format(quantizer.dtype)
     for axis, side in ((1, "rowwise"), (0, "columnwise")):
         data = getattr(target, f"_{side}_data")
         if data is None:
             continue
         scales = mx_bytes(mx_amax(matrix, axis, square=quantizer.with_2d_quantization), fmt)
-        codes = encode(matrix, spread(mx_factor(scales), axis), fmt).view(values.shape)
+        codes = cast(matrix, spread(mx_factor(scales), axis), fmt).view(values.shape)
         data.copy_(codes)
         padded = getattr(target, f"_{side}_scale_inv")
         padded.zero_()
         padded[: scales.shape[0], : scales.shape[1]] = scales
         if heard():
-            tell(Cast(values, codes, scales, None, fmt.name))  # type: ignore[arg-type]
+            tell(Cast(values, codes, scales, None, fmt))
 
 
 def mx_scales(tensor: Any, side: str) -> Tensor:
@@ -146,13 +154,13 @@ def dequantize(input: Any, otype: Any) -> Tensor:
             raise RuntimeError(
                 "dequantize needs row-wise data, this tensor holds its transpose only"
             )
-        return (decode(input._data, fp8(input._fp8_dtype)) * input._scale_inv).to(dtype)
+        return dequantise(input._data, input._scale_inv, fp8_format(input._fp8_dtype), dtype)
     if is_mxfp8(input):
         side, axis = ("columnwise", 0) if input._rowwise_data is None else ("rowwise", 1)
         data = getattr(input, f"_{side}_data")
         units = spread(mx_unit(mx_scales(input, side)), axis)
-        values = decode(data, fp8(input._fp8_dtype)).view(units.shape) * units
-        return values.view(data.shape).to(dtype)
+        codes = data.view(units.shape)
+        return dequantise(codes, units, fp8_format(input._fp8_dtype), dtype).view(data.shape)
     refuse(f"dequantize of a {type(input).__name__}")
 
 
@@ -163,7 +171,7 @@ def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
     type; without a quantizer the gradient itself comes back, contiguous.
     """
     source = input.detach().contiguous()
-    bias = source.reshape(-1, source.shape[-1]).sum(0, dtype=torch.float32).to(source.dtype)
+    bias = column_sums(source.view(flat_shape(source.shape)), source.dtype)
     if quantizer is None:
         return [bias, source]
     return [bias, quantize(source, quantizer)]
@@ -174,12 +182,10 @@ def fp8_transpose(input: Tensor, dtype: Any, *, out: Tensor | None) -> Tensor:
 
     Real contract: ``pytorch/csrc/extensions/transpose.cpp``.
     """
-    fp8(dtype)
-    shape = (input.shape[-1], *input.shape[:-1])
-    turned = input.reshape(flat_shape(input.shape)).t()
+    rows, columns = flat_shape(input.shape)
     if out is None:
-        out = torch.empty(shape, dtype=torch.uint8)
-    out.view(out.shape[0] if out.numel() else 0, -1).copy_(turned)
+        out = torch.empty((input.shape[-1], *input.shape[:-1]), dtype=torch.uint8)
+    out.view(columns, rows).copy_(input.reshape(rows, columns).t())
     return out
 
 
@@ -188,7 +194,7 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
 
     Real contract: ``pytorch/csrc/extensions/recipe.cpp``.
     """
-    amax.copy_(largest(input.detach()).reshape(amax.shape))
+    keep_largest(amax.zero_(), input.detach())
 
 
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
@@ -198,3 +204,28 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
     """
     if is_mxfp8(tensor):
         tensor._with_gemm_swizzled_scales = True
+
+
+def fused_amax_and_scale_update_after_reduction(
+    amax_reduction_buffer: Tensor,
+    amax_histories: list[Tensor],
+    scales: list[Tensor],
+    amax_compute_algo: str,
+    fp8_dtype: Any,
+    margin: float,
+) -> None:
+    """Roll histories (length, n) and recompute scales (n,) in place, one table after another.
+
+    Real contract: ``kernels.update_amax_and_scale``; 1/scale belongs to the tensors in 2.x.
+    """
+    if heard():
+        tell(Update(tuple(amax_histories), tuple(scales)))
+    update_amax_and_scale(
+        amax_reduction_buffer,
+        amax_histories,
+        scales,
+        None,
+        algorithm=amax_compute_algo,
+        format=fp8_format(fp8_dtype),
+        margin=margin,
+    )

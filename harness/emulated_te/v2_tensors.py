@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .refusal import refuse
-from .v2_codes import MX_BLOCK, fp8
-from .v2_types import classes, flat_shape, is_float8, is_mxfp8, keeps_transposes, kind
-
-_UNWRITTEN = 0x7F
+from harness.emulated_te.kernels import NAN_CODE
+from harness.emulated_te.refusal import refuse
+from harness.emulated_te.v2_scales import MX_BLOCK
+from harness.emulated_te.v2_types import (
+    classes,
+    flat_shape,
+    is_float8,
+    is_mxfp8,
+    keeps_transposes,
+    kind,
+)
 
 
 def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Any:
@@ -100,7 +106,6 @@ _ATTRIBUTES = {
 
 
 def _float8_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
-    fp8(quantizer.dtype)
     one_layout = keeps_transposes()
     with_data = quantizer.rowwise_usage or not one_layout
     with_transpose = quantizer.columnwise_usage and one_layout
@@ -140,7 +145,7 @@ def _build(
     return tensor(shape=shape, dtype=dtype, device=torch.device("cpu"), **common)
 
 
-def _unwritten(shape: tuple[int, ...] | torch.Size, byte: int = _UNWRITTEN) -> Tensor:
+def _unwritten(shape: tuple[int, ...] | torch.Size, byte: int = NAN_CODE) -> Tensor:
     return torch.full(tuple(shape), byte, dtype=torch.uint8)
 
 

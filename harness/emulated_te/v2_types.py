@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from .refusal import refuse
+from harness.emulated_te.kernels import Format
+from harness.emulated_te.refusal import refuse
 
-TORCH_DTYPES = {
+_FORMATS: dict[int, Format] = {7: "e4m3", 8: "e5m2"}
+_TORCH_DTYPES = {
     0: torch.uint8,
     2: torch.int32,
     4: torch.float32,
@@ -67,9 +69,16 @@ def is_mxfp8(tensor: object) -> bool:
     return type(tensor) in classes().mxfp8
 
 
+def fp8_format(dtype: Any) -> Format:
+    """The FP8 format of the extension's DType or its integer value; ValueError for any other."""
+    if int(dtype) not in _FORMATS:
+        raise ValueError(f"DType {dtype!r} is no FP8 format; pass kFloat8E4M3 or kFloat8E5M2")
+    return _FORMATS[int(dtype)]
+
+
 def torch_dtype(dtype: Any) -> torch.dtype:
     """torch's type for the extension's DType or its integer value."""
-    return TORCH_DTYPES[int(dtype)]
+    return _TORCH_DTYPES[int(dtype)]
 
 
 def keeps_transposes() -> bool:
