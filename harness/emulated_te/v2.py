@@ -13,7 +13,7 @@ import os
 import sys
 from types import ModuleType
 
-from harness.emulated_te import v2_gemm, v2_quantize, v2_tensors
+from harness.emulated_te import v2_activation, v2_gemm, v2_norm, v2_quantize, v2_tensors
 from harness.emulated_te.refusal import refuse
 from harness.emulated_te.v2_names import NAME, extension, refusing_module
 
@@ -29,8 +29,12 @@ FUNCTIONS = {
         v2_tensors.create_empty_quantized_tensor,
         v2_gemm.generic_gemm,
         v2_quantize.fused_amax_and_scale_update_after_reduction,
+        v2_norm.layernorm_fwd,
+        v2_norm.layernorm_bwd,
+        v2_norm.rmsnorm_fwd,
+        v2_norm.rmsnorm_bwd,
     )
-}
+} | v2_activation.functions()
 
 #: cuBLAS 12.9 is below what the library's grouped-tensor kernels ask for, which are not emulated.
 VERSIONS = {
