@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -82,3 +85,38 @@ def _keep(building: Path, folder: Path) -> None:
         # Another process was faster; its folder is as good.
         if not folder.is_dir():
             raise
+
+
+#: The version tested unless another is asked for.
+DEFAULT = "2.20.2"
+#: Environment variable that carries the choice to worker processes and scripts.
+CHOICE = "NARROWFUZZ_TE_VERSION"
+
+
+def chosen_version() -> str:
+    """The TransformerEngine version under test; the installed one where its extension is."""
+    if real_extension():
+        return importlib.metadata.version("transformer_engine")
+    return os.environ.get(CHOICE, DEFAULT)
+
+
+def real_extension() -> bool:
+    """True where TransformerEngine is installed with its compiled extension, on a GPU machine."""
+    return importlib.util.find_spec("transformer_engine_torch") is not None
+
+
+def enter() -> None:
+    """Make this process one that tests TransformerEngine: the real one if it can run here, else
+    the chosen version on the emulated extension. For the rest of the process."""
+    if real_extension():
+        return
+    version = chosen_version()
+    folder = str(ensure(version))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+    os.environ.update(NVTE_PROJECT_BUILDING="1", NVTE_TORCH_COMPILE="0")
+    from harness.emulated_te.install import install  # imports torch
+
+    found = install()
+    assert found == version, (found, version)

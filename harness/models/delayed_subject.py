@@ -13,7 +13,7 @@ from harness.case import Spec
 from harness.models import delayed
 from harness.models.delayed import DelayedLinear, DelayedScaling
 from harness.numerics.delayed import Policy, Slot
-from harness.schedule.draw import Carries
+from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
 from harness.schedule.subject import Listener, RawCast, RawProduct, RawSide, Subject
 from harness.schedule.trace import Direction, SlotName

@@ -47,6 +47,9 @@ class Policy:
     #: Does a commit shift the window of a slot whose staged maximum is 0? The bulk kernel does not,
     #: the tensor by tensor path does.
     rolls_on_zero: bool = False
+    #: Is the quotient made as fmax times the reciprocal of amax, rounded twice? So it is where a
+    #: number is divided by a torch tensor.
+    reciprocal: bool = False
     #: Which backward pass commits output gradients: every one, or the one that runs through the
     #: first forward of its region.
     backward_commits: Literal["each", "first"] = "each"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.case import Dtype, Spec
-from harness.schedule.draw import Carries
+from harness.schedule.carries import Carries
 from harness.schedule.subject import Subject
 
 

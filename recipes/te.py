@@ -1,0 +1,280 @@
+"""TransformerEngine's own Python: delayed scaling, current scaling and MXFP8.
+
+On a machine without a GPU its compiled extension is emulated (harness/emulated_te), in a process of
+its own; where the extension and a GPU are present they are used as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from harness.case import Spec
+from harness.emulated_te import watch
+from harness.emulated_te.environment import chosen_version, enter, real_extension
+from harness.numerics.delayed import Policy, Slot
+from harness.schedule.carries import Carries
+from harness.schedule.events import Settings
+from harness.schedule.recipe import ScheduleScript, Stateful
+from harness.schedule.subject import Listener, RawCast, RawProduct, RawSide, Role, Subject
+from harness.schedule.trace import Direction, SlotName
+
+Kind = Literal["delayed", "current", "mx"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_META: tuple[tuple[Direction, str], ...] = (("forward", "scaling_fwd"), ("backward", "scaling_bwd"))
+_ROLES: dict[str, Role] = {"TN": "output", "NN": "grad_input", "NT": "grad_weight"}
+_LAYERS_V1 = ("linear", "layernorm_linear", "rmsnorm_linear")
+_LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer")
+
+
+def _te() -> Any:
+    return importlib.import_module("transformer_engine.pytorch")
+
+
+def _v1() -> bool:
+    return chosen_version().startswith("1.")
+
+
+def _state_manager() -> Any:
+    place = "fp8" if _v1() else "quantization"
+    return importlib.import_module(f"transformer_engine.pytorch.{place}").FP8GlobalStateManager
+
+
+@functools.lru_cache(maxsize=256)
+def _recipe(kind: Kind, settings: Settings) -> Any:
+    recipe = importlib.import_module("transformer_engine.common.recipe")
+    form = recipe.Format.HYBRID if settings.format == "hybrid" else recipe.Format.E4M3
+    if kind == "current":
+        return recipe.Float8CurrentScaling(fp8_format=form)
+    if kind == "mx":
+        return recipe.MXFP8BlockScaling(fp8_format=recipe.Format.E4M3)
+    return recipe.DelayedScaling(
+        margin=settings.margin,
+        fp8_format=form,
+        amax_history_len=settings.history,
+        amax_compute_algo=_newest_or_largest
+        if settings.algorithm == "callable"
+        else settings.algorithm,
+    )
+
+
+def _newest_or_largest(history: torch.Tensor) -> torch.Tensor:
+    """A user's own algorithm, equal to ``max``."""
+    return history.amax(dim=0)
+
+
+@contextmanager
+def _autocast(kind: Kind, settings: Settings | None) -> Iterator[None]:
+    te = _te()
+    if settings is not None:
+        os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "0" if settings.fused else "1"
+    enabled = settings is not None
+    recipe = _recipe(kind, settings) if settings is not None else None
+    region = te.fp8_autocast if _v1() else te.autocast
+    name = "fp8_recipe" if _v1() else "recipe"
+    with region(enabled=enabled, **{name: recipe}):
+        yield
+
+
+def _policy(kind: Kind, settings: Settings) -> Policy | None:
+    if kind != "delayed":
+        return None
+    by_tensor = not settings.fused or settings.algorithm == "callable"
+    return Policy(
+        settings.history,
+        "most_recent" if settings.algorithm == "most_recent" else "max",
+        settings.margin,
+        "e4m3",
+        "e5m2" if settings.format == "hybrid" else "e4m3",
+        rolls_on_zero=by_tensor,
+        reciprocal=by_tensor,
+        backward_commits="first",
+    )
+
+
+def _layer(spec: Spec) -> nn.Module:
+    te, schedule = _te(), spec.schedule
+    assert schedule is not None
+    options: dict[str, Any] = {
+        "bias": spec.bias,
+        "params_dtype": _DTYPES[spec.dtype],
+        "device": "cuda",
+    }
+    k = spec.k
+    made = te.fp8_model_init if _v1() else te.quantized_model_init
+    with made(enabled=schedule.quantized_init):
+        match schedule.layer:
+            case "linear":
+                return te.Linear(k, k, **options)
+            case "layernorm_linear":
+                return te.LayerNormLinear(k, k, **options)
+            case "rmsnorm_linear":
+                return te.LayerNormLinear(k, k, normalization="RMSNorm", **options)
+            case "layernorm_mlp":
+                return te.LayerNormMLP(k, 2 * k, **options)
+            case "grouped_linear":
+                return te.GroupedLinear(2, k, k, **options)
+            case "transformer_layer":
+                del options["bias"]
+                return te.TransformerLayer(
+                    k, 2 * k, 2, hidden_dropout=0.0, attention_dropout=0.0, **options
+                )
+    raise AssertionError(schedule.layer)
+
+
+def _checkpoint(function: Callable[[Any], Any], x: Any, reentrant: bool) -> Any:
+    return _te().checkpoint(function, x, use_reentrant=reentrant)
+
+
+def _backward(outputs: list[Any], grads: list[Any], retain: bool) -> None:
+    torch.autograd.backward(tuple(outputs), tuple(grads), retain_graph=retain)
+
+
+def _metas(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Direction, Any]]:
+    """(layer, direction, scaling state) of everything that has scaling state."""
+    for name, layer in layers.items():
+        for path, module in layer.named_modules():
+            meta = getattr(module, "fp8_meta", None) or {}
+            for direction, key in _META:
+                state = meta.get(key)
+                if getattr(state, "amax_history", None) is not None:
+                    yield f"{name}.{path}" if path else name, direction, state
+
+
+def _state(layers: Mapping[str, nn.Module]) -> dict[SlotName, Slot]:
+    found: dict[SlotName, Slot] = {}
+    for name, direction, state in _metas(layers):
+        window, scale = state.amax_history.cpu().numpy(), state.scale.cpu().numpy()
+        for i in range(len(scale)):
+            slot = Slot(scale[i].copy(), window[:, i].copy())
+            found[SlotName(name, direction, i)] = slot
+    return found
+
+
+def _pending() -> dict[str, int]:
+    manager = _state_manager()
+    distributed = importlib.import_module("transformer_engine.pytorch.distributed")
+    state = manager if _v1() else manager.quantization_state
+    buffers = state.fp8_tensors_recompute_buffer
+    depth = manager.FP8_AUTOCAST_DEPTH if _v1() else state.autocast_depth
+    context = getattr(distributed, "activation_recompute_forward", None)
+    flags = getattr(context, "_is_first_fp8_module", None)
+    return {
+        "regions": depth,
+        "stashed scales": sum(len(queue) for queue in buffers),
+        "first-module flags": len(flags) if flags is not None else 0,
+    }
+
+
+def _reset() -> None:
+    _state_manager().reset()
+    distributed = importlib.import_module("transformer_engine.pytorch.distributed")
+    context = getattr(distributed, "activation_recompute_forward", None)
+    flags = getattr(context, "_is_first_fp8_module", None)
+    if flags is not None:
+        flags.clear()
+
+
+@contextmanager
+def _listen(layers: Mapping[str, nn.Module], listener: Listener) -> Iterator[None]:
+    def hear(seen: watch.Seen) -> None:
+        if isinstance(seen, watch.Cast):
+            slot = None if seen.amax is None else _slot(layers, seen.amax)
+            listener(RawCast(slot, seen.input, seen.codes, seen.scale, seen.format))
+        elif isinstance(seen, watch.Multiply):
+            listener(RawProduct(_ROLES[seen.layout], _side(seen.a), _side(seen.b)))
+
+    with watch.listening(hear):
+        yield
+
+
+def _side(operand: watch.Operand) -> RawSide:
+    return RawSide(operand.data, operand.scale_inv, operand.format)
+
+
+def _slot(layers: Mapping[str, nn.Module], cell: torch.Tensor) -> SlotName | None:
+    """The slot whose staging cell a kernel wrote to."""
+    at = cell.data_ptr()
+    for name, direction, state in _metas(layers):
+        staging = state.amax_history
+        index, rest = divmod(at - staging.data_ptr(), staging.element_size())
+        if 0 <= index < staging.shape[1] and not rest:
+            return SlotName(name, direction, index)
+    return None
+
+
+def _load(layers: nn.Module, state: dict[str, Any]) -> None:
+    layers.load_state_dict(state)
+
+
+def _subject(kind: Kind) -> Subject:
+    return Subject(
+        kind=kind,
+        layer=_layer,
+        autocast=functools.partial(_autocast, kind),
+        checkpoint=_checkpoint,
+        backward=_backward,
+        state=_state,
+        pending=_pending,
+        reset=_reset,
+        listen=_listen,
+        policy=functools.partial(_policy, kind),
+        load=_load,
+    )
+
+
+def _carries(kind: Kind) -> Carries:
+    delayed = kind == "delayed"
+    return Carries(
+        layers=_LAYERS_V1 if _v1() else _LAYERS_V2,  # type: ignore[arg-type]
+        layouts=("chain", "twice", "frozen_first", "dangling", "branch"),
+        checkpoints=(("library", True), ("library", False), ("torch", False), ("torch", True)),
+        caching=True,
+        quantized_init=True,
+        settings=delayed,
+        algorithms=("max", "most_recent", "callable") if delayed else ("max",),
+        unfused=delayed,
+        reload=True,
+        switch=delayed,
+    )
+
+
+def _script(spec: Spec) -> ScheduleScript:
+    return ScheduleScript(imports="", verbs="")
+
+
+def _unavailable(kind: Kind, device: str) -> str:
+    if kind != "delayed" and _v1():
+        return f"TransformerEngine {chosen_version()} has delayed scaling only"
+    if device == "cuda" and not real_extension():
+        return "needs TransformerEngine with its compiled extension"
+    return ""
+
+
+def _stateful(name: str, kind: Kind, title: str) -> Stateful:
+    return Stateful(
+        name=f"te.{name}",
+        family=f"te.{name}",
+        title=title,
+        subject=functools.partial(_subject, kind),
+        carries=functools.partial(_carries, kind),
+        script=_script,
+        dtypes=("bf16", "fp32"),
+        process="te",
+        prepare=enter,
+        unavailable=functools.partial(_unavailable, kind),
+    )
+
+
+RECIPES = [
+    _stateful("delayed", "delayed", "TransformerEngine, DelayedScaling"),
+    _stateful("current", "current", "TransformerEngine, Float8CurrentScaling"),
+    _stateful("mxfp8", "mx", "TransformerEngine, MXFP8BlockScaling"),
+]
