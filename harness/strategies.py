@@ -8,13 +8,14 @@ plus remainder", so aligned and misaligned dimensions both occur; deliberate nas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
 from hypothesis import strategies as st
 
 from harness.case import Case, Compile, DataSpec, ModelName, Spec, Spike, ValueClass
+from harness.choices import between, one_of
 from harness.recipe import Recipe
 
 WILD: tuple[ValueClass, ...] = (
@@ -39,18 +40,6 @@ SPIKES = (
 
 
 SPECIAL = SPIKES[:3]
-
-
-@lru_cache(maxsize=None, typed=True)  # 0 and False are different choices
-def one_of(*values: Any) -> st.SearchStrategy[Any]:
-    """sampled_from, built once: building strategies costs more than drawing from them."""
-    return st.sampled_from(values)
-
-
-@cache
-def between(low: int, high: int) -> st.SearchStrategy[int]:
-    """integers, built once."""
-    return st.integers(low, high)
 
 
 @st.composite

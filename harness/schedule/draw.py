@@ -1,0 +1,139 @@
+"""Hypothesis strategies for Schedules.
+
+Every drawn schedule is valid by construction and none is thrown away. What it is inclined to is
+drawn once, what happens is drawn event by event, and it shrinks to two steps of one forward and one
+backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from harness.choices import one_of
+from harness.schedule.events import (
+    Algorithm,
+    LayerKind,
+    Layout,
+    Schedule,
+    Settings,
+    Stimulus,
+)
+from harness.schedule.stimulus import repair
+from harness.schedule.walk import Choose, Habits, walk
+
+#: What a slice of a campaign may vary of a schedule; the rest keeps its simplest value.
+FACTORS = frozenset(
+    {
+        "caching", "checkpoint", "events", "layer", "layout", "nesting", "quantized_init", "reload",
+        "settings", "stimulus", "switch",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Carries:
+    """What a recipe's subject can do; of several values the first is the simplest."""
+
+    layers: tuple[LayerKind, ...] = ("linear",)
+    layouts: tuple[Layout, ...] = ("chain",)
+    #: Pairs of ``checkpoint_by`` and ``reentrant``.
+    checkpoints: tuple[tuple[Literal["library", "torch"], bool], ...] = ()
+    #: Weights cast for one microbatch can serve the next.
+    caching: bool = False
+    quantized_init: bool = False
+    #: There are a history and a margin to set.
+    settings: bool = False
+    algorithms: tuple[Algorithm, ...] = ("max",)
+    #: The tensor by tensor update can be chosen.
+    unfused: bool = False
+    reload: bool = False
+    #: Settings may change between regions; needs ``settings``.
+    switch: bool = False
+
+
+#: Exponents of inputs and of gradients: in the first step, added with each step.
+_TRENDS = ((0, 0), (0, 0), (0, 0), (0, -3), (0, -6), (4, -8), (0, 4), (-12, 0))
+#: Special values that one schedule may hold; each comes as often as it stands there.
+_SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
+    (), (), ("zero", "zero"), ("zero", "spike"), ("spike", "spike"), ("inf", "inf"),
+)  # fmt: skip
+
+
+def schedules(*, carries: Carries, vary: frozenset[str] = FACTORS) -> st.SearchStrategy[Schedule]:
+    """Schedules of what ``carries`` allows, differing from the simplest in the factors of ``vary``.
+
+    All but one in twenty can exercise the state of the backward.
+    """
+    return _built(carries, vary)
+
+
+@cache
+def _built(carries: Carries, vary: frozenset[str]) -> st.SearchStrategy[Schedule]:
+    return _schedules(carries, vary)
+
+
+@st.composite
+def _schedules(draw: st.DrawFn, carries: Carries, vary: frozenset[str]) -> Schedule:
+    # with nothing but nesting free, a walk still chooses among its moves
+    free = vary | ({"moves"} if vary & {"events", "nesting"} else frozenset())
+
+    def choose(factor: str, *values: Any) -> Any:
+        return draw(one_of(*values)) if factor in free and len(values) > 1 else values[0]
+
+    short = choose("events", *[False] * 19, True)
+    model = _model(choose, carries)
+    habits = _habits(choose, carries, steps=1 if short else choose("events", 2, 2, 2, 2, 3, 3, 4),
+                     branches=model["layout"] == "branch")  # fmt: skip
+    schedule = Schedule(events=walk(choose, habits), **model)
+    return schedule if short else repair(schedule)
+
+
+def _model(choose: Choose, carries: Carries) -> dict[str, Any]:
+    """Every field of a Schedule but its events."""
+    fields: dict[str, Any] = {
+        "layer": choose("layer", *carries.layers),
+        "layout": choose("layout", *carries.layouts),
+    }
+    if fields["layout"] == "chain":
+        fields["depth"] = choose("layout", 1, 1, 2, 3)
+    if carries.checkpoints:
+        region = choose("checkpoint", "none", "none", "whole", "each", "nested")
+        by, reentrant = choose("checkpoint", *carries.checkpoints)
+        # a reentrant checkpoint passes gradients only if its input needs them
+        if region != "none" and not (reentrant and fields["layout"] == "frozen_first"):
+            fields |= {"checkpoint": region, "checkpoint_by": by, "reentrant": reentrant}
+    if carries.quantized_init:
+        fields["quantized_init"] = choose("quantized_init", False, False, False, True)
+    if carries.settings and choose("settings", False, True):
+        fields["settings"] = Settings(
+            history=choose("settings", 4, 1, 2, 3, 16),
+            algorithm=choose("settings", *carries.algorithms),
+            margin=choose("settings", 0, 0, 1, -1, 4),
+            format=choose("settings", "hybrid", "hybrid", "e4m3"),
+            fused=choose("settings", *((True, False) if carries.unfused else (True,))),
+        )
+    return fields
+
+
+def _habits(choose: Choose, carries: Carries, *, steps: int, branches: bool) -> Habits:
+    calm, special = choose("stimulus", (True, ()), (True, ()), *((False, s) for s in _SPECIAL))
+    switches = carries.settings and carries.switch
+    return Habits(
+        steps=steps,
+        looks=choose("events", False, True),
+        nests=choose("nesting", False, False, True),
+        caches=carries.caching and choose("caching", False, False, True),
+        calm=calm,
+        special=special,
+        input_trend=choose("stimulus", *_TRENDS),
+        grad_trend=choose("stimulus", *_TRENDS),
+        reload_at=choose("reload", 0, 0, 0, 3, 6, 9) if carries.reload else 0,
+        switch_at=choose("switch", 0, 0, 0, 2, 4, 7) if switches else 0,
+        algorithms=carries.algorithms,
+        dropped=choose("events", *[""] * 6, "region", "inside"),
+        branches=branches,
+    )
