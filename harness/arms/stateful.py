@@ -214,10 +214,11 @@ def _model(
     schedule, subject = run.schedule, run.subject
     region = schedule.checkpoint if checkpointed else "none"
     per_call = region in ("each", "nested")
+    settings = run.settings  # of now: a recompute may come after a switch
 
     def inside(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def opened(x: torch.Tensor) -> Any:
-            with subject.autocast(run.settings):
+            with subject.autocast(settings):
                 return function(x)
 
         return opened if event.inside else function

@@ -15,7 +15,7 @@ class Carries:
     layers: tuple[LayerKind, ...] = ("linear",)
     layouts: tuple[Layout, ...] = ("chain",)
     #: Pairs of ``checkpoint_by`` and ``reentrant``.
-    checkpoints: tuple[tuple[Literal[library, torch], bool], ...] = ()
+    checkpoints: tuple[tuple[Literal["library", "torch"], bool], ...] = ()
     #: Weights cast for one microbatch can serve the next.
     caching: bool = False
     quantized_init: bool = False

@@ -220,7 +220,10 @@ def _forward(way: _Walk, move: str) -> Forward:
 
 
 def _backward(way: _Walk) -> Backward:
-    live = sorted(way.standing.live)
+    standing = way.standing
+    live = sorted(standing.live)
+    # a loss sums forwards that ran under the same settings
+    live = [f for f in live if standing.live[f] == standing.live[live[0]]]
     values, shift = _stimulus(way, way.habits.grad_trend)
     if len(live) == 1:
         how = way.choose("events", *["oldest"] * 11, "retained")
