@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -39,8 +40,7 @@ def run_arms(case: Case, subject: Subject, only: frozenset[str] | None) -> dict[
     for arm in arms_of(schedule):
         if only is not None and arm not in only:
             continue
-        own = case if arm != "eager" else _with(case, _plain(schedule))
-        traces[arm] = run_schedule(own, subject, arm)
+        traces[arm] = run_schedule(case, subject, arm, checkpointed=arm != "eager")
         if traces[arm].error is not None:
             break  # dearer arms would only say the same
     return traces
@@ -58,10 +58,9 @@ def judge_schedule(
     schedule = case.spec.schedule
     assert schedule is not None
     traces = run_arms(case, subject, only)
-    plain_case = _with(case, _plain(schedule))
     company: Callable[[], StateTrace] | None = None
     if case.data.seed % _COMPANY_EVERY == 0:
-        company = lambda: run_schedule(plain_case, subject, "eager", reset=False)  # noqa: E731
+        company = partial(run_schedule, case, subject, "eager", checkpointed=False, reset=False)
     evidence = ScheduleEvidence(
         case=case,
         schedule=schedule,
@@ -71,7 +70,7 @@ def judge_schedule(
         deviations=deviations,
         may_refuse=recipe.may_refuse(case.spec),
         company=company,
-        run=lambda other: run_schedule(_with(plain_case, other), subject, "eager"),
+        run=lambda other: run_schedule(_with(case, other), subject, "eager", checkpointed=False),
     )
     ran = all(trace.error is None for trace in traces.values())
     return list(_verdicts(evidence, rules)), ran
@@ -81,10 +80,6 @@ def _verdicts(evidence: ScheduleEvidence, rules: Sequence[str]) -> Iterator[Verd
     for oracle in SCHEDULE_ORACLES:
         if oracle.name in rules:
             yield from oracle.check(evidence)  # type: ignore[arg-type]
-
-
-def _plain(schedule: Schedule) -> Schedule:
-    return msgspec.structs.replace(schedule, checkpoint="none")
 
 
 def _with(case: Case, schedule: Schedule) -> Case:

@@ -47,15 +47,18 @@ from harness.schedule.trace import (
 )
 
 
-def run_schedule(case: Case, subject: Subject, arm: str, *, reset: bool = True) -> StateTrace:
+def run_schedule(
+    case: Case, subject: Subject, arm: str, *, checkpointed: bool, reset: bool = True
+) -> StateTrace:
     """The trace of the case's schedule. What the library raises ends it and is its ``error``.
 
-    ``reset`` False leaves what earlier models of this process left behind.
+    ``checkpointed`` False runs the same events, with regions in the same places, and recomputes
+    nothing. ``reset`` False leaves what earlier models of this process left behind.
     """
     assert case.spec.schedule is not None
     if reset:
         subject.reset()
-    run = _Run(case, subject, case.spec.schedule)
+    run = _Run(case, subject, case.spec.schedule, checkpointed)
     moments: list[Moment] = []
     error = None
     with ExitStack() as run.regions:
@@ -75,6 +78,7 @@ class _Run:
     case: Case
     subject: Subject
     schedule: Schedule
+    checkpointed: bool
     regions: ExitStack = field(default_factory=ExitStack)
     settings: Settings = field(init=False)
     layers: nn.ModuleDict = field(init=False)
@@ -156,7 +160,7 @@ class _Run:
         self.layers.train(event.mode != "eval")
         grad = nullcontext() if trains else torch.no_grad()
         with grad, self._listening():
-            y = _model(self, event, number, checkpointed=trains)(x)
+            y = _model(self, event, number, again=trains and self.checkpointed)(x)
         self.layers.train(True)
         self.outputs[f"y{number}"] = _values(y)
         if trains:
@@ -208,12 +212,11 @@ class _Run:
 
 
 def _model(
-    run: _Run, event: Forward, number: int, *, checkpointed: bool
+    run: _Run, event: Forward, number: int, *, again: bool
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The model as one function of its input, checkpointed as the schedule says."""
     schedule, subject = run.schedule, run.subject
-    region = schedule.checkpoint if checkpointed else "none"
-    per_call = region in ("each", "nested")
+    per_call = schedule.checkpoint in ("each", "nested")
     settings = run.settings  # of now: a recompute may come after a switch
 
     def inside(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -223,7 +226,9 @@ def _model(
 
         return opened if event.inside else function
 
-    def again(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def recomputed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if not again:
+            return function
         if schedule.checkpoint_by == "library":
             return lambda x: subject.checkpoint(function, x, schedule.reentrant)
         return lambda x: torch_checkpoint(function, x, use_reentrant=schedule.reentrant)
@@ -243,12 +248,12 @@ def _model(
             assert isinstance(out, torch.Tensor)
             return out
 
-        return again(inside(one)) if per_call else one
+        return recomputed(inside(one)) if per_call else one
 
     whole = _composed(schedule, event, call)
     if not per_call:
         whole = inside(whole)
-    return again(whole) if region in ("whole", "nested") else whole
+    return recomputed(whole) if schedule.checkpoint in ("whole", "nested") else whole
 
 
 def _composed(

@@ -36,6 +36,8 @@ class Standing:
     switches: int = 0
     #: Branches whose weights are cast and kept; whatever changes weights or recipe forgets them.
     cached: set[int] = field(default_factory=set)
+    #: Live forwards that ran on kept weights.
+    holding: set[int] = field(default_factory=set)
     #: A gradient has been accumulated since the last step.
     accumulated: bool = False
 
@@ -48,6 +50,8 @@ class Standing:
                 return "there is no open region to close"
             case Forward(first=False, path=path) if path not in self.cached:
                 return "no forward with first=True has cached the weights since they last changed"
+            case Forward(first=True) if self.holding:
+                return "an earlier forward's graph still needs the weights kept for it"
             case Forward(first=first, mode=mode) if first is not None and mode != "train":
                 return "weights are cached by training forwards"
             case Forward(first=first, inside=inside) if first is not None and not (
@@ -81,6 +85,8 @@ class Standing:
             case Forward(mode=mode, first=first, path=path):
                 if mode == "train":
                     self.live[self.forwards] = self.switches
+                if first is not None:
+                    self.holding.add(self.forwards)
                 if first:
                     self.cached.add(path)
                 self.forwards += 1
@@ -88,6 +94,7 @@ class Standing:
                 self.accumulated = True
                 for f in () if retain else of:
                     del self.live[f]
+                    self.holding.discard(f)
             case Step() | Reload():
                 self.cached, self.accumulated = set(), False
             case Switch():

@@ -215,7 +215,9 @@ def _forward(way: _Walk, move: str) -> Forward:
     if way.habits.caches and move != "plain":
         how = way.choose("caching", "usual", "usual", "usual", "anew", "not")
         again = way.may(Forward(first=False, inside=inside, path=path))
-        first = None if how == "not" else how == "anew" or not again
+        anew = way.may(Forward(first=True, inside=inside, path=path))
+        if how != "not" and (again or anew):
+            first = not again or (anew and how == "anew")
     return Forward(values=values, shift=shift, inside=inside, first=first, path=path)
 
 
