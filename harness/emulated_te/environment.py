@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,7 +13,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.emulated_te.install import CARRIED, carried
+import torch
+
+from harness.emulated_te.install import CARRIED, carried, has_extension, install
 
 #: What its Python package imports. torch stays that of the running environment.
 _NEEDS = ("pydantic", "packaging", "einops", "importlib-metadata")
@@ -100,9 +102,10 @@ def chosen_version() -> str:
     return os.environ.get(CHOICE, DEFAULT)
 
 
+@functools.cache
 def real_extension() -> bool:
     """True where TransformerEngine is installed with its compiled extension, on a GPU machine."""
-    return importlib.util.find_spec("transformer_engine_torch") is not None
+    return has_extension() and torch.cuda.is_available()
 
 
 def enter() -> None:
@@ -116,7 +119,5 @@ def enter() -> None:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
     os.environ.update(NVTE_PROJECT_BUILDING="1", NVTE_TORCH_COMPILE="0")
-    from harness.emulated_te.install import install  # imports torch
-
     found = install()
     assert found == version, (found, version)

@@ -41,7 +41,7 @@ def install() -> str:
             "transformer_engine is imported already, without the CPU emulation; "
             "call install() before it is imported, in a process of its own."
         )
-    if _has_extension() and torch.cuda.is_available():
+    if has_extension() and torch.cuda.is_available():
         raise ValueError(
             f"TransformerEngine {version} with its compiled extension and a CUDA device are here; "
             "use them as they are, the CPU emulation is for machines without."
@@ -72,7 +72,7 @@ def _version() -> str:
     return version
 
 
-def _has_extension() -> bool:
+def has_extension() -> bool:
     """True if a compiled extension lies where TransformerEngine looks for it."""
     if importlib.util.find_spec(EXTENSION) is not None:
         return True
