@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,8 @@ from harness.emulated_te.v1_names import EXTENSION, plain_names
 #: The flash-attn that 1.10 and 1.11 insist on importing; none of its functions is carried.
 _FLASH_ATTN = "2.5.8"
 _FLASH_ATTN_MODULES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_2_cuda")
+#: Not carried, but looked up in a module that got them by ``import *``, so they must have a name.
+_REFUSED = ("dgeglu", "dgelu", "dqgelu", "dreglu", "drelu", "dsrelu", "dswiglu")
 
 
 def install_v1(version: str) -> None:
@@ -35,11 +37,8 @@ def install_v1(version: str) -> None:
     functions = script_functions(extension_functions((major, minor)))
     torch.ops.tex_ts = _module("torch.ops.tex_ts", functions)
     _stand_in_for_onnx()
-    with (
-        _found((major, minor)),
-        _flash_attn_if_missing(),
-        mock.patch("torch.jit.script", _as_it_is),
-    ):
+    flash_attn = _flash_attn() if (major, minor) < (1, 12) else nullcontext()
+    with _found((major, minor)), flash_attn, mock.patch("torch.jit.script", _as_it_is):
         importlib.import_module("transformer_engine.pytorch")
 
 
@@ -71,6 +70,7 @@ def extension_functions(since: v1.Version) -> dict[str, Callable[..., Any]]:
         "get_cudnn_version": lambda: 90300,
         "device_supports_multicast": lambda: False,
         "ubuf_built_with_mpi": lambda: False,
+        **{name: refused(name) for name in _REFUSED},
         **{f.__name__: f for f in plain},
         **{f.__name__: functools.partial(f, since=since) for f in versioned},
     }
@@ -177,8 +177,8 @@ def _stand_in_for_onnx() -> None:
 
 
 @contextmanager
-def _flash_attn_if_missing() -> Iterator[None]:
-    """1.10 and 1.11 import flash-attn whether they use it or not: let them."""
+def _flash_attn() -> Iterator[None]:
+    """1.10 and 1.11 import flash-attn whether they use it or not: let them, while inside."""
     known = importlib.metadata.version
 
     def version(package: str) -> str:
