@@ -15,6 +15,8 @@ from torch import Tensor
 
 from harness.emulated_te.kernels import cast, column_sums, dequantise, matmul
 from harness.emulated_te.refusal import refuse
+from harness.emulated_te.v2_activation import gelu as gelu_value
+from harness.emulated_te.v2_activation import gelu_slope
 from harness.emulated_te.v2_quantize import mx_scales, write
 from harness.emulated_te.v2_scales import mx_unit, spread
 from harness.emulated_te.v2_tensors import empty, logical_shape
@@ -68,13 +70,15 @@ def generic_gemm(
     alpha: float = 1.0,
     beta: float | None = None,
 ) -> list[Any]:
-    """``D = alpha op(B) op(A) + beta D + bias``; [D, bias gradient, None, None].
+    """``D = alpha op(B) op(A) + beta D + bias``; [D, bias gradient, GELU's input, None].
 
     Real contract (``pytorch/csrc/extensions/gemm.cpp``, ``common/gemm/cublaslt_gemm.cu``):
     products of the codes accumulate in fp32, both 1/scales apply to the sum, then bias, then one
     rounding to D's type. A quantised D with per-tensor inputs and delayed scaling is cast from the
     fp32 sum and *sets* amax; any other quantised D is rounded to ``output_dtype`` first. With
-    ``grad`` and a bias the column sums of B come back and nothing is added.
+    ``grad`` and a bias the column sums of B come back and nothing is added. ``gelu`` applies to
+    the fp32 sum, and the sum rounded (to ``bias_type`` if operands are quantised, else to D's type)
+    comes back; with ``grad`` the sum is multiplied with the slope at ``gelu_in``.
 
     Emulated with torch's fp32 product on the CPU: another order of summation, no fast accumulation
     (``use_split_accumulator`` changes nothing), and fp32 operands multiply as fp32, not as TF32.
@@ -87,22 +91,41 @@ def generic_gemm(
         or bulk_overlap
     ):
         refuse("communication overlapped with GEMMs", "leave the ub_* options off")
-    if gelu:
-        refuse("GELU fused into the GEMM", "unset NVTE_GEMM_GELU_FUSION")
+    if gelu and grad and bias is not None:
+        refuse("a GEMM with both the slope of GELU and a bias gradient")
     a, b = side(A, turned=not transA, name="A"), side(B, turned=transB, name="B")
     _check_alike(A, B)
     dtype = torch_dtype(output_dtype) if output_dtype is not None else A.dtype
     bias_grad = None
     if grad and bias is not None:
-        bias_grad, bias = _column_sums(b, dtype), None
-    total = _multiply(a, transA, b, transB, alpha)
+        bias_grad, bias = bias_gradient(b, dtype), None
+    total = product(a, transA, b, transB, alpha)
     if bias is not None:
         total = total + bias.detach().float()
+    gelu_input = None
+    if gelu:
+        total, gelu_input = _gelu(total, gelu_in, grad, _gelu_dtype(A, B, bias_type, dtype))
     result = _finish(
         total, D, quantizer, dtype, beta if accumulate else 0.0, is_float8(A) or is_float8(B)
     )
-    _report(transA, transB, a, b, result)
-    return [result, bias_grad, None, None]
+    report(transA, transB, a, b, result)
+    return [result, bias_grad, None if grad else gelu_input, None]
+
+
+def _gelu(
+    total: Tensor, gelu_in: Tensor | None, grad: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """GELU of the sum and the sum itself; or the sum times GELU's slope at ``gelu_in``."""
+    if not grad:
+        return gelu_value(total), total.to(dtype)
+    if gelu_in is None:
+        raise RuntimeError("the slope of GELU in a GEMM needs the activation's input, got None")
+    return total * gelu_slope(gelu_in.detach().float()).view(total.shape), gelu_in
+
+
+def _gelu_dtype(A: Any, B: Any, bias_type: Any, dtype: torch.dtype) -> torch.dtype:
+    quantised = any(is_float8(x) or is_mxfp8(x) for x in (A, B))
+    return torch_dtype(bias_type) if quantised else dtype
 
 
 def side(tensor: Any, *, turned: bool, name: str) -> Side:
@@ -164,7 +187,7 @@ def _check_alike(A: Any, B: Any) -> None:
         )
 
 
-def _multiply(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:
+def product(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:
     """``alpha op(B) op(A)`` in fp32, shaped like B without its last dimension (flat if turned)."""
     columns, rows = b.values.shape[0 if trans_b else 1], a.values.shape[1 if trans_a else 0]
     if columns != rows:
@@ -178,7 +201,8 @@ def _multiply(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> T
     return total if trans_b else total.view(*b.shape[:-1], total.shape[1])
 
 
-def _column_sums(b: Side, dtype: torch.dtype) -> Tensor:
+def bias_gradient(b: Side, dtype: torch.dtype) -> Tensor:
+    """Column sums of operand B; NotCarried if it is quantised, which cuBLAS has no epilogue for."""
     if b.seen.scale_inv is not None:
         refuse("a bias gradient from a GEMM on quantised operands")
     return column_sums(b.values, dtype)
@@ -223,7 +247,8 @@ def _cast_sum(total: Tensor, quantizer: Any, target: Any) -> None:
         tell(Cast(total, codes, scale.clone(), amax, fmt))
 
 
-def _report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:
+def report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:
+    """Tell listeners of a GEMM."""
     if heard():
         layout = ("T" if trans_a else "N") + ("T" if trans_b else "N")
         tell(Multiply(layout, a.seen, b.seen, result))  # type: ignore[arg-type]
