@@ -13,7 +13,15 @@ import os
 import sys
 from types import ModuleType
 
-from harness.emulated_te import v2_activation, v2_gemm, v2_norm, v2_quantize, v2_tensors
+from harness.emulated_te import (
+    v2_activation,
+    v2_attention,
+    v2_gemm,
+    v2_grouped,
+    v2_norm,
+    v2_quantize,
+    v2_tensors,
+)
 from harness.emulated_te.refusal import refuse
 from harness.emulated_te.v2_names import NAME, extension, refusing_module
 
@@ -33,8 +41,18 @@ FUNCTIONS = {
         v2_norm.layernorm_bwd,
         v2_norm.rmsnorm_fwd,
         v2_norm.rmsnorm_bwd,
+        v2_grouped.split_quantize,
+        v2_grouped.te_general_grouped_gemm,
+        v2_attention.scaled_softmax_forward,
+        v2_attention.scaled_softmax_backward,
+        v2_attention.scaled_masked_softmax_forward,
     )
-} | v2_activation.functions()
+}
+FUNCTIONS |= {
+    **v2_activation.functions(),
+    "scaled_masked_softmax_backward": v2_attention.scaled_softmax_backward,
+}
+
 
 #: cuBLAS 12.9 is below what the library's grouped-tensor kernels ask for, which are not emulated.
 VERSIONS = {
@@ -71,7 +89,9 @@ def install_v2(version: str) -> None:
         raise ValueError("transformer_engine is imported already; install in a fresh process")
     os.environ["NVTE_PROJECT_BUILDING"] = "1"
     os.environ["NVTE_TORCH_COMPILE"] = "0"
-    sys.modules[NAME] = extension(FUNCTIONS, VERSIONS)
+    sys.modules[NAME] = module = extension(FUNCTIONS, VERSIONS)
+    backend = functools.partial(v2_attention.get_fused_attn_backend, module)
+    module.__dict__["get_fused_attn_backend"] = backend
     sys.modules.update({name: refusing_module(name) for name in _NOT_IMPORTABLE})
     _import_without_loading()
     import transformer_engine

@@ -98,8 +98,8 @@ def generic_gemm(
     dtype = torch_dtype(output_dtype) if output_dtype is not None else A.dtype
     bias_grad = None
     if grad and bias is not None:
-        bias_grad, bias = _column_sums(b, dtype), None
-    total = _multiply(a, transA, b, transB, alpha)
+        bias_grad, bias = bias_gradient(b, dtype), None
+    total = product(a, transA, b, transB, alpha)
     if bias is not None:
         total = total + bias.detach().float()
     gelu_input = None
@@ -108,7 +108,7 @@ def generic_gemm(
     result = _finish(
         total, D, quantizer, dtype, beta if accumulate else 0.0, is_float8(A) or is_float8(B)
     )
-    _report(transA, transB, a, b, result)
+    report(transA, transB, a, b, result)
     return [result, bias_grad, None if grad else gelu_input, None]
 
 
@@ -187,7 +187,7 @@ def _check_alike(A: Any, B: Any) -> None:
         )
 
 
-def _multiply(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:
+def product(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> Tensor:
     """``alpha op(B) op(A)`` in fp32, shaped like B without its last dimension (flat if turned)."""
     columns, rows = b.values.shape[0 if trans_b else 1], a.values.shape[1 if trans_a else 0]
     if columns != rows:
@@ -201,7 +201,8 @@ def _multiply(a: Side, trans_a: bool, b: Side, trans_b: bool, alpha: float) -> T
     return total if trans_b else total.view(*b.shape[:-1], total.shape[1])
 
 
-def _column_sums(b: Side, dtype: torch.dtype) -> Tensor:
+def bias_gradient(b: Side, dtype: torch.dtype) -> Tensor:
+    """Column sums of operand B; NotCarried if it is quantised, which cuBLAS has no epilogue for."""
     if b.seen.scale_inv is not None:
         refuse("a bias gradient from a GEMM on quantised operands")
     return column_sums(b.values, dtype)
@@ -246,7 +247,8 @@ def _cast_sum(total: Tensor, quantizer: Any, target: Any) -> None:
         tell(Cast(total, codes, scale.clone(), amax, fmt))
 
 
-def _report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:
+def report(trans_a: bool, trans_b: bool, a: Side, b: Side, result: Any) -> None:
+    """Tell listeners of a GEMM."""
     if heard():
         layout = ("T" if trans_a else "N") + ("T" if trans_b else "N")
         tell(Multiply(layout, a.seen, b.seen, result))  # type: ignore[arg-type]
