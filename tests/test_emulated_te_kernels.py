@@ -222,7 +222,7 @@ def test_install_refuses_a_library_that_is_there(monkeypatch: pytest.MonkeyPatch
 
 def test_install_refuses_where_the_real_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "1.12.0")
-    monkeypatch.setattr(install, "_has_extension", lambda: True)
+    monkeypatch.setattr(install, "has_extension", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="use them as they are"):
         install.install()

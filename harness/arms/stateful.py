@@ -10,7 +10,7 @@ import io
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -205,6 +205,8 @@ class _Run:
             if isinstance(raw, RawCast):
                 self.casts.append(see_cast(raw, at))
             else:
+                if at.phase == "backward" and raw.role == "output":
+                    raw = replace(raw, role="gradient")  # where all products are called alike
                 self.products.append(see_product(raw, at))
 
         with self.subject.listen(dict(self.layers.items()), hear):

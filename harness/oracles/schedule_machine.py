@@ -44,6 +44,8 @@ class _Machine:
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     #: As ``slots``, had the last commit not happened.
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
+    #: Quantised by some forward so far: all others' scales are not the schedule's doing.
+    ran: set[SlotName] = field(default_factory=set)
     #: Staged since their last commit, and under which policy.
     waiting: dict[SlotName, Policy] = field(default_factory=dict)
 
@@ -102,6 +104,7 @@ def _casts(
         if call is not None and cast.at.call != call and _own_region(machine, event, progress):
             machine.commit("forward")
         call = cast.at.call
+        machine.ran.add(cast.slot)
         if cast.at.phase == "forward":
             machine.resize(cast.slot.layer, policy.history)
         slot = machine.slots.setdefault(cast.slot, fresh(policy.history))
@@ -155,7 +158,11 @@ def _commits(machine: _Machine, event: Event, progress: Progress) -> None:
 def _compare(
     machine: _Machine, before: dict[SlotName, Slot], event: Event, moment: Moment
 ) -> Iterator[Verdict]:
+    quantised = machine.evidence.schedule.quantized_init
     for name, got in sorted(moment.state.items()):
+        if quantised and name not in machine.ran:  # a parameter's own: written when it is
+            machine.slots[name] = got
+            continue
         want = machine.slots.get(name)
         if want is None:
             want = fresh(len(got.window))

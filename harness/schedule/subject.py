@@ -15,7 +15,7 @@ from harness.numerics.delayed import Policy, Slot
 from harness.schedule.events import Settings
 from harness.schedule.trace import SlotName
 
-Role = Literal["output", "grad_input", "grad_weight"]
+Role = Literal["output", "grad_input", "grad_weight", "gradient"]
 
 
 @dataclass(frozen=True)

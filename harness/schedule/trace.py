@@ -71,7 +71,7 @@ class ProductSeen:
     """One GEMM."""
 
     at: At
-    role: Literal["output", "grad_input", "grad_weight"]
+    role: Literal["output", "grad_input", "grad_weight", "gradient"]
     a: Side
     b: Side
 
