@@ -218,7 +218,9 @@ class Judge:
         return trace
 
     def _program(self, spec: Spec, arm: Arm) -> Program:
-        key = (compile_key(spec), arm.name)
+        # only a compiled graph serves other dims; run eagerly, a Spec is its own program
+        own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
+        key = (compile_key(own), arm.name)
         if key in self._programs:
             self._programs.move_to_end(key)
             return self._programs[key]

@@ -237,3 +237,13 @@ def test_a_layer_is_what_a_models_linear_was_and_got() -> None:
     assert np.array_equal(tensors["weight"], drawn["down.weight"])
     assert np.array_equal(tensors["grad_output"], drawn["grad_output"])
     assert judge.layer(case, "nowhere") is None
+
+
+def test_a_relation_of_a_dynamic_case_runs_on_its_own_rows() -> None:
+    """One graph serves many row counts; run eagerly, a program of other rows is another one."""
+    judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))
+    for rows in (4, 1):
+        spec = Spec(recipe="torch.fp32", dtype="fp32", m=rows, k=16, n=16, dynamic=True)
+        judged = judge.judge(Case(spec=spec, data=DataSpec()), (BY_NAME["R18"], BY_NAME["R20"]))
+        assert not judged.causes
+        assert any(v.status == "ok" for v in judged.verdicts)
