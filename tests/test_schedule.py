@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from functools import cache
@@ -414,6 +415,13 @@ class TestSimplify:
                 check_schedule(candidate)
                 assert candidate != schedule and 0 < len(name) < 60
                 assert size(candidate) <= size(schedule)
+
+    def test_going_on_from_any_of_them_ends_at_the_empty_schedule(self) -> None:
+        for seed, schedule in enumerate(few()[:20]):
+            chance, steps = random.Random(seed), 0
+            while found := [candidate for _, candidate in simplifications(schedule)]:
+                schedule, steps = chance.choice(found), steps + 1
+            assert schedule == script() and steps < 200
 
     def test_the_empty_schedule_has_none(self) -> None:
         assert list(simplifications(script())) == []
