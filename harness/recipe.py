@@ -20,7 +20,7 @@ from typing import Any
 from harness.case import Dtype, Spec
 from harness.content import content_dir
 from harness.numerics.plan import Plan
-from harness.schedule.recipe import Stateful
+from harness.stateful import Stateful
 from harness.trace import ChangeKind, Seen
 
 
@@ -167,7 +167,7 @@ def _load_file(file: Path) -> Sequence[Recipe | Stateful]:
     ):
         raise ValueError(
             f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe or "
-            "harness.schedule.recipe.Stateful"
+            "harness.stateful.Stateful"
         )
     return found
 

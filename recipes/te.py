@@ -22,9 +22,17 @@ from harness.emulated_te.environment import chosen_version, enter, real_extensio
 from harness.numerics.delayed import Policy, Slot
 from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
-from harness.schedule.recipe import ScheduleScript, Stateful
-from harness.schedule.subject import Listener, RawCast, RawProduct, RawSide, Role, Subject
 from harness.schedule.trace import Direction, SlotName
+from harness.stateful import (
+    Listener,
+    RawCast,
+    RawProduct,
+    RawSide,
+    Role,
+    ScheduleScript,
+    Stateful,
+    Subject,
+)
 
 Kind = Literal["delayed", "current", "mx"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -35,7 +35,6 @@ from harness.schedule.events import (
     Step,
     Switch,
 )
-from harness.schedule.subject import RawCast, RawProduct, Subject
 from harness.schedule.trace import (
     At,
     CallSeen,
@@ -45,6 +44,7 @@ from harness.schedule.trace import (
     ScheduleError,
     StateTrace,
 )
+from harness.stateful import RawCast, RawProduct, Subject
 
 
 def run_schedule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.case import Spec
-from harness.schedule.recipe import ScheduleScript
+from harness.stateful import ScheduleScript
 
 
 def script(spec: Spec) -> ScheduleScript:

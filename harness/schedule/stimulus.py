@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from harness.schedule.census import FEATURES, story
 from harness.schedule.events import (
     Backward,
     Close,
@@ -23,6 +22,7 @@ from harness.schedule.events import (
     Step,
 )
 from harness.schedule.rules import Standing, repaired
+from harness.schedule.story import FEATURES, story
 
 #: Room for what a repair appends, below the 64 events that a schedule may have.
 _ROOM = 40
