@@ -424,6 +424,56 @@ def check_attention_is_causal():
         assert not torch.equal(module(x)[20:], module(changed)[20:])
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def check_rotary_embedding(interleaved, layout):
+    """The fused kernel against the library's own composition of torch operations."""
+    shape = (32, 2, 4, 16) if layout == "sbhd" else (2, 32, 4, 16)
+    freqs = te.RotaryPositionEmbedding(16, rotary_percent=0.5, interleaved=interleaved)(32)
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(2)
+        x = torch.randn(shape).to(torch.float32 if fused else torch.float64).requires_grad_()
+        y = te.attention.rope.apply_rotary_pos_emb(
+            x, freqs, layout, fused=fused, interleaved=interleaved
+        )
+        y.backward(torch.linspace(-1, 1, y.numel()).view(shape).to(y.dtype))
+        results.append((y.double(), x.grad.double()))
+    for fused, composed in zip(*results, strict=True):
+        torch.testing.assert_close(fused, composed, rtol=1e-5, atol=1e-6)
+
+
+@each_recipe
+def check_no_tokens(recipe):
+    module, x = linear(), torch.randn(0, 64, dtype=BF16, requires_grad=True)
+    y = step(module, recipe(), x, torch.zeros(0, 32, dtype=BF16))
+    assert y.shape == (0, 32) and x.grad.shape == x.shape
+    assert not module.weight.grad.any() and not module.bias.grad.any()
+
+
+def check_gradient_accumulates_into_main_grad():
+    module = linear(fuse_wgrad_accumulation=True, bias=False)
+    module.weight.main_grad = torch.ones(32, 64)
+    x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+    with Seen() as seen:
+        step(module, recipes.Float8CurrentScaling(), x, torch.ones(32, 32, dtype=BF16))
+    exact, magnitude = reference(seen.gemms[2])
+    assert (module.weight.main_grad.double() - 1 - exact).abs().le(magnitude * 1e-5).all()
+
+
+def check_autocast_of_torch():
+    """Neither CUDA nor CPU autocast reaches into the emulated kernels."""
+    for device in ("cuda", "cpu"):
+        module = te.Linear(64, 32)
+        x = torch.randn(32, 64, requires_grad=True)
+        with Seen() as seen, torch.autocast(device, dtype=BF16):
+            y = step(
+                module, delayed(), x, torch.ones(32, 32, dtype=BF16 if device == "cuda" else None)
+            )
+        assert y.dtype == (BF16 if device == "cuda" else torch.float32)
+        assert_gemms(seen, [module.bias])
+
+
 def check_masked_softmax():
     x, mask = torch.randn(2, 2, 8, 32, dtype=BF16), torch.rand(2, 1, 8, 32) < 0.5
     mask[0, 0, 0] = True
@@ -484,12 +534,14 @@ def check_missing_operands_are_errors():
 
 
 def check_refusals():
-    with pytest.raises(NotCarried, match="fused_rope_forward"):
-        tex.fused_rope_forward()
+    with pytest.raises(NotCarried, match="fused_qkv_rope_forward"):
+        tex.fused_qkv_rope_forward()
     with pytest.raises(NotCarried, match="CommOverlapHelper"):
         tex.CommOverlapHelper()
     with pytest.raises(NotCarried, match="pad_columnwise"):
         te.distributed.pad_columnwise_scale_inv()
+    with pytest.raises(NotCarried, match="attention in FP8"):
+        step(block(), delayed(fp8_dpa=True), torch.randn(32, 2, 64, dtype=BF16), None)
     x = torch.randn(128, 128, dtype=BF16, requires_grad=True)
     for recipe in (recipes.Float8BlockScaling(), recipes.NVFP4BlockScaling()):
         with pytest.raises(NotCarried, match=type(recipe).__name__):
@@ -524,18 +576,29 @@ def check_known_duplicate_updates(monkeypatch):
     assert checkpointed[5] == pytest.approx(129.74, rel=1e-3)
 
 
-def check_known_autocast_inside_checkpoint():
-    """TE PR 3284: with the autocast opened inside, forward scales never move."""
-    module = te.Linear(64, 64, params_dtype=BF16)
+def check_known_update_counts():
+    """Two bulk updates a step; checkpointed three, one of them repeated."""
+    for reentrant, count in ((None, 2), (True, 3), (False, 3)):
+        Manager.reset()
+        module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
+        with Seen() as seen:
+            step(module, delayed(), x, torch.ones(32, 32, dtype=BF16), wrapped(reentrant))
+        assert len(seen.updates) == count
 
-    def inside(module, x):
-        with te.autocast(enabled=True, recipe=delayed()):
-            return module(x)
 
-    for _ in range(3):
-        x = torch.full((32, 64), 4.0, dtype=BF16, requires_grad=True)
-        te.checkpoint(inside, module, x, use_reentrant=True).sum().backward()
-    assert module.fp8_meta["scaling_fwd"].scale[0].item() == 1.0
+def check_known_calibration():
+    """calibrating=True sees nothing of a Linear and breaks GELU; other activations are seen."""
+    x = torch.randn(32, 64, dtype=BF16)
+    swiglu = te.LayerNormMLP(64, 64, params_dtype=BF16, activation="swiglu")
+    for module, calibrated in ((linear(), False), (swiglu, True)):
+        with te.autocast(enabled=False, calibrating=True, recipe=delayed()):
+            module(x)
+        assert module.fp8_meta["scaling_fwd"].amax_history.any().item() == calibrated
+    with (
+        pytest.raises(AttributeError, match="aminmax"),
+        te.autocast(enabled=False, calibrating=True, recipe=delayed()),
+    ):
+        te.LayerNormMLP(64, 64, params_dtype=BF16, activation="gelu")(x)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -46,6 +46,8 @@ FUNCTIONS = {
         v2_attention.scaled_softmax_forward,
         v2_attention.scaled_softmax_backward,
         v2_attention.scaled_masked_softmax_forward,
+        v2_attention.fused_rope_forward,
+        v2_attention.fused_rope_backward,
     )
 }
 FUNCTIONS |= {

@@ -100,7 +100,9 @@ def generic_gemm(
     if grad and bias is not None:
         bias_grad, bias = bias_gradient(b, dtype), None
     total = product(a, transA, b, transB, alpha)
-    if bias is not None:
+    if total.numel() and not a.values.numel():
+        total = total.zero_()  # nothing is launched: neither scales, which may be unset, nor bias
+    elif bias is not None:
         total = total + bias.detach().float()
     gelu_input = None
     if gelu:
