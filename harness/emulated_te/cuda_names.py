@@ -19,9 +19,9 @@ import torch
 
 #: Factories and moves that take a ``device``.
 _FACTORIES = (
-    "arange", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace",
-    "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm",
-    "scalar_tensor", "tensor", "zeros", "zeros_like",
+    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full",
+    "full_like", "linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn",
+    "randn_like", "randperm", "scalar_tensor", "tensor", "zeros", "zeros_like",
 )  # fmt: skip
 _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
 #: What is reported as the one GPU. Compute capability 9.0 is what FP8 was made for.

@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from harness.emulated_te import cuda_names, v1, v1_norms
+from harness.emulated_te import cuda_names, v1, v1_gemm, v1_norms
 from harness.emulated_te.refusal import refused
 from harness.emulated_te.v1_names import EXTENSION, plain_names
 
@@ -54,7 +54,7 @@ def extension_functions(since: v1.Version) -> dict[str, Callable[..., Any]]:
         v1.cast_to_fp8_noalloc,
         v1.fused_cast_transpose_noop,
         v1.fused_cast_transpose_bgrad,
-        v1.te_gemm,
+        v1_gemm.te_gemm,
         *v1_norms.VERSIONED,
     )
     plain = (
