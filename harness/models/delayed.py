@@ -240,12 +240,13 @@ class DelayedLinear(nn.Module):
 
     def _scales(self, recipe: DelayedScaling) -> torch.Tensor:
         """The scales this call quantises with: in a recompute, those of the first pass."""
-        self.resize(recipe.history)
         if _state.replaying:
+            # the state stays as it is: its recipe may be a newer one by now
             tape = _state.replaying[-1]
             scales = tape.scales[tape.position]
             tape.position += 1
         else:
+            self.resize(recipe.history)
             scales = self.forward_scale.clone()
         for tape in _state.recording:
             tape.scales.append(scales)
