@@ -18,7 +18,7 @@ from torch import nn
 
 from harness.case import Spec
 from harness.emulated_te import watch
-from harness.emulated_te.environment import chosen_version, enter, real_extension
+from harness.emulated_te.environment import chosen_version, enter, provide, real_extension
 from harness.numerics.delayed import Policy, Slot
 from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
@@ -276,6 +276,7 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         script=_script,
         dtypes=("bf16", "fp32"),
         process="te",
+        provide=provide,
         prepare=enter,
         unavailable=functools.partial(_unavailable, kind),
     )
