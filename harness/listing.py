@@ -31,7 +31,7 @@ def list_command(what: str, files: tuple[Path, ...]) -> None:
 
 def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
     if what == "recipes":
-        from harness.recipe import load_recipes, obstacles
+        from harness.recipe import load_recipes, load_stateful, obstacles
 
         models = [
             (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu")))

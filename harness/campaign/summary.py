@@ -92,6 +92,8 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
             view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
         for oracle in BY_NAME.values():
             row = counted.get(oracle.name, {})
+            if not any(r in row for r in shown):
+                continue
             cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
             view.add_row(f"{oracle.name} {oracle.title}", *cells)
         console.print(view)
