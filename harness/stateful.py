@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,9 +122,21 @@ class Stateful:
     may_refuse: Callable[[Spec], str] = _never
     #: Recipes that patch a library run in processes of their own, one per name; "" patches nothing.
     process: str = ""
+    #: Called once before processes start: fetch what is needed. Raises ValueError if it cannot.
+    provide: Callable[[], None] = _nothing
     #: Called once in each process before anything else.
     prepare: Callable[[], None] = _nothing
     #: Why this machine cannot run it on a device, "" if it can.
     unavailable: Callable[[str], str] = _here
     #: Dimensions are drawn as multiples of it.
     alignment: int = 16
+
+
+def process_of(recipe: object) -> str:
+    """Which kind of process a recipe runs in."""
+    return recipe.process if isinstance(recipe, Stateful) else ""
+
+
+def processes(recipes: Iterable[object]) -> list[str]:
+    """The kinds of process that these recipes need."""
+    return sorted({process_of(recipe) for recipe in recipes})

@@ -46,6 +46,8 @@ class _Machine:
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
     #: Quantised by some forward so far: all others' scales are not the schedule's doing.
     ran: set[SlotName] = field(default_factory=set)
+    #: Ledger entries whose deviation was followed.
+    explained: set[str] = field(default_factory=set)
     #: Staged since their last commit, and under which policy.
     waiting: dict[SlotName, Policy] = field(default_factory=dict)
 
@@ -84,6 +86,8 @@ def _walk(evidence: ScheduleEvidence, trace: StateTrace) -> Iterator[Verdict]:
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
+    for entry in sorted(machine.explained):
+        yield plain("O14", trace.arm, "forward", "ok").known(entry)
 
 
 def _casts(
@@ -115,7 +119,10 @@ def _casts(
                 number(float(cast.scale or 0)), number(float(slot.scale)),
             )  # fmt: skip
         stages = cast.at.phase == "backward" or trains
-        if stages or "evaluation_stages" in machine.evidence.deviations:
+        entry = machine.evidence.deviations.get("evaluation_stages", "")
+        if not stages and entry:
+            machine.explained.add(entry)
+        if stages or entry:
             machine.stage(cast, policy)
 
 
