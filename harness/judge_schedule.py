@@ -58,8 +58,11 @@ def judge_schedule(
     assert schedule is not None
     traces = run_arms(case, subject, only)
     company: Callable[[], StateTrace] | None = None
+    dearest = list(traces)[-1] if traces else "eager"
     if case.data.seed % _COMPANY_EVERY == 0:
-        company = partial(run_schedule, case, subject, "eager", checkpointed=False, reset=False)
+        company = partial(
+            run_schedule, case, subject, dearest, checkpointed=dearest != "eager", reset=False
+        )
     evidence = ScheduleEvidence(
         case=case,
         schedule=schedule,

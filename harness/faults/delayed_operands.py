@@ -1,4 +1,4 @@
-"""Delayed scaling that multiplies the wrong thing, after a recompute or between microbatches.
+"""Delayed scaling that multiplies the wrong thing: another microbatch's, or a weight kept too long.
 
 Each fault has the mechanism of a real bug, planted in ``harness.models.delayed``.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 from harness.faults.fault import Fault
@@ -79,94 +78,17 @@ def _first_copy(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
     return pair
 
 
-def _default_recipe(replay: Any, tape: Any, function: Any, x: Any) -> Any:
-    from harness.models.delayed import DelayedScaling
-
-    recipe = tape.recipe and DelayedScaling()
-    return replay(replace(tape, recipe=recipe), function, x)
-
-
-def _high_precision(replay: Any, tape: Any, function: Any, x: Any) -> Any:
-    return replay(replace(tape, recipe=None), function, x)
-
-
-def _stages_again(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    state = _state()
-    if state.replaying and state.recipe is not None:
-        layer.stage("forward", 1, layer.weight)
-        layer.stage("forward", 0, x)
-        state.staged[layer] = state.recipe
-    return forward(layer, x, is_first_microbatch)
-
-
-def _commits_again(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    state = _state()
-    if state.replaying and state.recipe is not None:
-        layer.stage("forward", 1, layer.weight)
-        layer.stage("forward", 0, x)
-        layer.commit("forward", state.recipe)
-    return forward(layer, x, is_first_microbatch)
-
-
-def _newest_scales(scales: Any, layer: Any, recipe: Any) -> Any:
-    found = scales(layer, recipe)
-    return layer.forward_scale.clone() if _state().replaying else found
-
-
-def _stash_decided_at_entry(scales: Any, layer: Any, recipe: Any) -> Any:
-    """A region that was entered in high precision keeps no scales for its recompute."""
-    found = scales(layer, recipe)
-    for tape in _state().recording:
-        if tape.recipe is None:
-            tape.scales.pop()
-    return found
-
-
-def _first_in_first_out() -> _Plant:
-    """Recomputes take the tapes in the order of the forwards."""
-    tapes: list[Any] = []
-
-    def record(original: Any, *args: Any) -> Any:
-        tapes.append(original(*args))
-        return tapes[-1]
-
-    def replay(original: Any, tape: Any, function: Any, x: Any) -> Any:
-        return original(tapes.pop(0) if tapes else tape, function, x)
-
-    def reset(original: Any, state: Any) -> None:
-        tapes.clear()
-        original(state)
-
-    return delayed_calls({"_Tape": record, "_replay": replay, "_State.__init__": reset})
-
-
-def _open_until_replayed() -> _Plant:
-    """A tape is closed by its recompute: a forward that is dropped leaves one open for good."""
-
-    def checkpoint(original: Any, function: Any, x: Any, *, use_reentrant: bool) -> Any:
-        recording = _state().recording
-
-        def once_more(x: Any) -> Any:
-            out = function(x)
-            recording.extend(recording[-1:])  # the original removes it once
-            return out
-
-        def run(x: Any) -> Any:
-            return (function if _state().replaying else once_more)(x)
-
-        return original(run, x, use_reentrant=use_reentrant)
-
-    def replay(original: Any, tape: Any, function: Any, x: Any) -> Any:
-        if tape in _state().recording:
-            _state().recording.remove(tape)
-        return original(tape, function, x)
-
-    return delayed_calls({"checkpoint": checkpoint, "_replay": replay})
-
-
 def _never_recast(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
     kept = is_first_microbatch and layer.cached is not None
     return forward(layer, x, False if kept else is_first_microbatch)
+
+
+def _never_refilled(original: Any, ctx: Any, *args: Any) -> Any:
+    """The weight is quantised, but what was quantised first is multiplied."""
+    x, weight, bias, layer, scale, cast, recipe = args
+    if not hasattr(layer, "workspace"):
+        layer.workspace = cast
+    return original(ctx, x, weight, bias, layer, scale, layer.workspace, recipe)
 
 
 def _kept_with_newer_scale(
@@ -223,23 +145,8 @@ FAULTS = [
            lambda: _second_operand("grad_weight", _cast_again, _remember_input)),
     _fault("column-copy-stale", "the weight's column-wise copy is never made anew",
            f"{_TE}/pull/1832", lambda: _second_operand("grad_input", _first_copy)),
-    _fault("recompute-default-recipe", "recompute runs the default recipe",
-           f"{_TE}/pull/1577", _calls("_replay", _default_recipe)),
-    _fault("recompute-high-precision", "recompute runs outside FP8",
-           f"{_TE}/pull/24", _calls("_replay", _high_precision)),
-    _fault("recompute-stages", "recompute stages its maxima once more",
-           f"{_TE}/pull/24", _calls("DelayedLinear.forward", _stages_again)),
-    _fault("recompute-commits", "recompute updates the state once more",
-           "https://github.com/Lightning-AI/lightning-thunder/issues/2027",
-           _calls("DelayedLinear.forward", _commits_again)),
-    _fault("recompute-newest-scale", "recompute quantises with the present scales",
-           f"{_TE}/pull/24", _calls("DelayedLinear._scales", _newest_scales)),
-    _fault("recompute-first-in-first-out", "recompute takes the oldest forward's scales",
-           f"{_TE}/pull/1254", _first_in_first_out),
-    _fault("tape-stays-open", "a forward's recording is only closed by its recompute",
-           f"{_TE}/pull/3284", _open_until_replayed),
-    _fault("stash-decided-at-entry", "FP8 enabled inside a checkpoint keeps no scales",
-           f"{_TE}/pull/3284", _calls("DelayedLinear._scales", _stash_decided_at_entry)),
+    _fault("weight-workspace-stale", "a step multiplies the weight as it was quantised first",
+           f"{_TE}/pull/1972", _calls("_Product.forward", _never_refilled)),
     _fault("weight-cache-stale", "the first microbatch uses the weight of the step before",
            f"{_TE}/pull/1593", _calls("DelayedLinear.forward", _never_recast)),
     _fault("kept-weight-newer-scale", "kept codes of the weight are multiplied by its new scale",

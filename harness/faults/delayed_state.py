@@ -1,6 +1,7 @@
 """Delayed scaling whose state is wrong: what is staged, what a commit makes of it, what is kept.
 
-Each fault has the mechanism of a real bug, planted in ``harness.models.delayed``.
+Each fault has the mechanism of a real bug, planted in ``harness.models.delayed``; where no report
+of one is known, its link is the definition that it breaks.
 """
 
 from __future__ import annotations
@@ -157,23 +158,18 @@ def _saves_as_new(buffer: str, value: float) -> Callable[..., None]:
 
 
 _TE = "https://github.com/NVIDIA/TransformerEngine"
-_REFERENCE = ("reference.delayed",)
+_UPDATE = f"{_TE}/blob/main/transformer_engine/common/recipe/delayed_scaling.cu"
+_LENGTH = f"{_TE}/blob/main/transformer_engine/pytorch/module/base.py"
 
 
-def _commit(id: str, title: str, link: str, change: Callable[..., None]) -> Fault:
-    plant = partial(delayed_calls, {"DelayedLinear.commit": change})
-    return Fault(id, "delayed state", title, link, _REFERENCE, plant)
-
-
-def _stage(id: str, title: str, link: str, change: Callable[..., None]) -> Fault:
-    plant = partial(delayed_calls, {"DelayedLinear.stage": change})
-    return Fault(id, "delayed state", title, link, _REFERENCE, plant)
-
-
-def _layer(id: str, title: str, link: str, method: str, change: Callable[..., Any]) -> Fault:
+def _fault(method: str, id: str, title: str, link: str, change: Callable[..., Any]) -> Fault:
     plant = partial(delayed_calls, {f"DelayedLinear.{method}": change})
-    return Fault(id, "delayed state", title, link, _REFERENCE, plant)
+    return Fault(id, "delayed state", title, link, ("reference.delayed",), plant)
 
+
+_commit = partial(_fault, "commit")
+_stage = partial(_fault, "stage")
+_save = partial(_fault, "_save_to_state_dict")
 
 FAULTS = [
     _commit("forward-scale-frozen", "leaving a region updates no forward scale",
@@ -181,41 +177,41 @@ FAULTS = [
     _commit("history-advances-twice", "one update moves the history by two cells",
             "https://github.com/NVIDIA/Megatron-LM/pull/7051", _advances_twice),
     _commit("scale-a-step-late", "a new scale waits for the update after it",
-            f"{_TE}/pull/3456", _a_step_late),
+            _UPDATE, _a_step_late),
     _commit("history-never-rolls", "an update leaves the history where it is",
-            f"{_TE}/pull/2119", _never_rolls),
+            _UPDATE, _never_rolls),
     _commit("history-keeps-oldest", "the cell where maxima are staged holds the oldest one",
-            f"{_TE}/pull/825", _keeps_the_oldest),
+            _UPDATE, _keeps_the_oldest),
     _commit("history-cell-short", "a maximum is forgotten one update early",
-            f"{_TE}/pull/825", _one_cell_short),
+            _UPDATE, _one_cell_short),
     _commit("zero-amax-moves-scale", "a tensor of zeros makes an enormous scale",
             "https://github.com/pytorch/ao/issues/3356", _divides_by_zero),
     _commit("infinite-amax-zeroes-scale", "an infinite maximum makes scale 0",
-            "https://github.com/meta-pytorch/float8_experimental/pull/33", _divides_by_infinity),
-    _commit("margin-twice", "the margin is taken off twice", f"{_TE}/issues/657",
+            _UPDATE, _divides_by_infinity),
+    _commit("margin-twice", "the margin is taken off twice", _UPDATE,
             _under(lambda recipe: {"margin": 2 * recipe.margin})),
-    _commit("margin-sign", "the margin is added", f"{_TE}/issues/657",
+    _commit("margin-sign", "the margin is added", _UPDATE,
             _under(lambda recipe: {"margin": -recipe.margin})),
     _commit("newest-taken-for-largest", "the newest maximum counts where the largest should",
-            f"{_TE}/pull/1577", _under(lambda recipe: {"algorithm": "most_recent"})),
+            _UPDATE, _under(lambda recipe: {"algorithm": "most_recent"})),
     _commit("largest-taken-for-newest", "the largest maximum counts where the newest should",
-            f"{_TE}/pull/1577", _under(lambda recipe: {"algorithm": "max"})),
+            _UPDATE, _under(lambda recipe: {"algorithm": "max"})),
     _stage("weight-gets-inputs-amax", "the input's maximum is staged for the weight",
            f"{_TE}/pull/1128", _weight_gets_the_inputs),
     _stage("gradient-gets-inputs-amax", "the input's maximum is staged for the output gradient",
-           f"{_TE}/pull/738", _gradient_gets_the_inputs),
+           f"{_TE}/pull/2355", _gradient_gets_the_inputs),
     _stage("amax-overwritten", "of several microbatches the last one's maximum is staged",
            "https://github.com/keras-team/keras/pull/19534", _overwrites),
     _stage("amax-added", "maxima of several microbatches are added",
            "https://github.com/google/flax/pull/3623", _adds),
     _stage("amax-at-first-layers-index", "a region's maxima are all staged for its first layer",
            f"{_TE}/pull/1128", _first_layers_index),
-    _layer("state-shared-by-layers", "a region's layers share their forward state",
-           f"{_TE}/pull/1326", "forward", _shares_state),
-    _layer("history-length-kept", "another recipe's history length is ignored",
-           f"{_TE}/pull/1577", "resize", _keeps_length),
-    _layer("saved-without-history", "a saved state has no maxima",
-           f"{_TE}/pull/323", "_save_to_state_dict", _saves_as_new("window", 0.0)),
-    _layer("saved-without-scale", "a saved state has no scales",
-           f"{_TE}/pull/123", "_save_to_state_dict", _saves_as_new("scale", 1.0)),
+    _save("saved-without-history", "a saved state has no maxima", f"{_TE}/pull/323",
+          _saves_as_new("window", 0.0)),
+    _save("saved-without-scale", "a saved state has no scales", f"{_TE}/pull/123",
+          _saves_as_new("scale", 1.0)),
+    _fault("forward", "state-shared-by-layers", "a region's layers share their forward state",
+           f"{_TE}/pull/1326", _shares_state),
+    _fault("resize", "history-length-kept", "another recipe's history length is ignored",
+           _LENGTH, _keeps_length),
 ]  # fmt: skip

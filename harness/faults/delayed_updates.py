@@ -204,7 +204,7 @@ FAULTS = [
     _fault("update-before-maxima", "the update runs before all layers' maxima are in",
            f"{_TE}/pull/3456", _after_the_first_node),
     _fault("update-keyed-to-last-forward", "only the newest forward's backward updates",
-           f"{_TE}/pull/1254", _through_the_last_forward),
+           f"{_TE}/pull/3456", _through_the_last_forward),
     _fault("first-layer-owns-update", "without a backward of the first layer nobody updates",
            f"{_TE}/pull/784", _owned_by_the_first_layer),
     _fault("inner-region-updates", "leaving an inner region updates",
@@ -214,7 +214,7 @@ FAULTS = [
     _fault("update-lost-at-evaluation", "an evaluation drops the update that was due",
            f"{_TE}/pull/59", _lost_at_evaluation),
     _fault("evaluation-stages", "a forward without a graph stages its maxima",
-           f"{_TE}/pull/1832", lambda: delayed_calls({"_trains": lambda original: True})),
+           f"{_TE}/pull/59", lambda: delayed_calls({"_trains": lambda original: True})),
     _fault("state-outlives-model", "a new layer takes over the state of one that is gone",
            f"{_TE}/pull/1326", _keyed_by_number),
 ]  # fmt: skip

@@ -17,6 +17,7 @@ def builtin_faults() -> dict[str, Fault]:
         compile,
         contract,
         delayed_operands,
+        delayed_recompute,
         delayed_state,
         delayed_updates,
         gemm,
@@ -27,7 +28,7 @@ def builtin_faults() -> dict[str, Fault]:
 
     families = (
         scales, casts, gemm, layout, recompute, compile, contract, census,
-        delayed_state, delayed_updates, delayed_operands,
+        delayed_state, delayed_updates, delayed_recompute, delayed_operands,
     )  # fmt: skip
     return {fault.id: fault for family in families for fault in family.FAULTS}
 

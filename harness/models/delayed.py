@@ -279,9 +279,10 @@ class DelayedLinear(nn.Module):
         return codes
 
     def stage(self, direction: str, slot: int, x: torch.Tensor) -> None:
-        """Take max|x| into the staging cell."""
+        """Take max|x| into the staging cell; NaN elements leave no mark."""
         cell = getattr(self, f"{direction}_window")[0]
-        cell[slot] = torch.maximum(cell[slot], x.detach().abs().amax().float())
+        numbers = x.detach().abs().nan_to_num(nan=0.0, posinf=float("inf"))
+        cell[slot] = torch.maximum(cell[slot], numbers.amax().float())
 
     def commit(self, direction: Literal["forward", "backward"], recipe: DelayedScaling) -> None:
         """Next scales from the windows, which move on by one cell."""

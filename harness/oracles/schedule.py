@@ -7,12 +7,12 @@ from typing import Any
 
 from harness.oracles.oracle import Oracle
 from harness.oracles.schedule_machine import check_machine
+from harness.oracles.schedule_operands import check_operands
 from harness.oracles.schedule_rules import (
     check_balance,
     check_casts,
     check_company,
     check_contract,
-    check_inverse,
     check_precision,
     check_recompute,
     check_reload,
@@ -32,7 +32,7 @@ def _rule(
 SCHEDULE_ORACLES: tuple[Oracle, ...] = (
     _rule("contract", "contract", "C", "none", check_contract, frozenset()),
     _rule("O2", "cast-exact", "A", "casts are seen", check_casts, _START),
-    _rule("O3", "scale-exact", "A", "operands are seen", check_inverse, _START | {"O2"}),
+    _rule("O3", "scale-exact", "A", "operands are seen", check_operands, _START | {"O2"}),
     _rule("O20", "precision census", "A", "products are seen", check_precision, _START),
     _rule("O14", "state machine", "A", "state is kept", check_machine, _START | {"O20"}),
     _rule("O13", "recompute-consistency", "A", "a product is recomputed", check_recompute, _SEEN),
