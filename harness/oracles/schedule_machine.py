@@ -21,7 +21,16 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
-from harness.schedule.events import Backward, Close, Event, Forward, Reload, Settings
+from harness.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Reload,
+    Schedule,
+    Settings,
+    Switch,
+)
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
 from harness.verdict import Verdict
 
@@ -225,4 +234,17 @@ def _told(slot: Slot) -> str:
 
 def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     where = f"{place(evidence.schedule, event)}: {verdict.where}"
-    return replace(verdict, arm=trace.arm, where=where, index=(event,))
+    symptom = verdict.symptom + _circumstances(evidence.schedule)
+    return replace(verdict, arm=trace.arm, symptom=symptom, where=where, index=(event,))
+
+
+def _circumstances(schedule: Schedule) -> str:
+    """What separates causes that look alike: another code path updates, or an unused layer is
+    there whose backward never comes. Part of the symptom, so minimising keeps it."""
+    switches = [e.algorithm for e in schedule.events if isinstance(e, Switch)]
+    by_tensor = not schedule.settings.fused or "callable" in (
+        schedule.settings.algorithm,
+        *switches,
+    )
+    told = {"unfused": by_tensor, "unused layer": schedule.layout == "dangling"}
+    return "".join(f", {name}" for name, holds in told.items() if holds)
