@@ -20,7 +20,8 @@ from typing import Any
 from harness.environment import describe, prepare, settle
 
 PARTS = (
-    "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start", "memory",
+    "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start",
+    "memory",
 )  # fmt: skip
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
