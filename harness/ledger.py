@@ -26,6 +26,19 @@ LAYER_DEVIATIONS = {
     "rescale_overflow": "1/s_a * 1/s_b overflows before it rescales a gradient",
 }
 
+#: Deviations of the state machine that the rules of schedules follow.
+STATE_DEVIATIONS = {
+    "algorithm_of_last_region": "an update goes by the algorithm of the region entered last",
+    "disabled_region_keeps": "a region inside a disabled one ends without an update",
+    "evaluation_stages": "a forward without a graph leaves its maxima for the next update",
+    "first_layer_owns_update": "gradients update only if the first layer's backward runs",
+    "idle_windows_roll": "an update shifts windows of what has not run, too",
+    "inner_region_owns_update": "an inner region makes another forward update gradients",
+    "margin_of_first_forward": "a layer keeps the margin it ran with first",
+    "saved_after_fp8_only": "state is saved only if the last forward was in FP8",
+    "window_resized_at_its_newest_end": "another history cuts or pads the newest maxima",
+}
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One known divergence."""
@@ -96,7 +109,10 @@ def load_entries() -> list[Entry]:
             entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ValueError(f"ledger entry {path.name}: {error}") from None
-        if entry.deviation and entry.deviation not in DEVIATIONS | LAYER_DEVIATIONS:
+        if (
+            entry.deviation
+            and entry.deviation not in DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS
+        ):
             raise ValueError(f"ledger entry {path.name}: no deviation {entry.deviation!r}")
         for wanted in entry.versions.values():
             try:

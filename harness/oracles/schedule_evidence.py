@@ -28,7 +28,7 @@ class ScheduleEvidence:
     deviations: Mapping[str, str]
     #: Why the library may refuse this schedule; "" if it promises to run it.
     may_refuse: str = ""
-    #: The last arm's run again, after the others and without forgetting them; None: not this time.
+    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
     company: Callable[[], StateTrace] | None = None
     #: The plain run of another schedule.
     run: Callable[[Schedule], StateTrace] | None = None
@@ -40,6 +40,8 @@ class Region:
 
     #: First training forward that ran in FP8 in it.
     first: int = -1
+    #: A forward opened it for itself.
+    own: bool = False
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Progress:
             case Forward(mode=mode):
                 inner = self.inner(event)
                 if inner is not None and mode == "train":
-                    region = self.outermost if self.open else Region()
+                    region = self.outermost if self.open else Region(own=True)
                     if region.first < 0:
                         region.first = self.forwards
                     self.ran[self.forwards] = (inner, region)

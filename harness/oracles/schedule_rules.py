@@ -11,7 +11,7 @@ import numpy as np
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
 from harness.oracles.schedule_evidence import ScheduleEvidence, located, place, steps_of
-from harness.schedule.events import Backward, Forward, Reload, Schedule, Step
+from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, ProductSeen, Side, StateTrace
 from harness.verdict import Verdict
 
@@ -27,11 +27,21 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
+            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error.event)}"
             yield Verdict(
-                "contract", arm, "schedule", "crashed", f"{error.type} in {error.where}",
+                "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
                 "run, or refused with the reason when the model is built",
             )  # fmt: skip
+
+
+def _after(schedule: Schedule, event: int) -> str:
+    """Another history resizes every window: what fails from there on is told apart."""
+    history = schedule.settings.history
+    for earlier in schedule.events[: max(event, 0)]:
+        if isinstance(earlier, Switch) and earlier.history not in (None, history):
+            return ", after a switch of the history"
+    return ""
 
 
 def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -215,7 +225,7 @@ def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
 
 def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
-    if evidence.company is None or any(trace.error for trace in evidence.traces.values()):
+    if evidence.company is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
     after = evidence.company()
