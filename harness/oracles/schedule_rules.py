@@ -90,6 +90,8 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             for i, product in enumerate(products):
                 want = wanted[i % len(wanted)] if wanted else None
                 symptom = _differs(product, want)
+                if symptom == _OTHER_SCALE and _of_another(product, key, i, first):
+                    symptom = "recomputed with the scales of another forward"
                 if symptom:
                     return Verdict(
                         "O13", "", "output", "diverged", symptom,
@@ -100,6 +102,21 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     return plain("O13", "", "output", "ok" if judged else "not_applicable")
 
 
+def _of_another(
+    product: ProductSeen,
+    key: tuple[int, int],
+    i: int,
+    first: Mapping[tuple[int, int], list[ProductSeen]],
+) -> bool:
+    """True if another forward ran the same product of the same call with these scales."""
+    others = [made[i % len(made)] for k, made in first.items() if k[1] == key[1] and k != key]
+    scales = (product.a.scale_inv, product.b.scale_inv)
+    return any((other.a.scale_inv, other.b.scale_inv) == scales for other in others)
+
+
+_OTHER_SCALE = "recomputed with another scale"
+
+
 def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
     if want is None:
         return "recomputed what the forward did not do"
@@ -108,7 +125,7 @@ def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
             return "recomputed in another precision"
     for got, side in ((product.a, want.a), (product.b, want.b)):
         if got.scale_inv != side.scale_inv:
-            return "recomputed with another scale"
+            return _OTHER_SCALE
     for got, side in ((product.a, want.a), (product.b, want.b)):
         if got.codes is not None and not np.array_equal(got.codes, side.codes):  # type: ignore[arg-type]
             return "recomputed other codes"
