@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "coverage": LOW | {"recipe", "strategies"},
     "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "strategies", "ledger"},
-    "faults": {"recipe"},
+    "faults": {"recipe", "models"},  # models: the host of state faults
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"faults"},

@@ -12,7 +12,7 @@ from harness.case import Case
 from harness.numerics.delayed import Policy
 from harness.schedule.events import Close, Event, Forward, Open, Schedule, Settings, Switch
 from harness.schedule.text import sentence
-from harness.schedule.trace import StateTrace
+from harness.schedule.trace import At, StateTrace
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ScheduleEvidence:
     deviations: Mapping[str, str]
     #: Why the library may refuse this schedule; "" if it promises to run it.
     may_refuse: str = ""
-    #: The plain run again, after the others and without forgetting them; None: not this time.
+    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
     company: Callable[[], StateTrace] | None = None
     #: The plain run of another schedule.
     run: Callable[[Schedule], StateTrace] | None = None
@@ -109,3 +109,9 @@ def place(schedule: Schedule, event: int) -> str:
         return "building the model"
     number = sum(isinstance(e, Forward) for e in schedule.events[:event])
     return f"event {event}, {sentence(schedule.events[event], number)}"
+
+
+def located(evidence: ScheduleEvidence, event: int, at: At) -> str:
+    """``event 4, backward({y0: g}): recompute of y0``."""
+    phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
+    return f"{place(evidence.schedule, event)}: {phase}"
