@@ -54,6 +54,8 @@ class Progress:
     forwards: int = 0
     #: Training forward that ran in FP8 -> its settings and its outermost region.
     ran: dict[int, tuple[Settings, Region]] = field(default_factory=dict)
+    #: Those of them that ran in a region inside another.
+    nested: set[int] = field(default_factory=set)
 
     def inner(self, event: Forward) -> Settings | None:
         """What a forward's layers run under; None: high precision."""
@@ -78,6 +80,8 @@ class Progress:
                     if region.first < 0:
                         region.first = self.forwards
                     self.ran[self.forwards] = (inner, region)
+                    if len(self.open) + event.inside > 1:
+                        self.nested.add(self.forwards)
                 self.forwards += 1
 
 

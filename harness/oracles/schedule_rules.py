@@ -12,7 +12,7 @@ from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
 from harness.oracles.schedule_evidence import ScheduleEvidence, located, place, steps_of
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
-from harness.schedule.trace import CastSeen, ProductSeen, Side, StateTrace
+from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
 
 
@@ -27,7 +27,7 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
-            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error.event)}"
+            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
@@ -35,11 +35,13 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _after(schedule: Schedule, event: int) -> str:
-    """Another history resizes every window: what fails from there on is told apart."""
+def _after(schedule: Schedule, error: ScheduleError) -> str:
+    """What a library's state fails with once another history has resized its windows is another
+    cause."""
+    state = error.where.split(".")[0] in ("quantization", "fp8", "base")
     history = schedule.settings.history
-    for earlier in schedule.events[: max(event, 0)]:
-        if isinstance(earlier, Switch) and earlier.history not in (None, history):
+    for event in schedule.events[: max(error.event, 0)] if state else ():
+        if isinstance(event, Switch) and event.history not in (None, history):
             return ", after a switch of the history"
     return ""
 
