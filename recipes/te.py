@@ -19,10 +19,11 @@ from torch import nn
 from harness.case import Spec
 from harness.emulated_te import watch
 from harness.emulated_te.environment import chosen_version, enter, real_extension
+from harness.emulated_te.script import script
 from harness.numerics.delayed import Policy, Slot
 from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
-from harness.schedule.recipe import ScheduleScript, Stateful
+from harness.schedule.recipe import Stateful
 from harness.schedule.subject import Listener, RawCast, RawProduct, RawSide, Role, Subject
 from harness.schedule.trace import Direction, SlotName
 
@@ -246,10 +247,6 @@ def _carries(kind: Kind) -> Carries:
     )
 
 
-def _script(spec: Spec) -> ScheduleScript:
-    return ScheduleScript(imports="", verbs="")
-
-
 def _unavailable(kind: Kind, device: str) -> str:
     if kind != "delayed" and _v1():
         return f"TransformerEngine {chosen_version()} has delayed scaling only"
@@ -265,7 +262,7 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         title=title,
         subject=functools.partial(_subject, kind),
         carries=functools.partial(_carries, kind),
-        script=_script,
+        script=functools.partial(script, kind),
         dtypes=("bf16", "fp32"),
         process="te",
         prepare=enter,

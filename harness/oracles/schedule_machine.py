@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -29,11 +30,29 @@ from harness.verdict import Verdict
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O14 on every arm."""
     for arm, trace in evidence.traces.items():
-        found = list(_walk(evidence, trace))
+        found = list(_follow(_Machine(evidence), trace))
         yield from found
         if not found:
             judged = any(moment.state for moment in trace.moments) or evidence.kind != "delayed"
             yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One thing that a slot's state owes to an event."""
+
+    event: int
+    slot: SlotName
+    kind: Literal["stage", "commit", "resize"]
+    policy: Policy
+
+
+def moves(evidence: ScheduleEvidence, trace: StateTrace) -> list[Move]:
+    """What the state of every slot owes to this run, in order."""
+    machine = _Machine(evidence)
+    for _ in _follow(machine, trace):
+        pass
+    return machine.moves
 
 
 @dataclass
@@ -41,6 +60,8 @@ class _Machine:
     """Expected state, and what is staged in it."""
 
     evidence: ScheduleEvidence
+    event: int = 0
+    moves: list[Move] = field(default_factory=list)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     #: As ``slots``, had the last commit not happened.
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
@@ -53,11 +74,14 @@ class _Machine:
         assert cast.slot is not None
         self.slots[cast.slot] = staged(self.slots[cast.slot], cast.amax)
         self.waiting[cast.slot] = policy
+        self.moves.append(Move(self.event, cast.slot, "stage", policy))
 
-    def resize(self, layer: str, history: int) -> None:
+    def resize(self, layer: str, policy: Policy) -> None:
         """A forward gives all windows of its layer the length its recipe asks for."""
         for name in [n for n in self.slots if n.layer == layer]:
-            self.slots[name] = resized(self.slots[name], history)
+            if len(self.slots[name].window) != policy.history:
+                self.moves.append(Move(self.event, name, "resize", policy))
+            self.slots[name] = resized(self.slots[name], policy.history)
 
     def commit(self, direction: str) -> None:
         for name in [n for n in self.waiting if n.direction == direction]:
@@ -65,16 +89,17 @@ class _Machine:
             kind = policy.forward if direction == "forward" else policy.backward
             self.uncommitted[name] = self.slots[name]
             self.slots[name] = committed(self.slots[name], policy, FMAX[kind])
+            self.moves.append(Move(self.event, name, "commit", policy))
 
 
-def _walk(evidence: ScheduleEvidence, trace: StateTrace) -> Iterator[Verdict]:
-    machine = _Machine(evidence)
+def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
+    evidence = machine.evidence
     told: set[str] = set()
     for (i, event, progress), moment in zip(
         steps_of(evidence.schedule), trace.moments, strict=False
     ):
         before = dict(machine.slots)
-        machine.uncommitted = {}
+        machine.event, machine.uncommitted = i, {}
         for verdict in _casts(machine, event, progress, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
@@ -106,13 +131,14 @@ def _casts(
         call = cast.at.call
         machine.ran.add(cast.slot)
         if cast.at.phase == "forward":
-            machine.resize(cast.slot.layer, policy.history)
+            machine.resize(cast.slot.layer, policy)
         slot = machine.slots.setdefault(cast.slot, fresh(policy.history))
         if cast.scale != slot.scale:
             yield Verdict(
                 "O14", "", cast.slot.direction, "diverged",
                 f"{cast.slot.direction} cast with another scale than its slot's", str(cast.slot),
                 number(float(cast.scale or 0)), number(float(slot.scale)),
+                side=cast.slot.layer, index=(cast.slot.index,),
             )  # fmt: skip
         stages = cast.at.phase == "backward" or trains
         if stages or "evaluation_stages" in machine.evidence.deviations:
@@ -172,8 +198,9 @@ def _compare(
             unstaged = machine.uncommitted.get(name)
             symptom = _symptom(name, event, before.get(name), want, got, unstaged, machine)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want)
-            )
+                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want),
+                side=name.layer, index=(name.index,),
+            )  # fmt: skip
         machine.slots[name] = got
 
 
@@ -218,4 +245,4 @@ def _told(slot: Slot) -> str:
 
 def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     where = f"{place(evidence.schedule, event)}: {verdict.where}"
-    return replace(verdict, arm=trace.arm, where=where, index=(event,))
+    return replace(verdict, arm=trace.arm, where=where, index=(event, *verdict.index))

@@ -31,9 +31,16 @@ class ScriptRun:
 
 
 def run_script(
-    path: Path, *, timeout: float = 180.0, plant: tuple[str, str] | None = None
+    path: Path,
+    *,
+    timeout: float = 180.0,
+    plant: tuple[str, str] | None = None,
+    harness: bool = False,
 ) -> ScriptRun:
-    """Run ``path``; with ``plant`` = (fault file or "", fault id), under that planted fault."""
+    """Run ``path``; with ``plant`` = (fault file or "", fault id), under that planted fault.
+
+    ``harness`` lets it import ours: an emulated extension, or our own layers.
+    """
     command = [sys.executable, str(path)]
     if plant is not None:
         command = [sys.executable, "-m", "harness.faults.run_script", *plant, str(path)]
@@ -41,9 +48,10 @@ def run_script(
         env = dict(
             os.environ,
             OMP_NUM_THREADS="1",
+            PYTHONWARNINGS="ignore",
             TORCHINDUCTOR_CACHE_DIR=cache,
             TORCHINDUCTOR_COMPILE_THREADS="1",
-            PYTHONPATH=_python_path(plant is not None),
+            PYTHONPATH=_python_path(harness or plant is not None),
         )
         try:
             done = subprocess.run(
@@ -59,7 +67,7 @@ def run_script(
 
 
 def _python_path(with_harness: bool) -> str:
-    """A script must not see the harness; a planted fault needs it."""
+    """A script sees the harness only where it must; a planted fault needs it."""
     inherited = os.environ.get("PYTHONPATH", "")
     if not with_harness:
         return inherited
