@@ -22,6 +22,8 @@ Globs = Annotated[list[str] | None, typer.Option("--recipe", help="recipes to te
 Files = Annotated[list[Path] | None, typer.Option("--recipe-file", help="file defining RECIPES")]
 ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (glob)")]
 
+TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, installed on demand")]
+
 
 @app.command()
 def run(
@@ -36,6 +38,7 @@ def run(
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
     plant: Annotated[str, typer.Option(help="plant this fault (id or FILE:id)")] = "",
+    te_version: TeVersion = "",
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings."""
     from harness.campaign.main import run_command
@@ -45,6 +48,7 @@ def run(
             minutes=minutes, workers=workers, recipes=tuple(recipe or ()),
             recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), device=device,
             seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
+            te_version=te_version,
         )
     )  # fmt: skip
 
@@ -54,11 +58,12 @@ def replay(
     case: Annotated[str, typer.Argument(help="case file, finding folder, or finding id")],
     arm: ArmGlobs = None,
     recipe_file: Files = None,
+    te_version: TeVersion = "",
 ) -> None:
     """Run one case again. Exit 0: fixed, 1: still failing, 125: cannot run here."""
     from harness.replay import replay_command
 
-    raise typer.Exit(replay_command(case, tuple(arm or ()), tuple(recipe_file or ())))
+    raise typer.Exit(replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version))
 
 
 @app.command("list")

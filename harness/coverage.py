@@ -12,6 +12,8 @@ from typing import get_args
 
 from harness.case import Case, Checkpoint, Compile, ModelName
 from harness.recipe import Recipe
+from harness.schedule.stimulus import census, possible
+from harness.stateful import Stateful
 from harness.strategies import WILD
 
 #: (dimension, value).
@@ -35,12 +37,30 @@ def features(case: Case) -> tuple[Feature, ...]:
 
 
 def pairs(case: Case) -> tuple[Pair, ...]:
-    """Every pair of features that meets in this case."""
-    return tuple(combinations(features(case), 2))
+    """Every pair of features that meets in this case; a schedule's features meet its recipe."""
+    if case.spec.schedule is None:
+        return tuple(combinations(features(case), 2))
+    recipe = ("recipe", case.spec.recipe)
+    return tuple((recipe, ("schedule", name)) for name in sorted(census(case.spec.schedule)))
 
 
-def universe(recipes: Mapping[str, Recipe], rungs: Collection[Compile]) -> frozenset[Pair]:
+def universe(
+    recipes: Mapping[str, Recipe],
+    rungs: Collection[Compile],
+    stateful: Mapping[str, Stateful] | None = None,
+) -> frozenset[Pair]:
     """All pairs that the generator can draw."""
+    of_schedules = {
+        (("recipe", name), ("schedule", feature))
+        for name, recipe in (stateful or {}).items()
+        for feature in possible(recipe.carries())
+    }
+    return _of_models(recipes, rungs) | of_schedules
+
+
+def _of_models(recipes: Mapping[str, Recipe], rungs: Collection[Compile]) -> frozenset[Pair]:
+    if not recipes:
+        return frozenset()
     values: dict[str, list[str]] = {
         "recipe": list(recipes),
         "model": list(get_args(ModelName)),
@@ -80,9 +100,10 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
 def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:
     """(dimension x dimension, pairs seen, pairs there are), and their sum last."""
     rows = []
-    for one, two in combinations(DIMENSIONS, 2):
+    for one, two in (*combinations(DIMENSIONS, 2), ("recipe", "schedule")):
         there = [p for p in whole if (p[0][0], p[1][0]) == (one, two)]
-        rows.append((f"{one} x {two}", sum(p in seen for p in there), len(there)))
+        if there:
+            rows.append((f"{one} x {two}", sum(p in seen for p in there), len(there)))
     return [*rows, ("all", sum(r[1] for r in rows), sum(r[2] for r in rows))]
 
 

@@ -34,8 +34,7 @@ from harness.oracles.oracle import Oracle, plain
 from harness.oracles.quantiser import LEVEL_B
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.recipe import Recipe, unknown
-from harness.schedule.recipe import Stateful
-from harness.schedule.subject import Subject
+from harness.stateful import Stateful, Subject
 from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
 

@@ -12,10 +12,9 @@ from harness.case import Case
 from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.schedule.events import Schedule
-from harness.schedule.recipe import Stateful
 from harness.schedule.rules import check_schedule
-from harness.schedule.subject import Subject
 from harness.schedule.trace import StateTrace
+from harness.stateful import Stateful, Subject
 from harness.verdict import Verdict
 
 #: One case in so many is run again among the remains of the others.

@@ -31,12 +31,17 @@ def list_command(what: str, files: tuple[Path, ...]) -> None:
 
 def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
     if what == "recipes":
-        from harness.recipe import load_recipes, obstacles
+        from harness.recipe import load_recipes, load_stateful, obstacles
 
-        recipes = load_recipes(files).values()
-        return ("recipe", "backends", "what", "here"), (
-            (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu"))) for r in recipes
-        )
+        models = [
+            (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu")))
+            for r in load_recipes(files).values()
+        ]
+        schedules = [
+            (r.name, "schedules", r.title, r.unavailable("cpu") or "available")
+            for r in load_stateful(files).values()
+        ]
+        return ("recipe", "backends", "what", "here"), models + schedules
     if what == "models":
         from harness.models.zoo import MODELS
 
@@ -48,10 +53,10 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
             (a.name, a.title, unavailable(a) or "available") for a in LADDER
         )
     if what == "oracles":
-        from harness.oracles import ORACLES
+        from harness.oracles import BY_NAME
 
         return ("rule", "what", "strength", "level", "applies where"), (
-            (o.name, o.title, o.strength, o.level, o.precondition) for o in ORACLES
+            (o.name, o.title, o.strength, o.level, o.precondition) for o in BY_NAME.values()
         )
     if what == "faults":
         from harness.faults.registry import builtin_faults

@@ -6,12 +6,13 @@ the fixtures, not here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from harness.case import Compile
+    from harness.case import Compile, Spec
 
 #: Eager cases per property, and compiled Specs per rung, which all properties share.
 PROFILES = {
@@ -117,17 +118,23 @@ class Harness:
             print_blob=True,
         )
 
-    def check_compiled(self, rules: tuple[str, ...], compile: Compile) -> None:
+    def check_compiled(
+        self,
+        rules: tuple[str, ...],
+        compile: Compile,
+        needs: Callable[[Spec], bool] | None = None,
+    ) -> None:
         """Fail with the full sentence of every first cause of these rules on a compiled rung.
 
         Compiling is what costs, so all properties look at the same compiled cases, drawn and judged
-        by every rule once a session. Skips, with the reason, where the profile draws none.
+        by every rule once a session; where none of them was judged by ``rules``, some single
+        linears that have what these ``need``. Skips, with the reason, where the profile draws none.
         """
         __tracebackhide__ = True
         if not self.examples(compile):
             pytest.skip(f"profile {self.profile} draws no {compile} cases")
         judged = 0
-        for judgement in self._compiled(compile):
+        for judgement in self._compiled(compile, rules, needs):
             judged += _judged(judgement, rules, compiled=True)
             bad = [v for v in judgement.causes if v.oracle in rules]
             if bad:
@@ -138,33 +145,45 @@ class Harness:
             )
             pytest.skip(none) if self.examples(compile) < 20 else pytest.fail(none, pytrace=False)
 
-    def _compiled(self, compile: Compile) -> list[Any]:
-        """Every judgement of this rung's cases, made when the first property asks."""
+    def _compiled(
+        self, compile: Compile, rules: tuple[str, ...], needs: Callable[[Spec], bool] | None
+    ) -> list[Any]:
+        """Judgements of this rung's cases, made when the first property asks."""
+        from hypothesis import strategies as st
+
+        from harness.strategies import DIRECT, FACTORS, batches
+
+        # some rules judge a single linear only: half of the Specs are one
+        both, direct = (
+            batches(self.recipes, compile=compile, draws=_DRAWS, largest=64, vary=vary)
+            for vary in (FACTORS, DIRECT)
+        )
         if compile not in self._judgements:
-            from hypothesis import given
-            from hypothesis import strategies as st
+            drawn = self._drawn(st.one_of(both, direct), compile, self.examples(compile))
+            self._judgements[compile] = drawn
+        shared = self._judgements[compile]
+        if needs is None or any(_judged(j, rules, compiled=True) for j in shared):
+            return shared
+        fitting = direct.filter(lambda batch: needs(batch[0].spec))
+        return shared + self._drawn(fitting, compile, max(2, self.examples(compile) // 4))
 
-            from harness.oracles import ORACLES
-            from harness.strategies import DIRECT, FACTORS, batches
+    def _drawn(self, batch: Any, compile: Compile, examples: int) -> list[Any]:
+        """So many batches, every case of them judged by all rules that rerun nothing."""
+        from hypothesis import given, settings
 
-            rules = [oracle for oracle in ORACLES if not oracle.reruns]
-            found: list[Any] = []
+        from harness.oracles import ORACLES
 
-            # some rules judge a single linear only: half of the Specs are one
-            kinds = [
-                batches(self.recipes, compile=compile, draws=_DRAWS, largest=64, vary=vary)
-                for vary in (FACTORS, DIRECT)
-            ]
+        rules = [oracle for oracle in ORACLES if not oracle.reruns]
+        found: list[Any] = []
 
-            @self.settings(compile)
-            @given(st.one_of(*kinds))
-            def draw(batch: tuple[Any, ...]) -> None:
-                for case in batch:
-                    found.append(self.judge.judge(case, rules))
+        @settings(self.settings(compile), max_examples=examples)
+        @given(batch)
+        def draw(batch: tuple[Any, ...]) -> None:
+            for case in batch:
+                found.append(self.judge.judge(case, rules))
 
-            draw()
-            self._judgements[compile] = found
-        return self._judgements[compile]
+        draw()
+        return found
 
     def check(self, strategy: Any, rules: tuple[str, ...]) -> None:
         """Draw eager cases and fail with the full sentence of every first cause of these rules.

@@ -11,17 +11,19 @@ import fnmatch
 import importlib.metadata
 import importlib.util
 import runpy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.case import Dtype, Spec
 from harness.content import content_dir
 from harness.numerics.plan import Plan
-from harness.schedule.recipe import Stateful
+from harness.stateful import Stateful
 from harness.trace import ChangeKind, Seen
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _load_file(file: Path) -> Sequence[Recipe | Stateful]:
     ):
         raise ValueError(
             f"recipe file {file} must define RECIPES, a list of harness.recipe.Recipe or "
-            "harness.schedule.recipe.Stateful"
+            "harness.stateful.Stateful"
         )
     return found
 
@@ -194,10 +196,10 @@ def runnable(recipe: Recipe, device: str) -> Recipe | None:
     return replace(recipe, backends=backends) if backends else None
 
 
-def select(recipes: dict[str, Recipe], globs: Sequence[str]) -> dict[str, Recipe]:
+def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:
     """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
     nothing."""
-    chosen: dict[str, Recipe] = {}
+    chosen: dict[str, T] = {}
     for glob in globs:
         hits = fnmatch.filter(recipes, glob)
         if not hits:

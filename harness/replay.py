@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from harness.arms.ladder import climb, select_arms, unavailable
 from harness.case import Case, load_case
-from harness.environment import prepare
+from harness.environment import choose_te, prepare
+
+if TYPE_CHECKING:
+    from harness.judge import Judge
 
 FIXED, FAILING, CANNOT = 0, 1, 125
 
 
-def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) -> int:
+def replay_command(
+    target: str, arms: tuple[str, ...], files: tuple[Path, ...], te_version: str = ""
+) -> int:
     """Replay a case file, a finding's folder or a finding's id; returns the exit code.
 
     Raises ValueError if the target is none of these or its case is not valid.
@@ -23,18 +29,17 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
     chosen = select_arms(arms)
     case, wanted = _load(target)
     prepare()
-    from harness.recipe import load_recipes, obstacles
+    if te_version:
+        choose_te(te_version)
+    from harness.recipe import load_recipes, load_stateful
 
-    recipes = load_recipes(files)
+    recipes, stateful = load_recipes(files), load_stateful(files)
     from harness.judge import Judge
     from harness.ledger import Ledger, load_ledger
 
-    judge = Judge(recipes, Ledger([]), chosen)
-    recipe = judge.recipe(case.spec)
+    judge = Judge(recipes, Ledger([]), chosen, stateful=stateful)
     console = Console(highlight=False)
-    for reason in _obstacles(
-        case, obstacles(recipe, "cpu").get(recipe.backend(case.spec), ""), chosen
-    ):
+    for reason in _obstacles(judge, case, chosen):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
         return CANNOT
     from harness.environment import settle
@@ -49,7 +54,8 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
         console.print(f"fixed: case {case.id} shows no divergence on {_arms(judge, case)}")
         return FIXED
     ledger = load_ledger()
-    explained = {v.explained_by for v in Judge(recipes, ledger, chosen).judge(case).known}
+    again = Judge(recipes, ledger, chosen, stateful=stateful)
+    explained = {v.explained_by for v in again.judge(case).known}
     for verdict in causes:
         entry = ledger.match(fingerprint(verdict, judgement.family), case.spec)
         console.print(f"still failing: {escape(verdict.sentence())}", soft_wrap=True)
@@ -59,14 +65,25 @@ def replay_command(target: str, arms: tuple[str, ...], files: tuple[Path, ...]) 
     return FAILING
 
 
-def _arms(judge: object, case: Case) -> str:
-    from harness.judge import Judge
+def _arms(judge: Judge, case: Case) -> str:
+    if case.spec.schedule is not None:
+        from harness.judge_schedule import arms_of
 
-    assert isinstance(judge, Judge)
+        return ", ".join(arms_of(case.spec.schedule))
     return ", ".join(arm.name for arm in judge.rungs(case.spec))
 
 
-def _obstacles(case: Case, reason: str, chosen: frozenset[str]) -> list[str]:
+def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
+    from harness.recipe import obstacles
+
+    if case.spec.schedule is not None:
+        stateful = judge.stateful_recipe(case.spec)
+        reason = stateful.unavailable(judge.device)
+        if not reason:
+            stateful.provide()
+        return [f"{case.spec.recipe}: {reason}"] if reason else []
+    recipe = judge.recipe(case.spec)
+    reason = obstacles(recipe, "cpu").get(recipe.backend(case.spec), "")
     found = [f"{case.spec.recipe} {reason}"] if reason else []
     for arm in climb(case.spec):
         if arm.name in chosen and unavailable(arm):

@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from harness.case import Case, Compile, DataSpec, ModelName, Spec, Spike, ValueClass
 from harness.choices import between, one_of
 from harness.recipe import Recipe
+from harness.schedule.draw import FACTORS as SCHEDULE_FACTORS
+from harness.schedule.draw import schedules
+from harness.stateful import Stateful
 
 WILD: tuple[ValueClass, ...] = (
     "gaussian",
@@ -256,3 +259,27 @@ def batches(
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
         drawn.append(Case(spec=turned, data=data))
     return tuple(drawn)
+
+
+@st.composite
+def schedule_cases(
+    draw: st.DrawFn,
+    recipes: Sequence[Stateful],
+    *,
+    vary: frozenset[str] = SCHEDULE_FACTORS,
+) -> Case:
+    """One stateful case: a schedule of what its recipe carries, on a small model."""
+    recipe = draw(one_of(*recipes))
+    schedule = draw(schedules(carries=recipe.carries(), vary=vary))
+    # a state's rules do not depend on how large the tensors are; time does
+    size = draw(one_of(32, 32, 32, 16, 64))
+    rows = draw(one_of(32, 32, 16))
+    spec = Spec(
+        recipe=recipe.name,
+        schedule=schedule,
+        m=max(rows, recipe.alignment),
+        k=max(size, recipe.alignment),
+        dtype=draw(one_of(*recipe.dtypes)),
+        bias=draw(one_of(False, True)),
+    )
+    return Case(spec=spec, data=DataSpec(seed=draw(st.integers(0, 2**32 - 1))))

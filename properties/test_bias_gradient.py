@@ -17,4 +17,4 @@ def test_bias_gradient(harness: Harness) -> None:
 
 @pytest.mark.parametrize("rung", COMPILED)
 def test_bias_gradient_compiled(harness: Harness, rung: Compile) -> None:
-    harness.check_compiled(RULES, rung)
+    harness.check_compiled(RULES, rung, needs=lambda spec: spec.bias)

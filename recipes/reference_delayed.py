@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.models.delayed_script import script
 from harness.models.delayed_subject import carries, subject
-from harness.schedule.recipe import Stateful
+from harness.stateful import Stateful
 
 RECIPES = [
     Stateful(

@@ -18,14 +18,21 @@ from torch import nn
 
 from harness.case import Spec
 from harness.emulated_te import watch
-from harness.emulated_te.environment import chosen_version, enter, real_extension
+from harness.emulated_te.environment import chosen_version, enter, provide, real_extension
 from harness.emulated_te.script import script
 from harness.numerics.delayed import Policy, Slot
 from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
-from harness.schedule.recipe import Stateful
-from harness.schedule.subject import Listener, RawCast, RawProduct, RawSide, Role, Subject
 from harness.schedule.trace import Direction, SlotName
+from harness.stateful import (
+    Listener,
+    RawCast,
+    RawProduct,
+    RawSide,
+    Role,
+    Stateful,
+    Subject,
+)
 
 Kind = Literal["delayed", "current", "mx"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,6 +40,8 @@ _META: tuple[tuple[Direction, str], ...] = (("forward", "scaling_fwd"), ("backwa
 _ROLES: dict[str, Role] = {"TN": "output", "NN": "grad_input", "NT": "grad_weight"}
 _LAYERS_V1 = ("linear", "layernorm_linear", "rmsnorm_linear")
 _LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer")
+#: A user's own amax algorithm, equal to "max"; what is saved with a model must be picklable.
+_LARGEST = functools.partial(torch.amax, dim=0)
 
 
 def _te() -> Any:
@@ -60,15 +69,8 @@ def _recipe(kind: Kind, settings: Settings) -> Any:
         margin=settings.margin,
         fp8_format=form,
         amax_history_len=settings.history,
-        amax_compute_algo=_newest_or_largest
-        if settings.algorithm == "callable"
-        else settings.algorithm,
+        amax_compute_algo=_LARGEST if settings.algorithm == "callable" else settings.algorithm,
     )
-
-
-def _newest_or_largest(history: torch.Tensor) -> torch.Tensor:
-    """A user's own algorithm, equal to ``max``."""
-    return history.amax(dim=0)
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def _policy(kind: Kind, settings: Settings) -> Policy | None:
     )
 
 
-def _layer(spec: Spec) -> nn.Module:
+def _layer(kind: Kind, spec: Spec) -> nn.Module:
     te, schedule = _te(), spec.schedule
     assert schedule is not None
     options: dict[str, Any] = {
@@ -109,8 +111,12 @@ def _layer(spec: Spec) -> nn.Module:
         "device": "cuda",
     }
     k = spec.k
-    made = te.fp8_model_init if _v1() else te.quantized_model_init
-    with made(enabled=schedule.quantized_init):
+    if _v1():
+        made = te.fp8_model_init(enabled=schedule.quantized_init)
+    else:
+        recipe = _recipe(kind, schedule.settings)
+        made = te.quantized_model_init(enabled=schedule.quantized_init, recipe=recipe)
+    with made:
         match schedule.layer:
             case "linear":
                 return te.Linear(k, k, **options)
@@ -121,13 +127,35 @@ def _layer(spec: Spec) -> nn.Module:
             case "layernorm_mlp":
                 return te.LayerNormMLP(k, 2 * k, **options)
             case "grouped_linear":
-                return te.GroupedLinear(2, k, k, **options)
+                return _Adapted(te.GroupedLinear(2, k, k, **options), _in_two_groups)
             case "transformer_layer":
-                del options["bias"]
-                return te.TransformerLayer(
-                    k, 2 * k, 2, hidden_dropout=0.0, attention_dropout=0.0, **options
-                )
+                # parameters of their own for q, k and v cannot be made in FP8
+                shape = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
+                return _Adapted(te.TransformerLayer(k, 2 * k, 2, **shape, **options), _as_sequence)
     raise AssertionError(schedule.layer)
+
+
+class _Adapted(nn.Module):
+    """A layer that wants more than rows of features."""
+
+    def __init__(self, layer: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+        out: torch.Tensor = self.call(self.layer, x, is_first_microbatch)
+        return out
+
+
+def _in_two_groups(layer: nn.Module, x: torch.Tensor, first: bool | None) -> torch.Tensor:
+    rows = len(x) // 32 * 16  # FP8 products want groups of 16 rows
+    out: torch.Tensor = layer(x, [len(x) - rows, rows], is_first_microbatch=first)
+    return out
+
+
+def _as_sequence(layer: nn.Module, x: torch.Tensor, first: bool | None) -> torch.Tensor:
+    out = layer(x.reshape(-1, 2, x.shape[-1]), is_first_microbatch=first)
+    return out.reshape(x.shape)  # type: ignore[no-any-return]
 
 
 def _checkpoint(function: Callable[[Any], Any], x: Any, reentrant: bool) -> Any:
@@ -212,13 +240,15 @@ def _slot(layers: Mapping[str, nn.Module], cell: torch.Tensor) -> SlotName | Non
 
 
 def _load(layers: nn.Module, state: dict[str, Any]) -> None:
+    # scales are saved as a pickle, which 2.x refuses unless told that it is trusted
+    os.environ["NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"] = "1"
     layers.load_state_dict(state)
 
 
 def _subject(kind: Kind) -> Subject:
     return Subject(
         kind=kind,
-        layer=_layer,
+        layer=functools.partial(_layer, kind),
         autocast=functools.partial(_autocast, kind),
         checkpoint=_checkpoint,
         backward=_backward,
@@ -265,6 +295,7 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         script=functools.partial(script, kind),
         dtypes=("bf16", "fp32"),
         process="te",
+        provide=provide,
         prepare=enter,
         unavailable=functools.partial(_unavailable, kind),
     )

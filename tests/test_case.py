@@ -21,6 +21,7 @@ from harness.case import (
     dump_case,
     load_case,
 )
+from harness.schedule.events import Open, Schedule
 
 EXAMPLES = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
@@ -97,7 +98,7 @@ def whole(struct: Any) -> dict[str, Any]:
 def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -> None:
     value = {"backend": "wrapper", "bias": True, "autocast": True, "dynamic": True,
              "fullgraph": True, "dtype": "fp32", "batch": 2, "memory_budget": 50, "steps": 3,
-             "microbatches": 2, "heads": 2}.get(name) or {
+             "microbatches": 2, "heads": 2, "schedule": Schedule(events=(Open(),))}.get(name) or {
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",
              "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",

@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from harness.emulated_te.environment import worker_environment
+
 HERE = Path(__file__).parent
 CHECKS = HERE / "emulated_te_v2_checks.py"
 NAMES = re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.MULTILINE)
@@ -20,12 +22,12 @@ NAMES = re.findall(r"^def (check_\w+)", CHECKS.read_text(), re.MULTILINE)
 @functools.cache
 def failures(capability: str, folder: Path) -> dict[str, str]:
     """What failed, by check; every check is a key."""
-    library = os.environ.get("NARROWFUZZ_TE2")
-    if library is None:
-        pytest.skip("set NARROWFUZZ_TE2 to a folder with TransformerEngine 2.20.2")
-    environment = {**os.environ, "TE_CAPABILITY": capability}
-    paths = (library, str(HERE), environment.get("PYTHONPATH", ""))
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    try:
+        environment = worker_environment("2.20.2", os.environ)
+    except ValueError as why:
+        pytest.skip(str(why))
+    environment["TE_CAPABILITY"] = capability
+    environment["PYTHONPATH"] += os.pathsep + str(HERE)
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-p", "emulated_te_v2_plugin", "-q", str(CHECKS)]
     options = ["-o", "python_functions=check_*", f"--junitxml={report}", "-p", "no:cacheprovider"]

@@ -20,28 +20,41 @@ HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
 LOW = {"case", "content", "verdict", "numerics", "faults.fault"}
-DATA = LOW | {"trace", "recipe", "data", "strategies", "ledger", "environment", "policy"}
-JUDGED = DATA | {"models", "arms", "oracles", "judge"}
+DATA = LOW | {
+    "schedule",
+    "stateful",
+    "trace",
+    "recipe",
+    "data",
+    "strategies",
+    "ledger",
+    "environment",
+    "policy",
+}
+JUDGED = DATA | {"models", "arms", "oracles", "judge", "judge_schedule"}
 MAY_IMPORT = {
     "numerics": set(),
     "case": {"schedule.events"},
     "choices": set(),
-    "schedule": {"choices"},
+    "schedule": {"choices", "numerics", "trace"},
+    "stateful": {"case", "numerics", "schedule"},
+    "emulated_te": set(),
     "content": set(),
     "verdict": set(),
     "policy": set(),
     "environment": set(),
     "trace": {"numerics"},
-    "recipe": LOW | {"trace"},
+    "recipe": LOW | {"trace", "stateful"},
     "data": {"case", "numerics"},
     "strategies": LOW | {"choices", "trace", "recipe"},
     "ledger": LOW,
-    "models": {"case"},
+    "models": {"case", "numerics", "schedule", "stateful"},
     "coverage": LOW | {"recipe", "strategies"},
     "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "strategies", "ledger"},
     "faults": {"recipe"},
-    "judge": DATA | {"models", "arms", "oracles"},
+    "judge_schedule": DATA | {"arms", "oracles"},
+    "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"faults"},
     "campaign": JUDGED | {"faults", "triage", "coverage"},
 }
@@ -112,7 +125,17 @@ def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
         if any(inside(name, "arms") for name in ours(module))
         and any(inside(name, "oracles") for name in ours(module))
     }
-    sits_on_judge = ("judge", "triage", "campaign", "replay", "plugin", "cli", "listing", "score")
+    sits_on_judge = (
+        "judge",
+        "judge_schedule",
+        "triage",
+        "campaign",
+        "replay",
+        "plugin",
+        "cli",
+        "listing",
+        "score",
+    )
     assert "harness.judge" in both
     assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]
 

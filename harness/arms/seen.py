@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from harness.schedule.subject import RawCast, RawProduct, RawSide
 from harness.schedule.trace import At, CastSeen, ProductSeen, Side
+from harness.stateful import RawCast, RawProduct, RawSide
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 

@@ -35,7 +35,6 @@ from harness.schedule.events import (
     Step,
     Switch,
 )
-from harness.schedule.subject import RawCast, RawProduct, Subject
 from harness.schedule.trace import (
     At,
     CallSeen,
@@ -45,6 +44,7 @@ from harness.schedule.trace import (
     ScheduleError,
     StateTrace,
 )
+from harness.stateful import RawCast, RawProduct, Subject
 
 
 def run_schedule(
@@ -58,18 +58,24 @@ def run_schedule(
     assert case.spec.schedule is not None
     if reset:
         subject.reset()
-    run = _Run(case, subject, case.spec.schedule, checkpointed)
     moments: list[Moment] = []
     error = None
-    with ExitStack() as run.regions:
-        for i, event in enumerate(run.schedule.events):
-            run.begin(i)
-            try:
-                run.do(event)
-            except Exception as raised:
-                error = _error(raised, i)
-                break
-            moments.append(run.moment())
+    try:
+        run = _Run(case, subject, case.spec.schedule, checkpointed)
+    except Exception as raised:
+        return StateTrace(arm, error=_error(raised, -1))
+    for i, event in enumerate(run.schedule.events):
+        run.begin(i)
+        try:
+            run.do(event)
+        except Exception as raised:
+            error = _error(raised, i)
+            break
+        moments.append(run.moment())
+    try:
+        run.regions.close()
+    except Exception as raised:  # after another error it is that one's consequence
+        error = error or _error(raised, run.event)
     return StateTrace(arm, tuple(moments), run.outputs, error)
 
 

@@ -31,6 +31,9 @@ class Config:
     compiled_draws: int = 5000
     #: A worker that has compiled so much is replaced by a fresh process: each costs 2-3 MB.
     recycle_compiles: int = 150
+    #: Where recipes need processes of their own, a worker tests one kind this long, then is
+    #: replaced by one that tests the next.
+    turn_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes <= 60 * 24 * 7:

@@ -16,8 +16,9 @@ from harness.arms.ladder import rungs_of, select_arms
 from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.content import in_checkout
-from harness.environment import prepare
-from harness.recipe import Recipe, load_recipes, obstacles, runnable, select
+from harness.environment import choose_te, prepare
+from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, runnable, select
+from harness.stateful import Stateful
 
 
 def run_command(
@@ -33,6 +34,7 @@ def run_command(
     resume: bool,
     ledger: bool,
     plant: str,
+    te_version: str = "",
 ) -> int:
     """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
     if resume and out is None:
@@ -42,11 +44,15 @@ def run_command(
     select_arms(arms)
     fault = _fault(plant)
     prepare(plant)
+    if te_version:
+        choose_te(te_version)
     from harness.ledger import Ledger, load_ledger
 
     if device == "cuda":
         _require_cuda()
-    chosen, lacking = _runnable(select(load_recipes(recipe_files), recipes), device)
+    chosen, stateful, lacking = _runnable(
+        select({**load_recipes(recipe_files), **load_stateful(recipe_files)}, recipes), device
+    )
     loaded = load_ledger() if ledger else Ledger([])
     folder = _output(out, resume)
     config = Config(
@@ -54,7 +60,7 @@ def run_command(
         minutes=minutes,
         workers=workers or os.cpu_count() or 1,
         seed=secrets.randbelow(2**32) if seed is None else seed,
-        recipes=tuple(chosen),
+        recipes=(*chosen, *stateful),
         recipe_files=recipe_files,
         arms=arms,
         device=device,
@@ -62,15 +68,17 @@ def run_command(
         fault=fault,
     )
     store = Store(folder)
-    whole = _universe(chosen, config.arms)
+    whole = _universe(chosen, stateful, config.arms)
     return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, whole, lacking)
 
 
-def _universe(chosen: dict[str, Recipe], arms: tuple[str, ...]) -> frozenset[Any]:
+def _universe(
+    chosen: dict[str, Recipe], stateful: dict[str, Stateful], arms: tuple[str, ...]
+) -> frozenset[Any]:
     """The pairs of features that this run can meet."""
     from harness.coverage import universe
 
-    return universe(chosen, rungs_of(select_arms(arms)))
+    return universe(chosen, rungs_of(select_arms(arms)), stateful)
 
 
 def _campaign(
@@ -161,19 +169,37 @@ class _Live:
             self.status.stop()
 
 
-def _runnable(chosen: dict[str, Recipe], device: str) -> tuple[dict[str, Recipe], list[str]]:
+def _runnable(
+    chosen: dict[str, Recipe | Stateful], device: str
+) -> tuple[dict[str, Recipe], dict[str, Stateful], list[str]]:
     """The recipes that run here, and a line for each backend that does not. Raises ValueError if
     none does."""
-    able = {name: narrowed for name, r in chosen.items() if (narrowed := runnable(r, device))}
+    recipes = {name: r for name, r in chosen.items() if isinstance(r, Recipe)}
+    stateful = {name: r for name, r in chosen.items() if isinstance(r, Stateful)}
+    able = {name: narrowed for name, r in recipes.items() if (narrowed := runnable(r, device))}
     reasons = {
         f"{name} ({backend})": reason
-        for name, recipe in chosen.items()
+        for name, recipe in recipes.items()
         for backend, reason in obstacles(recipe, device).items()
     }
+    reasons |= {n: reason for n, r in stateful.items() if (reason := _obstacle(r, device))}
     lines = [f"{name}: {reason}" for name, reason in reasons.items()]
-    if not able:
+    playing = {name: r for name, r in stateful.items() if name not in reasons}
+    if not able and not playing:
         raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
-    return able, lines
+    return able, playing, lines
+
+
+def _obstacle(recipe: Stateful, device: str) -> str:
+    """Why a stateful recipe cannot run here, "" if it can; what it needs is fetched now."""
+    reason = recipe.unavailable(device)
+    if reason:
+        return reason
+    try:
+        recipe.provide()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _fault(plant: str) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from harness.campaign.store import Store
 from harness.campaign.supervisor import Tally
 from harness.coverage import Pair, missing, table
 from harness.ledger import Ledger, known_dir
-from harness.oracles import ORACLES
+from harness.oracles import BY_NAME
 from harness.triage.finding import report
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
@@ -90,8 +90,10 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
         view.add_column("rule", no_wrap=True, width=_RULE_WIDTH)
         for recipe in shown:
             view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
-        for oracle in ORACLES:
+        for oracle in BY_NAME.values():
             row = counted.get(oracle.name, {})
+            if not any(r in row for r in shown):
+                continue
             cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
             view.add_row(f"{oracle.name} {oracle.title}", *cells)
         console.print(view)

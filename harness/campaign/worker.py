@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -31,8 +31,10 @@ from harness.faults.registry import find_fault
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
-from harness.recipe import load_recipes, runnable, select
-from harness.strategies import FACTORS, WIDE, batches
+from harness.oracles.schedule import SCHEDULE_ORACLES
+from harness.recipe import Recipe, load_recipes, load_stateful, runnable, select
+from harness.stateful import Stateful, process_of, processes
+from harness.strategies import FACTORS, SCHEDULE_FACTORS, WIDE, batches, schedule_cases
 from harness.triage.triage import triage
 from harness.verdict import fingerprint
 
@@ -53,6 +55,7 @@ _CANDIDATES = 6
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Draws that every compiled artefact serves, however fast it was to compile.
 _LEAST_DRAWS = 20
+_SCHEDULE_SECONDS = 10.0
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
 _SWARM = 0.6
 #: Recipes, and models besides the linear, in one slice.
@@ -78,11 +81,24 @@ class _Worker:
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
         recipes = load_recipes(config.recipe_files)
-        chosen = select(recipes, config.recipes).values()
-        self.recipes = [able for r in chosen if (able := runnable(r, config.device))]
+        stateful = load_stateful(config.recipe_files)
+        chosen = select({**recipes, **stateful}, config.recipes).values()
+        #: Recipes that need a process of their own take turns with the others.
+        kinds = processes(chosen)
+        self.turns = len(kinds) > 1
+        self.process = kinds[(number + generation) % len(kinds)]
+        mine = [r for r in chosen if process_of(r) == self.process]
+        self.recipes = [
+            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, config.device))
+        ]
+        self.stateful = [
+            r for r in mine if isinstance(r, Stateful) and not r.unavailable(config.device)
+        ]
+        for recipe in self.stateful:
+            recipe.prepare()
         ledger = load_ledger() if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
-        self.judge = Judge(recipes, ledger, self.arms, device=config.device)
+        self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
         self.journal = config.out / "journal" / f"{number}.json"
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         self.first_slice = 2 * (number % 2)
@@ -92,6 +108,9 @@ class _Worker:
         self.relations = itertools.cycle(_RELATIONS)
         #: What the slices may vary of a Spec.
         self.vary = FACTORS
+        self.began = time.monotonic()
+        #: Schedules that have been played.
+        self.played: set[str] = set()
         #: Compiled Specs that have had their draws.
         self.served: set[str] = set()
         #: Pairs of features this worker has run.
@@ -108,17 +127,24 @@ class _Worker:
         turn = self.first_slice if len(kinds) > 1 else 0
         while time.monotonic() < self.deadline and not self.worn_out:
             kind, seconds = kinds[turn % len(kinds)]
-            self._slice(kind, min(self.deadline, time.monotonic() + seconds))
+            until = min(self.deadline, time.monotonic() + seconds)
+            if kind == "schedule":
+                self._schedules(until)
+            else:
+                self._slice(kind, until)
             turn += 1
 
     @property
     def worn_out(self) -> bool:
-        """True once compiled code has cost this process more memory than a fresh one would."""
-        return self.judge.compiles >= self.config.recycle_compiles
+        """True once compiled code has cost this process more memory than a fresh one would, or its
+        turn is over."""
+        turn = self.turns and time.monotonic() - self.began > self.config.turn_seconds
+        return turn or self.judge.compiles >= self.config.recycle_compiles
 
-    def _kinds(self) -> list[tuple[Compile, float]]:
+    def _kinds(self) -> list[tuple[Compile | Literal["schedule"], float]]:
         rungs = rungs_of(self.arms)
-        return [(kind, seconds) for kind, seconds in _SLICES if kind in rungs]
+        models = [(kind, seconds) for kind, seconds in _SLICES if kind in rungs and self.recipes]
+        return [*([("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *models]  # type: ignore[list-item]
 
     def _slice(self, kind: Compile, until: float) -> None:
         """Draw batches with Hypothesis until the slice's time is up; generation only."""
@@ -156,6 +182,32 @@ class _Worker:
 
         run()
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+
+    def _schedules(self, until: float) -> None:
+        """Draw stateful cases until the slice's time is up; generation only."""
+        vary = SCHEDULE_FACTORS
+        if self.rng.random() < 0.5:
+            vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
+
+        @seed(self.rng.getrandbits(64))
+        @settings(
+            max_examples=100,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(schedule_cases(self.stateful, vary=vary))
+        def run(case: Case) -> None:
+            key = compile_key(case.spec)
+            if time.monotonic() > until or self.worn_out or key in self.played:
+                return  # Hypothesis repeats itself
+            self.played.add(key)
+            self.counts["specs"] += 1
+            self._judge(case, SCHEDULE_ORACLES)
+
+        run()
+        gc.collect()
 
     def _closest(self, kind: Compile) -> tuple[Case, ...]:
         """The eager case nearest to its bound, taken to a dear rung; each is taken once."""
@@ -244,7 +296,7 @@ class _Worker:
         for pair in pairs(case):
             self.counts["pair", pair] += 1
             self.seen.add(pair)
-        if case.spec.compile == "none":
+        if case.spec.compile == "none" and case.spec.schedule is None:
             self._keep_close(case, judgement)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1

@@ -83,12 +83,21 @@ def _with_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _move(to: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.to``, whose first positional argument may be the device."""
+    """``Tensor.to``, whose first positional argument may be the device.
+
+    A move to where the tensor is returns it undispatched: the library moves quantised tensors
+    inside their own ``__torch_dispatch__``, on any device but CUDA.
+    """
 
     @functools.wraps(to)
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], (str, torch.device, int)):
             args = (on_cpu(args[0]), *args[1:])
+        asked = [*args, *kwargs.values()]
+        if len(asked) == 1 and isinstance(asked[0], (str, torch.device)):
+            asked[0] = on_cpu(asked[0])
+            if torch.device(asked[0]) == tensor.device:
+                return tensor
         return to(tensor, *args, **kwargs)
 
     return call

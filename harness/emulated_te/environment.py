@@ -108,6 +108,12 @@ def real_extension() -> bool:
     return has_extension() and torch.cuda.is_available()
 
 
+def provide() -> None:
+    """Install the chosen version if it has to be. Raises ValueError as ``ensure``."""
+    if not real_extension():
+        ensure(chosen_version())
+
+
 def enter() -> None:
     """Make this process one that tests TransformerEngine: the real one if it can run here, else
     the chosen version on the emulated extension. For the rest of the process."""

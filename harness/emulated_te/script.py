@@ -9,7 +9,7 @@ from typing import Literal
 from harness.case import Spec
 from harness.emulated_te.environment import CHOICE, chosen_version
 from harness.schedule.events import Schedule, Settings, Switch
-from harness.schedule.recipe import ScheduleScript
+from harness.stateful import ScheduleScript
 
 Kind = Literal["delayed", "current", "mx"]
 

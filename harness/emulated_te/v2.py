@@ -1,7 +1,9 @@
 """TransformerEngine 2.x on the CPU: put the emulated extension in place and import the library.
 
-Carried: Linear, LayerNormLinear and what they need, with delayed, current and MXFP8 scaling.
-Everything else the library asks its extension for raises NotCarried, naming the function.
+Carried, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
+GroupedLinear without grouped tensors, TransformerLayer with attention that is not fused, their
+recomputation, cached weights and quantised parameters. Everything else the library asks its
+extension for raises NotCarried, naming the function.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from harness.emulated_te import (
 from harness.emulated_te.refusal import refuse
 from harness.emulated_te.v2_names import NAME, extension, refusing_module
 
-FUNCTIONS = {
+FUNCTIONS = v2_activation.functions() | {
     function.__name__: function
     for function in (
         v2_quantize.quantize,
@@ -46,13 +48,11 @@ FUNCTIONS = {
         v2_attention.scaled_softmax_forward,
         v2_attention.scaled_softmax_backward,
         v2_attention.scaled_masked_softmax_forward,
+        v2_attention.fused_rope_forward,
+        v2_attention.fused_rope_backward,
     )
 }
-FUNCTIONS |= {
-    **v2_activation.functions(),
-    "scaled_masked_softmax_backward": v2_attention.scaled_softmax_backward,
-}
-
+FUNCTIONS["scaled_masked_softmax_backward"] = v2_attention.scaled_softmax_backward
 
 #: cuBLAS 12.9 is below what the library's grouped-tensor kernels ask for, which are not emulated.
 VERSIONS = {

@@ -45,6 +45,13 @@ class Side:
     seen: Operand
     shape: torch.Size
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The operand's own type; RuntimeError for FP8, in which no product is stored."""
+        if self.seen.scale_inv is not None:
+            raise RuntimeError("a GEMM on quantised operands needs an output_dtype, got None")
+        return self.seen.data.dtype
+
 
 def generic_gemm(
     A: Any,
@@ -94,13 +101,15 @@ def generic_gemm(
     if gelu and grad and bias is not None:
         refuse("a GEMM with both the slope of GELU and a bias gradient")
     a, b = side(A, turned=not transA, name="A"), side(B, turned=transB, name="B")
-    _check_alike(A, B)
-    dtype = torch_dtype(output_dtype) if output_dtype is not None else A.dtype
+    _check_alike(a, b, A, B)
+    dtype = a.dtype if output_dtype is None else torch_dtype(output_dtype)
     bias_grad = None
     if grad and bias is not None:
         bias_grad, bias = bias_gradient(b, dtype), None
     total = product(a, transA, b, transB, alpha)
-    if bias is not None:
+    if total.numel() and not a.values.numel():
+        total = total.zero_()  # nothing is launched: neither scales, which may be unset, nor bias
+    elif bias is not None:
         total = total + bias.detach().float()
     gelu_input = None
     if gelu:
@@ -179,7 +188,9 @@ def _mx_side(tensor: Any, direction: Literal["rowwise", "columnwise"], name: str
     return Side(values, None, Operand(codes, scales, fmt), data.shape)
 
 
-def _check_alike(A: Any, B: Any) -> None:
+def _check_alike(a: Side, b: Side, A: Any, B: Any) -> None:
+    if a.seen.format == b.seen.format == "e5m2":
+        raise RuntimeError("cuBLAS has no GEMM of E5M2 with E5M2; make one operand E4M3")
     if is_mxfp8(A) != is_mxfp8(B) or is_float8(A) != is_float8(B):
         raise RuntimeError(
             f"the GEMM cannot multiply {type(A).__name__} with {type(B).__name__}: "

@@ -91,7 +91,7 @@ def extension(
 
     :param functions: what is carried; each runs without gradients and outside CPU autocast, as
         kernels do.
-    :param versions: constants returned by functions without arguments.
+    :param versions: constants that functions of these names return, whatever they are asked.
 
     Every other public name is a function that raises NotCarried when called.
     """
@@ -100,7 +100,7 @@ def extension(
     module.__dict__.update(_types())
     module.__dict__.update({name: kernel(function) for name, function in functions.items()})
     for name, number in versions.items():
-        setattr(module, name, functools.partial(int, number))
+        setattr(module, name, lambda *_arguments, number=number: number)
     return module
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .kernels import LARGEST, Format
+from harness.emulated_te.kernels import LARGEST, Format
 
 MX_BLOCK = 32
 _FLOAT_MAX = torch.finfo(torch.float32).max

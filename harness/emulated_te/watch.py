@@ -15,14 +15,15 @@ import torch
 
 @dataclass(frozen=True)
 class Cast:
-    """One call of a quantising kernel."""
+    """One call of a quantising kernel; MXFP8 tells of its two directions one by one."""
 
-    #: What was quantised, in its own dtype, any shape.
+    #: What was quantised, in its own dtype, any shape; fp32 if a fused kernel never rounded it.
     input: torch.Tensor
     #: uint8 codes in the input's shape.
     codes: torch.Tensor
     #: Multiplicative fp32 scale as applied, one element (delayed and current scaling), or E8M0
-    #: bytes (uint8, row-wise) of MXFP8.
+    #: bytes (uint8) of MXFP8 without padding: (rows, columns/32) of the row-wise direction,
+    #: (rows/32, columns) of the column-wise one.
     scale: torch.Tensor
     #: The cell the kernel stored max|input| in, or None; its address tells which slot.
     amax: torch.Tensor | None
@@ -33,7 +34,8 @@ class Cast:
 class Operand:
     """One side of a GEMM as the kernel got it."""
 
-    #: uint8 codes, or the tensor itself where it is in high precision.
+    #: uint8 codes, or the tensor itself where it is in high precision: a matrix before the
+    #: transposition that the layout's letter asks for, even if the kernel read a transposed copy.
     data: torch.Tensor
     #: fp32 1/scale (one element), E8M0 bytes, or None in high precision.
     scale_inv: torch.Tensor | None
@@ -43,7 +45,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Multiply:
-    """One GEMM."""
+    """One GEMM: result = op(b) @ op(a), where op transposes for T; plus a bias not told here."""
 
     #: TN: output, NN: grad_input, NT: grad_weight (cuBLAS letters, as TransformerEngine calls it).
     layout: Literal["TN", "NN", "NT"]

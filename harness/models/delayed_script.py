@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.case import Spec
 from harness.schedule.events import Settings
-from harness.schedule.recipe import ScheduleScript
+from harness.stateful import ScheduleScript
 
 _SCALES = '''\
 def scales(layers):

@@ -15,8 +15,8 @@ from harness.models.delayed import DelayedLinear, DelayedScaling
 from harness.numerics.delayed import Policy, Slot
 from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
-from harness.schedule.subject import Listener, RawCast, RawProduct, RawSide, Subject
 from harness.schedule.trace import Direction, SlotName
+from harness.stateful import Listener, RawCast, RawProduct, RawSide, Subject
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

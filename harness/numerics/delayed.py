@@ -99,12 +99,14 @@ def committed(slot: Slot, policy: Policy, fmax: np.float32) -> Slot:
     amax = slot.window.max() if policy.algorithm == "max" else slot.window[0]
     window = np.roll(slot.window, -1)
     window[0] = 0
-    return Slot(_next_scale(slot.scale, amax, policy.margin, fmax), window)
+    return Slot(_next_scale(slot.scale, amax, policy, fmax), window)
 
 
-def _next_scale(old: np.float32, amax: np.float32, margin: int, fmax: np.float32) -> np.float32:
+def _next_scale(old: np.float32, amax: np.float32, policy: Policy, fmax: np.float32) -> np.float32:
     if not np.isfinite(amax) or amax <= 0:
         return old
     with np.errstate(over="ignore"):
-        quotient = np.float32(np.ldexp(np.float32(fmax / amax), -margin))
+        inverse = np.float32(np.float32(1.0) / amax)
+        quotient = np.float32(fmax * inverse) if policy.reciprocal else np.float32(fmax / amax)
+        quotient = np.float32(np.ldexp(quotient, -policy.margin))
     return quotient if np.isfinite(quotient) else FP32_MAX

@@ -108,7 +108,9 @@ def steps_of(schedule: Schedule) -> Iterator[tuple[int, Event, Progress]]:
 
 
 def place(schedule: Schedule, event: int) -> str:
-    """``event 4, backward({y0: g})``."""
+    """``event 4, backward({y0: g})``; -1 is before the first."""
+    if event < 0:
+        return "building the model"
     number = sum(isinstance(e, Forward) for e in schedule.events[:event])
     return f"event {event}, {sentence(schedule.events[event], number)}"
 

@@ -22,7 +22,16 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
-from harness.schedule.events import Backward, Close, Event, Forward, Reload, Settings
+from harness.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Reload,
+    Schedule,
+    Settings,
+    Switch,
+)
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
 from harness.verdict import Verdict
 
@@ -67,6 +76,8 @@ class _Machine:
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
     #: Quantised by some forward so far: all others' scales are not the schedule's doing.
     ran: set[SlotName] = field(default_factory=set)
+    #: Ledger entries whose deviation was followed.
+    explained: set[str] = field(default_factory=set)
     #: Staged since their last commit, and under which policy.
     waiting: dict[SlotName, Policy] = field(default_factory=dict)
 
@@ -109,6 +120,8 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
+    for entry in sorted(machine.explained):
+        yield plain("O14", trace.arm, "forward", "ok").known(entry)
 
 
 def _casts(
@@ -141,7 +154,10 @@ def _casts(
                 side=cast.slot.layer, index=(cast.slot.index,),
             )  # fmt: skip
         stages = cast.at.phase == "backward" or trains
-        if stages or "evaluation_stages" in machine.evidence.deviations:
+        entry = machine.evidence.deviations.get("evaluation_stages", "")
+        if not stages and entry:
+            machine.explained.add(entry)
+        if stages or entry:
             machine.stage(cast, policy)
 
 
@@ -245,4 +261,19 @@ def _told(slot: Slot) -> str:
 
 def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     where = f"{place(evidence.schedule, event)}: {verdict.where}"
-    return replace(verdict, arm=trace.arm, where=where, index=(event, *verdict.index))
+    symptom = verdict.symptom + _circumstances(evidence.schedule)
+    return replace(
+        verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
+    )
+
+
+def _circumstances(schedule: Schedule) -> str:
+    """What separates causes that look alike: another code path updates, or an unused layer is
+    there whose backward never comes. Part of the symptom, so minimising keeps it."""
+    switches = [e.algorithm for e in schedule.events if isinstance(e, Switch)]
+    by_tensor = not schedule.settings.fused or "callable" in (
+        schedule.settings.algorithm,
+        *switches,
+    )
+    told = {"unfused": by_tensor, "unused layer": schedule.layout == "dangling"}
+    return "".join(f", {name}" for name, holds in told.items() if holds)

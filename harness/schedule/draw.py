@@ -7,8 +7,9 @@ backward.
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 
@@ -32,10 +33,15 @@ FACTORS = frozenset(
 
 
 #: Exponents of inputs and of gradients: in the first step, added with each step.
-_TRENDS = ((0, 0), (0, 0), (0, 0), (0, -3), (0, -6), (4, -8), (0, 4), (-12, 0))
+_TREND = ((0, 0), (0, 0), (0, 0), (0, -3), (0, -6), (4, -8), (0, 4), (-12, 0))
+_TRENDS = tuple(itertools.product(_TREND, _TREND))
+#: Steps of a training; one in twenty takes a single one, which is too few to judge a state by.
+_STEPS = (*[2] * 11, *[3] * 6, *[4] * 2, 1)
+#: Whether forwards without a graph come in between, and whether graphs are kept.
+_ODDITIES = (*[(False, False), (True, False)] * 2, (False, True), (True, True))
 #: Special values that one schedule may hold; each comes as often as it stands there.
 _SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
-    (), (), ("zero", "zero"), ("zero", "spike"), ("spike", "spike"), ("inf", "inf"),
+    (), (), ("zero", "zero"), ("zero", "spike"), ("spike", "spike"), ("inf", "inf", "inf"),
 )  # fmt: skip
 
 
@@ -60,12 +66,11 @@ def _schedules(draw: st.DrawFn, carries: Carries, vary: frozenset[str]) -> Sched
     def choose(factor: str, *values: Any) -> Any:
         return draw(one_of(*values)) if factor in free and len(values) > 1 else values[0]
 
-    short = choose("events", *[False] * 19, True)
+    steps = choose("events", *_STEPS)
     model = _model(choose, carries)
-    habits = _habits(choose, carries, steps=1 if short else choose("events", 2, 2, 2, 2, 3, 3, 4),
-                     branches=model["layout"] == "branch")  # fmt: skip
+    habits = _habits(choose, carries, steps=steps, branches=model["layout"] == "branch")
     schedule = Schedule(events=walk(choose, habits), **model)
-    return schedule if short else repair(schedule)
+    return schedule if steps == 1 else repair(schedule)
 
 
 def _model(choose: Choose, carries: Carries) -> dict[str, Any]:
@@ -77,36 +82,55 @@ def _model(choose: Choose, carries: Carries) -> dict[str, Any]:
     if fields["layout"] == "chain":
         fields["depth"] = choose("layout", 1, 1, 2, 3)
     if carries.checkpoints:
-        region = choose("checkpoint", "none", "none", "whole", "each", "nested")
-        by, reentrant = choose("checkpoint", *carries.checkpoints)
+        region, (by, reentrant) = choose("checkpoint", *_checkpoints(carries))
         # a reentrant checkpoint passes gradients only if its input needs them
         if region != "none" and not (reentrant and fields["layout"] == "frozen_first"):
             fields |= {"checkpoint": region, "checkpoint_by": by, "reentrant": reentrant}
     if carries.quantized_init:
         fields["quantized_init"] = choose("quantized_init", False, False, False, True)
     if carries.settings and choose("settings", False, True):
-        fields["settings"] = Settings(
-            history=choose("settings", 4, 1, 2, 3, 16),
-            algorithm=choose("settings", *carries.algorithms),
-            margin=choose("settings", 0, 0, 1, -1, 4),
-            format=choose("settings", "hybrid", "hybrid", "e4m3"),
-            fused=choose("settings", *((True, False) if carries.unfused else (True,))),
-        )
+        every = _settings(carries)
+        fields["settings"] = every[choose("settings", *range(len(every)))]
     return fields
+
+
+@cache
+def _checkpoints(carries: Carries) -> tuple[Any, ...]:
+    regions = ("none", "none", "whole", "each", "nested")
+    return tuple(itertools.product(regions, carries.checkpoints))
+
+
+@cache
+def _settings(carries: Carries) -> tuple[Settings, ...]:
+    """Every combination: one draw costs less than five."""
+    formats: tuple[Literal["hybrid", "e4m3"], ...] = ("hybrid", "e4m3")
+    return tuple(
+        Settings(history=history, algorithm=algorithm, margin=margin, format=format_, fused=fused)
+        for history, algorithm, margin, format_, fused in itertools.product(
+            (4, 1, 2, 3, 16),
+            carries.algorithms,
+            (0, 0, 1, -1, 4),
+            formats,
+            (True, False) if carries.unfused else (True,),
+        )
+    )
 
 
 def _habits(choose: Choose, carries: Carries, *, steps: int, branches: bool) -> Habits:
     calm, special = choose("stimulus", (True, ()), (True, ()), *((False, s) for s in _SPECIAL))
+    input_trend, grad_trend = choose("stimulus", *_TRENDS)
+    looks, retains = choose("events", *_ODDITIES)
     switches = carries.settings and carries.switch
     return Habits(
         steps=steps,
-        looks=choose("events", False, True),
+        looks=looks,
+        retains=retains,
         nests=choose("nesting", False, False, True),
         caches=carries.caching and choose("caching", False, False, True),
         calm=calm,
         special=special,
-        input_trend=choose("stimulus", *_TRENDS),
-        grad_trend=choose("stimulus", *_TRENDS),
+        input_trend=input_trend,
+        grad_trend=grad_trend,
         reload_at=choose("reload", 0, 0, 0, 3, 6, 9) if carries.reload else 0,
         switch_at=choose("switch", 0, 0, 0, 2, 4, 7) if switches else 0,
         algorithms=carries.algorithms,

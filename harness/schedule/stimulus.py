@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from harness.schedule.census import FEATURES, story
+from harness.schedule.carries import Carries
 from harness.schedule.events import (
     Backward,
     Close,
@@ -23,6 +23,7 @@ from harness.schedule.events import (
     Step,
 )
 from harness.schedule.rules import Standing, repaired
+from harness.schedule.story import FEATURES, story
 
 #: Room for what a repair appends, below the 64 events that a schedule may have.
 _ROOM = 40
@@ -33,6 +34,23 @@ def census(schedule: Schedule) -> frozenset[str]:
     told = story(schedule)
     found = {name for name, has in FEATURES.items() if has(told)}
     return frozenset(found | ({"weak"} if weakness(schedule) else set()))
+
+
+def possible(carries: Carries) -> frozenset[str]:
+    """The features that schedules of a recipe with these abilities may have."""
+    lacking = {
+        "checkpoint": not carries.checkpoints,
+        "nested checkpoints": not carries.checkpoints,
+        "reload": not carries.reload,
+        "switch": not carries.switch,
+        "cached weights": not carries.caching,
+        "idle layer": "branch" not in carries.layouts,
+        "quantized init": not carries.quantized_init,
+        "short history": not carries.settings,
+        "margin": not carries.settings,
+        "unfused": not carries.unfused,
+    }
+    return frozenset(name for name in FEATURES if not lacking.get(name))
 
 
 def histogram(schedules: Iterable[Schedule]) -> dict[str, float]:
@@ -139,7 +157,9 @@ def _with_step(events: tuple[Event, ...], path: int) -> tuple[Event, ...]:
             added.append(event)
 
     while standing.live:
-        add(Backward(of=tuple(sorted(standing.live)[:4])))
+        oldest = min(standing.live)
+        alike = [f for f in standing.live if standing.live[f] == standing.live[oldest]]
+        add(Backward(of=tuple(sorted(alike)[:4])))
     if standing.accumulated:
         add(Step())
     while standing.regions and not standing.regions[-1]:

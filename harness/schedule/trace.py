@@ -99,7 +99,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class ScheduleError:
-    """What a library raised, and in which event."""
+    """What a library raised, and in which event; -1: while the model was built."""
 
     event: int
     type: str

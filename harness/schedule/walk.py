@@ -30,7 +30,7 @@ from harness.schedule.rules import Standing
 Choose = Callable[..., Any]
 
 #: From here on a walk takes the plainest move and goes home: at most 40 events come out.
-_LONG = 18
+_LONG = 16
 #: So many graphs wait at most.
 _LIVE = 3
 
@@ -42,6 +42,8 @@ class Habits:
     steps: int = 2
     #: Forwards without a graph come in between.
     looks: bool = False
+    #: Some backwards keep their graph for another.
+    retains: bool = False
     #: Regions stand in regions, forwards open their own, some run outside any.
     nests: bool = False
     caches: bool = False
@@ -227,12 +229,12 @@ def _backward(way: _Walk) -> Backward:
     # a loss sums forwards that ran under the same settings
     live = [f for f in live if standing.live[f] == standing.live[live[0]]]
     values, shift = _stimulus(way, way.habits.grad_trend)
-    if len(live) == 1:
-        how = way.choose("events", *["oldest"] * 11, "retained")
-    else:
-        how = way.choose("events", *["oldest"] * 4, *["newest"] * 4, *["both"] * 3, "retained")
+    how = "oldest"
+    if len(live) > 1:
+        how = way.choose("events", "oldest", "oldest", "newest", "newest", "both")
+    retain = way.habits.retains and way.choose("events", False, False, False, True)
     of = {"newest": live[-1:], "both": live[-2:]}.get(how, live[:1])
-    return Backward(of=tuple(of), values=values, shift=shift, retain=how == "retained")
+    return Backward(of=tuple(of), values=values, shift=shift, retain=retain)
 
 
 def _stimulus(way: _Walk, trend: tuple[int, int]) -> tuple[Stimulus, int]:

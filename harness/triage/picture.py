@@ -34,8 +34,8 @@ def draw_state(story: Story, path: Path) -> None:
     scale.legend()
     maxima.xaxis.set_major_locator(MaxNLocator(integer=True))
     maxima.text(
-        0.0, -0.25, "\n".join(story.lines), transform=maxima.transAxes, va="top", family="monospace",
-        fontsize=7,
+        0.0, -0.25, "\n".join(story.lines), transform=maxima.transAxes, va="top",
+        family="monospace", fontsize=7,
     )  # fmt: skip
     figure.savefig(path, dpi=110, bbox_inches="tight")
 

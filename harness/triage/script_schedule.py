@@ -6,7 +6,7 @@ Exit code 1: the invariant is broken. 0: it holds.
 from __future__ import annotations
 
 from harness.oracles.schedule_evidence import ScheduleEvidence
-from harness.schedule.recipe import ScheduleScript, Stateful
+from harness.stateful import ScheduleScript, Stateful
 from harness.triage.script_schedule_checks import CHECKS, Check
 from harness.triage.script_state import check_state
 from harness.triage.script_tensors import build, tensors

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost, steps_of
 from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
-from harness.schedule.recipe import ScheduleScript
 from harness.schedule.text import sentence
+from harness.stateful import ScheduleScript
 from harness.triage.script_training import Mark, Play, checkpoint_call
 from harness.verdict import Verdict
 

@@ -8,9 +8,9 @@ from harness.numerics.delayed import FMAX, Policy
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.oracles.schedule_machine import Move, moves
 from harness.schedule.events import Backward, Close, Event, Forward, Reload, Switch
-from harness.schedule.recipe import ScheduleScript
 from harness.schedule.text import sentence
 from harness.schedule.trace import SlotName
+from harness.stateful import ScheduleScript
 from harness.triage.script_schedule_checks import Check
 from harness.triage.script_training import Play
 from harness.triage.story import told_slot

@@ -10,7 +10,7 @@ import torch
 from harness.arms.events_data import gradient, model_input
 from harness.case import Case
 from harness.schedule.events import Backward, Forward
-from harness.schedule.recipe import ScheduleScript
+from harness.stateful import ScheduleScript
 from harness.triage.script_training import gradient_name
 
 _TENSOR = '''\

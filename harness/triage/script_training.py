@@ -19,7 +19,7 @@ from harness.schedule.events import (
     Step,
     Switch,
 )
-from harness.schedule.recipe import ScheduleScript
+from harness.stateful import ScheduleScript
 
 #: The line to put after an event, "" for none; the variables hold what the event made.
 Mark = Callable[[int, Event, list[str]], str]
