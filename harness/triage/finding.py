@@ -144,12 +144,12 @@ def severity_of(verdict: Verdict, case: Case) -> Severity:
 def report(finding: Finding) -> str:
     """What a failure says: what, where, how far, the smallest case, and the one command."""
     spec, data = finding.minimal.spec, finding.minimal.data
-    shape = f"M={spec.tokens} K={spec.k}"
+    shape, backend = f"M={spec.tokens} K={spec.k}", ""
     if spec.schedule is None:
-        shape += f" N={spec.n}"
+        shape, backend = f"{shape} N={spec.n}", f" ({spec.backend or 'default backend'})"
     lines = [
         f"{finding.sentence}",
-        f"  {spec.recipe} ({spec.backend or 'default backend'}) / {finding.arm} vs reference"
+        f"  {spec.recipe}{backend} / {finding.arm} vs reference"
         f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
         f" ({finding.reach} data)",
         f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}"

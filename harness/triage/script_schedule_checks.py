@@ -9,7 +9,7 @@ from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost, step
 from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
 from harness.schedule.text import sentence
 from harness.stateful import ScheduleScript
-from harness.triage.script_training import Mark, Play, checkpoint_call
+from harness.triage.script_training import Mark, Play, checkpoint_call, quoted
 from harness.verdict import Verdict
 
 
@@ -159,7 +159,7 @@ def hear(seen):
     global weights
     if isinstance(seen, Product):
         products.append([form for _, _, form in sides(seen)])
-    elif slot_of(seen).endswith("forward slot 1"):
+    elif isinstance(seen, Cast) and slot_of(seen).endswith("forward slot 1"):
         weights += 1
 def after(event, fp8, weight=False):
     """Inside a region every product is in FP8, outside none; weights are cast when asked for."""
@@ -182,7 +182,7 @@ def _precision(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScrip
         number = next(numbers) if isinstance(event, Forward) else 0
         if not isinstance(event, Forward | Backward):
             return ""
-        told = repr(sentence(event, number)).replace("'", '"')
+        told = quoted(sentence(event, number))
         if narrow.get(i) is None:
             return "products.clear()"
         asks = weights and isinstance(event, Forward) and narrow[i] and event.first is not False
@@ -268,14 +268,10 @@ def _comparing(evidence: ScheduleEvidence, until: int) -> Mark:
         if isinstance(event, Backward):
             clear = "".join(f"; {x} = None" for x in results)
             grads = "*[p.grad for p in layers.parameters()]"
-            return f"after({', '.join([_text(told), *results, grads])}){clear}"
-        return f"after({', '.join([_text(told), *results])})"
+            return f"after({', '.join([quoted(told), *results, grads])}){clear}"
+        return f"after({', '.join([quoted(told), *results])})"
 
     return mark
-
-
-def _text(told: str) -> str:
-    return repr(told).replace("'", '"')
 
 
 def _compared(base: str, other: str, named: str, others: str) -> str:

@@ -7,12 +7,12 @@ from itertools import groupby
 from harness.numerics.delayed import FMAX, Policy
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.oracles.schedule_machine import Move, moves
-from harness.schedule.events import Backward, Close, Event, Forward, Reload, Switch
+from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Switch
 from harness.schedule.text import sentence
 from harness.schedule.trace import SlotName
 from harness.stateful import ScheduleScript
 from harness.triage.script_schedule_checks import Check
-from harness.triage.script_training import Play
+from harness.triage.script_training import Play, quoted
 from harness.triage.story import told_slot
 from harness.verdict import Verdict
 
@@ -55,7 +55,7 @@ def commit({parameters}):
 {amax}    window = window.roll(-1)
     window[0] = 0
     if 0 < amax < torch.inf:
-        scale = (torch.tensor({largest}) / amax{margin}).clamp(max=torch.finfo(torch.float32).max)
+        scale = ({quotient}{margin}).clamp(max=torch.finfo(torch.float32).max)
 {resize}def told(scale, window):
     return f"scale {{scale:.8g}} window {{' '.join(f'{{x:.4g}}' for x in window.tolist())}}"
 def after(event, *moves):
@@ -87,10 +87,10 @@ def check_state(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScri
 
     def mark(i: int, event: Event, made: list[str]) -> str:
         number = next(numbers) if isinstance(event, Forward) else 0
-        if isinstance(event, Switch):
+        if isinstance(event, Open | Switch) and i != verdict.index[0]:
             return ""
         told = "leave the region" if isinstance(event, Close) else sentence(event, number)
-        args = [repr(told).replace("'", '"'), *(_move(m, policy) for m in by_event.get(i, []))]
+        args = [quoted(told), *(_move(m, policy) for m in by_event.get(i, []))]
         return f"after({', '.join(args)})"
 
     hooked = _hooked(evidence, verdict, slot, by_event)
@@ -149,7 +149,10 @@ def _machine(evidence: ScheduleEvidence, slot: SlotName, policy: Policy, largest
         parameters=", ".join(parameters),
         amax=amax,
         margin=margin,
-        largest=largest,
+        # in torch a number divided by a tensor is rounded twice
+        quotient=f"{largest} * (1 / amax)"
+        if policy.reciprocal
+        else f"torch.tensor({largest}) / amax",
         resize=_RESIZE if resizes else "",
         fresh=_FRESH if lengths else "",
     )

@@ -27,7 +27,7 @@ def tensor(name, *shape):
 
 _BUILD = """\
 def build():
-    layers = nn.ModuleList([{made}])
+    layers = nn.ModuleList({made})
     {frozen}with torch.no_grad():
         for name, p in layers.named_parameters():
             x = tensor(name, *p.shape)
@@ -48,7 +48,9 @@ def build(case: Case, text: ScheduleScript, built: str) -> str:
     schedule = case.spec.schedule
     assert schedule is not None
     frozen = "layers[0].requires_grad_(False)\n    " if schedule.layout == "frozen_first" else ""
-    made = text.layer if schedule.layers == 1 else f"{text.layer} for _ in range({schedule.layers})"
+    made = f"[{text.layer}]"
+    if schedule.layers > 1:
+        made = f"\n        {text.layer}\n        for _ in range({schedule.layers})\n    "
     bare = schedule.layer == "linear" and not case.spec.bias
     return _BUILD.format(
         made=made,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -52,6 +53,11 @@ class Play:
         if self.own_checkpoint:
             return f"checkpoint({function}, {x})"
         return checkpoint_call(self.spec, self.text, function, x)
+
+
+def quoted(text: str) -> str:
+    """A string literal."""
+    return json.dumps(text)
 
 
 def checkpoint_call(spec: Spec, text: ScheduleScript, function: str, x: str) -> str:
@@ -160,10 +166,14 @@ def _events(play: Play, mark: Mark) -> Iterator[str]:
     empty = False
     settings = play.schedule.settings
     for i, event in enumerate(play.schedule.events):
-        indent, made = "    " * depth, []
+        indent = "    " * depth
+        made: list[str] = []
         if isinstance(event, Open):
             yield f"{indent}with {play.text.region if event.enabled else play.text.off}:"
             depth, empty = depth + 1, True
+            if after := mark(i, event, made):
+                empty = False
+                yield f"{indent}    {after}"
             continue
         if isinstance(event, Close):
             if empty:

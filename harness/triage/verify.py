@@ -21,8 +21,9 @@ class ScriptRun:
 
     @property
     def shown(self) -> bool:
-        """The script reached its own check and the divergence was there (no traceback)."""
-        return self.code == SHOWN and "Traceback (most recent call last)" not in self.output
+        """The script reached its own check and the divergence was there."""
+        ended = ("Traceback (most recent call last)", "SyntaxError: ", "IndentationError: ")
+        return self.code == SHOWN and not any(text in self.output for text in ended)
 
     @property
     def crashed(self) -> bool:

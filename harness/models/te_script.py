@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from harness.case import Spec
-from harness.emulated_te.environment import CHOICE, chosen_version
 from harness.schedule.events import Schedule, Settings, Switch
 from harness.stateful import ScheduleScript
 
@@ -76,9 +75,10 @@ def reset():
     FP8GlobalStateManager.reset()"""
 
 
-def script(kind: Kind, spec: Spec) -> ScheduleScript:
-    """The source text of the chosen version."""
-    schedule, version = spec.schedule, chosen_version()
+def script(kind: Kind, choice: str, version: str, spec: Spec) -> ScheduleScript:
+    """The source text for TransformerEngine ``version``, which the environment variable ``choice``
+    can replace where the extension is emulated."""
+    schedule = spec.schedule
     assert schedule is not None
     old = version.startswith("1.")
     place = "fp8" if old else "quantization"
@@ -87,7 +87,7 @@ def script(kind: Kind, spec: Spec) -> ScheduleScript:
     if schedule.quantized_init:
         layer = f"quantized(lambda: {layer})"
     return ScheduleScript(
-        imports="\n".join(_imports(kind, schedule, version)),
+        imports="\n".join(_imports(kind, schedule, choice, version)),
         layer=layer,
         recipe=functools.partial(_recipe, kind),
         region=f"te.{name}(enabled=True, {recipe}=recipe)",
@@ -107,9 +107,9 @@ def script(kind: Kind, spec: Spec) -> ScheduleScript:
     )
 
 
-def _imports(kind: Kind, schedule: Schedule, version: str) -> Iterator[str]:
+def _imports(kind: Kind, schedule: Schedule, choice: str, version: str) -> Iterator[str]:
     names = _names(kind, schedule.settings)
-    yield _IMPORTS.format(choice=CHOICE, version=version, recipe=names)
+    yield _IMPORTS.format(choice=choice, version=version, recipe=names)
     if schedule.quantized_init:
         yield _QUANTIZED.format(
             "fp8_model_init" if version.startswith("1.") else "quantized_model_init"
