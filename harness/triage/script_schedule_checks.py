@@ -128,7 +128,7 @@ def checkpoint(function, x):
         try:
             return function(x)
         finally:
-            running.remove(runs[-1])
+            running.pop()
     return CHECKPOINT'''
 
 _RECOMPUTED = """

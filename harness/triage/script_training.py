@@ -116,7 +116,10 @@ def model(play: Play) -> str:
     if s.checkpoint in ("whole", "nested") and play.recomputes:
         lines += ["    def whole(x):"]
         lines += _inside("" if per_call else region, calls, "        ")
-        lines.append(f"    return {_again(play, 'whole', given)}(x)")
+        once = play.again("whole", "x")
+        lines.append(
+            f"    return {once if 'again' not in given else once + ' if again else whole(x)'}"
+        )
     else:
         lines += _inside("" if per_call else region, calls, "    ")
     return "\n".join(lines)
@@ -125,8 +128,8 @@ def model(play: Play) -> str:
 def _again(play: Play, function: str, given: dict[str, str]) -> str:
     if not play.recomputes:
         return function
-    once = f"(lambda x: {play.again(function, 'x')})"
-    return f"({once[1:-1]}) if again else {function}" if "again" in given else once
+    once = f"lambda x: {play.again(function, 'x')}"
+    return f"({once}) if again else {function}" if "again" in given else once
 
 
 def _inside(region: str, lines: list[str], indent: str) -> list[str]:
