@@ -19,7 +19,10 @@ from typing import Any
 
 from harness.environment import describe, prepare, settle
 
-PARTS = ("eager", "recipes", "blocks", "inductor", "aot_eager", "economy", "start", "memory")
+PARTS = (
+    "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start",
+    "memory",
+)  # fmt: skip
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
 
@@ -103,6 +106,7 @@ def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
     from blocks import blocks_part
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
+    from schedules import schedules_part
 
     settle()
     side, _, kind = part.partition(":")
@@ -110,6 +114,8 @@ def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
         return many_draws_per_compile(kind, seconds)  # type: ignore[arg-type]
     if side == "plain":
         return one_compile_per_example(kind, json.loads(firsts), seconds)  # type: ignore[arg-type]
+    if side == "schedules":
+        return schedules_part(kind, seconds)
     parts = {
         "eager": eager_part, "recipes": recipes_part, "blocks": blocks_part, "memory": memory_part,
     }  # fmt: skip
@@ -162,6 +168,13 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
         report.target(f"{part}, ours over plain", rates["ours"] / rates["plain"], "times", least)
     elif part == "blocks":
         _show_blocks(report, found)
+    elif part == "schedules":
+        from schedules import TARGETS
+
+        for recipe, rate in found.items():
+            name = f"schedules of five events, {recipe}"
+            report.target(name, rate["five"], "a second", TARGETS[recipe])
+            print(f"  as drawn ({rate['events']:.0f} events): {rate['drawn']:.0f} a second")
     elif part == "economy":
         rate = found["specs"] / found["seconds"] * 60
         met, there = found["pairs"]["all"]
@@ -223,6 +236,10 @@ def main() -> int:
     for part in args.only:
         if part in ("inductor", "aot_eager"):
             results[part] = ladder_part(part, args.seconds)
+        elif part == "schedules":
+            from schedules import TARGETS
+
+            results[part] = {r: _child(f"schedules:{r}", args.seconds / 3) for r in TARGETS}
         elif part == "economy":
             results[part] = economy_part(args.seconds)
         elif part == "start":

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "torchao", "numpy", "hypothesis", "narrowfuzz")
+_PACKAGES = ("torch", "torchao", "transformer_engine", "numpy", "hypothesis", "narrowfuzz")
 _SWITCHES = ("TORCHINDUCTOR_EMULATE_PRECISION_CASTS", "TORCH_LOGS", "TORCH_COMPILE_DISABLE")
 
 
@@ -101,3 +101,11 @@ def choose_te(version: str) -> None:
 
     ensure(version)
     os.environ[CHOICE] = version
+
+
+def te_told() -> str:
+    """The TransformerEngine under test, and whether its own extension runs."""
+    from harness.emulated_te.environment import chosen_version, real_extension
+
+    how = "its own extension" if real_extension() else "its Python on the emulated extension"
+    return f"{chosen_version()} ({how})"

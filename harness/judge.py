@@ -34,6 +34,8 @@ from harness.oracles.oracle import Oracle, plain
 from harness.oracles.quantiser import LEVEL_B
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.recipe import Recipe, unknown
+from harness.schedule.carries import check_carried
+from harness.schedule.rules import check_schedule
 from harness.stateful import Stateful, Subject
 from harness.trace import Trace
 from harness.verdict import BAD, Verdict, fingerprint
@@ -158,6 +160,9 @@ class Judge:
         self, case: Case, oracles: Sequence[Oracle] | None, only: frozenset[str] | None
     ) -> Judgement:
         recipe = self.stateful_recipe(case.spec)
+        assert case.spec.schedule is not None
+        check_schedule(case.spec.schedule)
+        check_carried(case.spec.schedule, recipe.carries(), recipe.name)
         verdicts, ran = judge_schedule(
             case,
             recipe,

@@ -20,6 +20,8 @@ PROFILES = {
     "ci": {"none": 150, "aot_eager": 24, "aot_eager_decomp_partition": 10, "inductor": 4},
     "nightly": {"none": 1500, "aot_eager": 200, "aot_eager_decomp_partition": 60, "inductor": 25},
 }
+#: Seconds of the campaign over recipes that run in processes of their own.
+PATCHED_SECONDS = {"smoke": 10.0, "ci": 30.0, "nightly": 300.0}
 #: Data draws on each compiled Spec.
 _DRAWS = 6
 
@@ -62,9 +64,10 @@ def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
     """Everything there is, and what the options select."""
     from pathlib import Path
 
-    from harness.recipe import load_recipes, select
+    from harness.recipe import load_recipes, load_stateful, select
 
-    everything = load_recipes([Path(f) for f in config.getoption("--nf-recipe-file")])
+    files = [Path(f) for f in config.getoption("--nf-recipe-file")]
+    everything = {**load_recipes(files), **load_stateful(files)}
     return everything, list(select(everything, config.getoption("--nf-recipe")).values())
 
 
@@ -78,7 +81,8 @@ class Harness:
         settle()
         from harness.judge import Judge
         from harness.ledger import Ledger, load_ledger
-        from harness.recipe import runnable
+        from harness.recipe import Recipe, runnable
+        from harness.stateful import Stateful
 
         device = config.getoption("--nf-device")
         if device == "cuda":
@@ -88,13 +92,20 @@ class Harness:
                 raise pytest.UsageError("--nf-device cuda: torch sees no CUDA device here")
         try:
             everything, chosen = _recipes(config)
-            self.recipes = [able for r in chosen if (able := runnable(r, device))]
-            if not self.recipes:
+            self.recipes = [
+                able for r in chosen if isinstance(r, Recipe) and (able := runnable(r, device))
+            ]
+            self.stateful = [
+                r for r in chosen if isinstance(r, Stateful) and not r.unavailable(device)
+            ]
+            if not self.recipes and not self.stateful:
                 raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
             ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger()
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        self.judge = Judge(everything, ledger, device=device)
+        recipes = {name: r for name, r in everything.items() if isinstance(r, Recipe)}
+        stateful = {name: r for name, r in everything.items() if isinstance(r, Stateful)}
+        self.judge = Judge(recipes, ledger, device=device, stateful=stateful)
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
@@ -184,6 +195,35 @@ class Harness:
 
         draw()
         return found
+
+    def check_schedules(self, rules: tuple[str, ...]) -> None:
+        """As ``check``, on schedules of the stateful recipes that patch nothing."""
+        from harness.strategies import schedule_cases
+
+        __tracebackhide__ = True
+        here = [r for r in self.stateful if not r.process]
+        if not here:
+            pytest.skip("none of the selected recipes keeps a state and patches nothing")
+        self.check(schedule_cases(here), rules)
+
+    def check_patched(self) -> None:
+        """A short campaign, in processes of its own, over the recipes that have to patch a library.
+        Skips where it cannot be had, with the reason."""
+        from harness.cli import main
+
+        patched = [r for r in self.stateful if r.process]
+        if not patched:
+            pytest.skip("none of the selected recipes patches a library")
+        try:
+            for recipe in patched:
+                recipe.provide()
+        except ValueError as error:
+            pytest.skip(str(error))
+        chosen = [option for r in patched for option in ("--recipe", r.name)]
+        seconds = PATCHED_SECONDS[self.profile]
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *chosen, "--minutes", str(seconds / 60), "--seed", "1"])
+        assert ended.value.code == 0, "new findings; see above"
 
     def check(self, strategy: Any, rules: tuple[str, ...]) -> None:
         """Draw eager cases and fail with the full sentence of every first cause of these rules.

@@ -16,7 +16,7 @@ from harness.arms.ladder import rungs_of, select_arms
 from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.content import in_checkout
-from harness.environment import choose_te, prepare
+from harness.environment import choose_te, prepare, te_told
 from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, runnable, select
 from harness.stateful import Stateful
 
@@ -46,14 +46,15 @@ def run_command(
     prepare(plant)
     if te_version:
         choose_te(te_version)
-    from harness.ledger import Ledger, load_ledger
+    from harness.ledger import Ledger, load_entries
 
     if device == "cuda":
         _require_cuda()
     chosen, stateful, lacking = _runnable(
         select({**load_recipes(recipe_files), **load_stateful(recipe_files)}, recipes), device
     )
-    loaded = load_ledger() if ledger else Ledger([])
+    # all of them: what is installed in a worker's process only may have entries, too
+    loaded = Ledger(load_entries() if ledger else [])
     folder = _output(out, resume)
     config = Config(
         out=folder,
@@ -99,6 +100,8 @@ def _campaign(
     policies = "; ".join(f"{k}: {v}" for k, v in cast_policies().items())
     console.print(f"cast policies (probed): {policies}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    if any(name.startswith("te.") for name in config.recipes):
+        console.print(f"TransformerEngine {te_told()}", soft_wrap=True)
     for line in lacking:
         console.print(f"not tested: {line}", soft_wrap=True)
     live = _Live(console, config.minutes)

@@ -39,6 +39,10 @@ from harness.verdict import Verdict
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O14 on every arm."""
     for arm, trace in evidence.traces.items():
+        if evidence.kind == "delayed" and not any(m.casts for m in trace.moments):
+            # the true maxima are the machine's only input
+            yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
+            continue
         found = list(_follow(_Machine(evidence), trace))
         yield from found
         if not found:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.schedule.events import Algorithm, LayerKind, Layout
+from harness.schedule.events import (
+    Algorithm,
+    Forward,
+    LayerKind,
+    Layout,
+    Reload,
+    Schedule,
+    Settings,
+    Switch,
+)
 
 
 @dataclass(frozen=True)
@@ -27,3 +36,32 @@ class Carries:
     reload: bool = False
     #: Settings may change between regions; needs ``settings``.
     switch: bool = False
+
+
+def check_carried(schedule: Schedule, carries: Carries, recipe: str) -> None:
+    """Raise ValueError naming the first thing of a schedule that the recipe cannot do here."""
+    settings, events = schedule.settings, schedule.events
+    by = (schedule.checkpoint_by, schedule.reentrant)
+    algorithms = {settings.algorithm} | {
+        e.algorithm for e in events if isinstance(e, Switch) and e.algorithm
+    }
+    lacking = {
+        f"layer {schedule.layer!r}": schedule.layer not in carries.layers,
+        f"layout {schedule.layout!r}": schedule.layout not in carries.layouts,
+        f"a checkpoint by {by[0]}{', reentrant' if by[1] else ''}": (
+            schedule.checkpoint != "none" and by not in carries.checkpoints
+        ),
+        "is_first_microbatch": not carries.caching
+        and any(isinstance(e, Forward) and e.first is not None for e in events),
+        "parameters made in FP8": schedule.quantized_init and not carries.quantized_init,
+        "settings": settings != Settings() and not carries.settings,
+        f"algorithm {' and '.join(sorted(algorithms))}": not algorithms <= set(carries.algorithms),
+        "the unfused update": not settings.fused and not carries.unfused,
+        "a reload": not carries.reload and any(isinstance(e, Reload) for e in events),
+        "a switch": not carries.switch and any(isinstance(e, Switch) for e in events),
+    }
+    for what, missing in lacking.items():
+        if missing:
+            raise ValueError(
+                f"{recipe} does not carry {what} here (layers: {', '.join(carries.layers)})"
+            )

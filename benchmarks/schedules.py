@@ -1,0 +1,78 @@
+"""Schedules a second, judged by every rule: five events on one 32-wide linear, and as drawn."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from harness.case import Case, DataSpec, Spec
+from harness.judge import Judge
+from harness.ledger import load_ledger
+from harness.oracles.schedule import SCHEDULE_ORACLES
+from harness.recipe import load_recipes, load_stateful
+from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Step
+from harness.strategies import schedule_cases
+
+#: Recipe -> schedules of five events a second, at least.
+TARGETS = {"reference.delayed": 100.0, "te.delayed": 20.0}
+_FIVE = (Open(), Forward(), Close(), Backward(of=(0,)), Step())
+
+
+def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
+    """Rates of one recipe, a third of the time for each of three rounds."""
+    stateful = load_stateful()
+    stateful[recipe].prepare()
+    judge = Judge(load_recipes(), load_ledger(), stateful=stateful)
+    five = [_five(recipe, number) for number in range(400)]
+    for case in five[:20]:
+        judge.judge(case, SCHEDULE_ORACLES)  # warm up
+    rates = [_rate(judge, five, seconds / 6) for _ in range(3)]
+    drawn = _drawn(stateful[recipe], 300)
+    return {
+        "five": statistics.median(rates),
+        "drawn": _rate(judge, drawn, seconds / 2),
+        "events": statistics.mean(len(_schedule(case).events) for case in drawn),
+    }
+
+
+def _five(recipe: str, number: int) -> Case:
+    """One step; every second one runs with a checkpoint, too, and every fourth in company."""
+    kinds = itertools.cycle(("none", "each", "none", "whole"))
+    kind: Any = next(itertools.islice(kinds, number % 4, None))
+    schedule = Schedule(events=_FIVE, checkpoint=kind)
+    return Case(spec=Spec(recipe=recipe, schedule=schedule), data=DataSpec(seed=number))
+
+
+def _drawn(recipe: Any, count: int) -> list[Case]:
+    cases: list[Case] = []
+
+    @seed(1)
+    @settings(
+        max_examples=count, phases=[Phase.generate], database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(schedule_cases([recipe]))
+    def collect(case: Case) -> None:
+        cases.append(case)
+
+    collect()
+    return cases
+
+
+def _rate(judge: Judge, cases: list[Case], seconds: float) -> float:
+    start, done = time.perf_counter(), 0
+    for case in itertools.cycle(cases):
+        judge.judge(case, SCHEDULE_ORACLES)
+        done += 1
+        if time.perf_counter() - start > seconds:
+            break
+    return done / (time.perf_counter() - start)
+
+
+def _schedule(case: Case) -> Schedule:
+    assert case.spec.schedule is not None
+    return case.spec.schedule
