@@ -59,13 +59,16 @@ def minimise(
     hint: Spike | None = None,
 ) -> Minimised:
     """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
-    (each costs a compile); 0 means no such limit. ``hint`` is an element that may be all it takes:
-    tried alone in gaussian data, so that the rest can shrink without losing it."""
-    search = _Search(case, shows, builds or None, time.monotonic() + seconds)
+    (each costs a compile, of a stateful case none does); 0 means no such limit. ``hint`` is an
+    element that may be all it takes: tried alone in gaussian data, so that the rest can shrink
+    without losing it."""
+    stateful = case.spec.schedule is not None
+    limit = None if stateful else builds or None
+    search = _Search(case, shows, limit, time.monotonic() + seconds)
     if hint is not None:
         alone = DataSpec(seed=case.data.seed, spikes=(hint,))
         search.attempt("hint", msgspec.structs.replace(case, data=alone))
-    if case.spec.schedule is not None:
+    if stateful:
         search.through_schedules()
     else:
         if builds:

@@ -11,6 +11,7 @@ from harness.triage.script_schedule_checks import CHECKS, Check
 from harness.triage.script_state import check_state
 from harness.triage.script_tensors import build, tensors
 from harness.triage.script_training import model, training
+from harness.triage.script_twins import TWINS
 from harness.verdict import Verdict
 
 _DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -56,11 +57,12 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
 
 
 def _check(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    if verdict.oracle == "O14":
-        return check_state(evidence, verdict, text)
-    if verdict.oracle not in CHECKS:
+    if verdict.oracle not in _MAKERS:
         raise ValueError(f"no stand-alone script for {verdict.oracle}")
-    return CHECKS[verdict.oracle](evidence, verdict, text)
+    return _MAKERS[verdict.oracle](evidence, verdict, text)
+
+
+_MAKERS = {"O14": check_state, **CHECKS, **TWINS}
 
 
 def _quoted(sentence: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost, steps_of
-from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
+from harness.oracles.schedule_evidence import ScheduleEvidence, steps_of
+from harness.schedule.events import Backward, Event, Forward, Step
 from harness.schedule.text import sentence
 from harness.stateful import ScheduleScript
 from harness.triage.script_training import Mark, Play, checkpoint_call, quoted
@@ -37,7 +37,8 @@ class Check:
 
 
 Maker = Callable[[ScheduleEvidence, Verdict, ScheduleScript], Check]
-_EXIT = '\nprint("BROKEN" if broken else "holds")\nsys.exit(1 if broken else 0)'
+#: The last lines of a script that kept ``broken``.
+EXIT = '\nprint("BROKEN" if broken else "holds")\nsys.exit(1 if broken else 0)'
 _RUN = "with listening(hear):\n    train()"
 
 
@@ -46,15 +47,16 @@ def _play(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) ->
 
 
 def _contract(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    trace = evidence.traces.get(verdict.arm)
-    assert trace is not None and trace.error is not None
+    trace, play = evidence.traces.get(verdict.arm), _play(evidence, verdict, text)
+    if trace is None or trace.error is None:  # it ended or stalled the process
+        return Check(play, (), "", no_mark, "train()\nsys.exit(0)")
     after = (
         "try:\n    train()\nexcept Exception as error:\n"
         '    print(f"{type(error).__name__}: {error}")\n'
         f'    sys.exit(1 if type(error).__name__ == "{trace.error.type}" else 0)\n'
         'print("no error")\nsys.exit(0)'
     )
-    return Check(_play(evidence, verdict, text), (), "", no_mark, after)
+    return Check(play, (), "", no_mark, after)
 
 
 _CAST = '''\
@@ -74,7 +76,7 @@ def hear(seen):
 
 
 def _casts(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    after = f'{_RUN}\nprint(f"{{casts}} casts, {{broken}} wrong"){_EXIT}'
+    after = f'{_RUN}\nprint(f"{{casts}} casts, {{broken}} wrong"){EXIT}'
     return Check(_play(evidence, verdict, text), ("scales", "listen"), _CAST, no_mark, after)
 
 
@@ -106,7 +108,7 @@ def hear(seen):
 def _inverse(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     if evidence.schedule.quantized_init:  # a parameter was cast before the schedule began
         raise ValueError("a parameter's own codes are out of a plain script's reach")
-    after = f"{_RUN}{_EXIT}"
+    after = f"{_RUN}{EXIT}"
     return Check(_play(evidence, verdict, text), ("scales", "listen"), _INVERSE, no_mark, after)
 
 
@@ -135,7 +137,7 @@ _RECOMPUTED = """
 def same(a, b):
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 broken = False
-for first, *others in checkpoints:
+for first, *others in filter(None, checkpoints):
     for products in others:
         for i, again in enumerate(products):
             for name, a, b in zip("ab", again, first[i] if i < len(first) else ((), ())):
@@ -149,7 +151,7 @@ for first, *others in checkpoints:
 def _recompute(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     play = Play(evidence.case.spec, text, True, own_checkpoint=True)
     before = _RECOMPUTE.replace("CHECKPOINT", checkpoint_call(evidence.case.spec, text, "run", "x"))
-    after = f"{_RUN}{_RECOMPUTED}{_EXIT}"
+    after = f"{_RUN}{_RECOMPUTED}{EXIT}"
     return Check(play, ("scales", "listen"), before, no_mark, after)
 
 
@@ -188,7 +190,7 @@ def _precision(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScrip
         asks = weights and isinstance(event, Forward) and narrow[i] and event.first is not False
         return f"after({told}, fp8={narrow[i]}{', weight=True' if asks else ''})"
 
-    after = f"{_RUN}{_EXIT}"
+    after = f"{_RUN}{EXIT}"
     return Check(_play(evidence, verdict, text), ("scales", "listen"), _PRECISION, mark, after)
 
 
@@ -221,100 +223,8 @@ def _balance(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript)
     def mark(i: int, event: Event, made: list[str]) -> str:
         return f'after("step, event {i}")' if isinstance(event, Step) and i in outside else ""
 
-    after = f"train(){_EXIT}"
+    after = f"train(){EXIT}"
     return Check(_play(evidence, verdict, text), ("pending",), _BALANCE, mark, after)
-
-
-_COMPARE = '''\
-log = []
-def after(event, *results):
-    """Notes results, gradients and the state of every slot."""
-    tensors = {f"result {i}": x.detach().clone() for i, x in enumerate(results) if x is not None}
-    for name, scale, window in scales(layers):
-        tensors |= {f"scale of {name}": scale.clone(), f"window of {name}": window.clone()}
-    log.append((event, tensors))
-def logged(**how):
-    global log
-    log = []
-    reset()
-    train(**how)
-    return log'''
-
-_COMPARED = """
-broken = False
-for (event, first), (_, second) in zip(BASE, OTHER):
-    for name in [name for name in first if name in second]:
-        x, y = first[name], second[name]
-        if x.shape != y.shape or not torch.allclose(x, y, rtol=0, atol=0, equal_nan=True):
-            print(f"{event}: {name} {tuple(x.shape)} differs")
-            print("    NAMED", x.flatten()[:4].tolist())
-            print("    OTHERS", y.flatten()[:4].tolist())
-            broken = True
-    if broken:
-        break"""
-
-
-def _comparing(evidence: ScheduleEvidence, until: int) -> Mark:
-    """Notes what each event before ``until`` made."""
-    numbers = iter(range(64))
-    frozen = evidence.schedule.layout == "frozen_first"
-
-    def mark(i: int, event: Event, made: list[str]) -> str:
-        number = next(numbers) if isinstance(event, Forward) else 0
-        if i >= until or isinstance(event, Switch | Open | Reload):
-            return ""
-        results = [] if frozen and isinstance(event, Backward) else made
-        told = "leave the region" if isinstance(event, Close) else sentence(event, number)
-        if isinstance(event, Backward):
-            clear = "".join(f"; {x} = None" for x in results)
-            grads = "*[p.grad for p in layers.parameters()]"
-            return f"after({', '.join([quoted(told), *results, grads])}){clear}"
-        return f"after({', '.join([quoted(told), *results])})"
-
-    return mark
-
-
-def _compared(base: str, other: str, named: str, others: str) -> str:
-    text = _COMPARED.replace("BASE", base).replace("OTHERS", others).replace("OTHER", other)
-    return text.replace("NAMED", named) + _EXIT
-
-
-def _twin(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    spec, schedule = evidence.case.spec, evidence.schedule
-    until = order_lost(schedule) if schedule.reentrant else len(schedule.events)
-    again = checkpoint_call(spec, text, "function", "x")
-    before = (
-        (
-            "def checkpoint(function, x):\n"
-            f"    return {again} if checkpointed else function(x)\n{_COMPARE}"
-        )
-        .replace("train(**how)", "train()")
-        .replace("logged(**how)", "logged(how)")
-    )
-    before = before.replace(
-        "global log\n    log = []", "global checkpointed, log\n    checkpointed, log = how, []"
-    )
-    after = "plain, recomputed = logged(False), logged(True)"
-    after += _compared("plain", "recomputed", "plain       ", "checkpointed")
-    play = Play(spec, text, True, own_checkpoint=True)
-    return Check(play, ("scales", "reset"), before, _comparing(evidence, until), after)
-
-
-def _company(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    play = Play(evidence.case.spec, text, False)
-    before = _COMPARE.replace("    reset()\n", "").replace("**how", "")
-    after = "alone, later = logged(), logged()"
-    after += _compared("alone", "later", "alone             ", "after other models")
-    mark = _comparing(evidence, len(evidence.schedule.events))
-    return Check(play, ("scales",), before, mark, after)
-
-
-def _reload(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    play = Play(evidence.case.spec, text, False, optional_reload=True)
-    after = "through, reloaded = logged(reloads=False), logged(reloads=True)"
-    after += _compared("through", "reloaded", "uninterrupted", "reloaded     ")
-    mark = _comparing(evidence, len(evidence.schedule.events))
-    return Check(play, ("scales", "reset"), _COMPARE, mark, after, arguments="reloads")
 
 
 CHECKS: dict[str, Maker] = {
@@ -324,7 +234,4 @@ CHECKS: dict[str, Maker] = {
     "O13": _recompute,
     "O20": _precision,
     "O19": _balance,
-    "O12": _twin,
-    "O1": _company,
-    "R20": _reload,
 }

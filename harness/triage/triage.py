@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from harness.arms.ladder import BY_NAME as ARMS
-from harness.case import Case, Spike
+from harness.case import Case, Spec, Spike
 from harness.environment import describe
 from harness.judge import Judge, tensors_of
 from harness.numerics.plan import OPERANDS, Role
@@ -19,6 +19,7 @@ from harness.numerics.reference import canonical_operands
 from harness.oracles import ORACLES, rules_of
 from harness.oracles.oracle import Oracle
 from harness.oracles.schedule import SCHEDULE_ORACLES
+from harness.schedule.carries import check_carried
 from harness.triage.finding import Finding, Flake, finding_id, reach_of, severity_of
 from harness.triage.minimise import minimise
 from harness.triage.script import write_script
@@ -53,6 +54,8 @@ def triage(
     oracles = needed(verdict.oracle, rules)
 
     def shows(candidate: Case) -> bool:
+        if candidate.spec.schedule is not None and not _carried(judge, candidate.spec):
+            return False
         return judge.judge(candidate, oracles).cause(wanted) is not None
 
     case = _only_as_dear(case, verdict.arm)
@@ -101,6 +104,16 @@ def triage(
         story=None if case.spec.schedule is None else tell(judge.look(minimal), final),
     )
     return Triaged(finding, script, confirmed)
+
+
+def _carried(judge: Judge, spec: Spec) -> bool:
+    """Can the recipe play this schedule? A simpler one may be beyond it."""
+    assert spec.schedule is not None
+    try:
+        check_carried(spec.schedule, judge.stateful_recipe(spec).carries(), spec.recipe)
+    except ValueError:
+        return False
+    return True
 
 
 def _script(judge: Judge, case: Case, verdict: Verdict) -> str:

@@ -49,7 +49,6 @@ def run_script(
         env = dict(
             os.environ,
             OMP_NUM_THREADS="1",
-            PYTHONWARNINGS="ignore",
             TORCHINDUCTOR_CACHE_DIR=cache,
             TORCHINDUCTOR_COMPILE_THREADS="1",
             PYTHONPATH=_python_path(harness or plant is not None),
