@@ -134,7 +134,8 @@ def _layer(kind: Kind, spec: Spec) -> nn.Module:
             case "layernorm_mlp":
                 return te.LayerNormMLP(k, 2 * k, **options)
             case "grouped_linear":
-                return _Adapted(te.GroupedLinear(2, k, k, **options), _in_two_groups)
+                group = functools.partial(_in_two_groups, 32 if kind == "mx" else 16)
+                return _Adapted(te.GroupedLinear(2, k, k, **options), group)
             case "transformer_layer":
                 # parameters of their own for q, k and v cannot be made in FP8
                 shape = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
@@ -154,8 +155,10 @@ class _Adapted(nn.Module):
         return out
 
 
-def _in_two_groups(layer: nn.Module, x: torch.Tensor, first: bool | None) -> torch.Tensor:
-    rows = len(x) // 32 * 16  # FP8 products want groups of 16 rows
+def _in_two_groups(
+    block: int, layer: nn.Module, x: torch.Tensor, first: bool | None
+) -> torch.Tensor:
+    rows = len(x) // (2 * block) * block  # products want groups of whole blocks
     out: torch.Tensor = layer(x, [len(x) - rows, rows], is_first_microbatch=first)
     return out
 

@@ -105,6 +105,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.settings = self.schedule.settings
+        # initial values are overwritten, but quantising them has left their maximum in the state
+        torch.manual_seed(0)
         self.layers = self._build()
         fill(self.layers, self.case.data)
 

@@ -87,13 +87,17 @@ def update_amax_and_scale(
     not derived from a finite amax > 0 stays; one that overflows becomes the largest fp32.
     ``scale_invs`` exist in 1.x only. Source: ``kernel_bulk``, common/recipe/delayed_scaling.cu.
 
-    Raises RuntimeError for another algorithm, or histories of different lengths.
+    Raises RuntimeError for another algorithm, for histories of different lengths, and for scales
+    that do not belong to their history.
     """
     if algorithm not in ("max", "most_recent"):
         raise RuntimeError(f"Amax algorithm {algorithm!r} is neither 'max' nor 'most_recent'.")
     if len({history.shape[0] for history in histories}) > 1:
         lengths = [history.shape[0] for history in histories]
         raise RuntimeError(f"Amax histories of one update differ in length: {lengths}.")
+    for history, scale in zip(histories, scales, strict=True):
+        if scale.numel() != history.shape[1]:
+            raise RuntimeError(f"Expected {history.shape[1]} elements, found {scale.numel()}.")
     target = torch.tensor(LARGEST[format] * 2.0**-margin, dtype=torch.float32)
     start = 0
     for index, (history, scale) in enumerate(zip(histories, scales, strict=True)):

@@ -252,13 +252,14 @@ class DelayedLinear(nn.Module):
         return scales
 
     def resize(self, history: int) -> None:
-        """Give the windows ``history`` cells: the oldest go, or empty ones are added."""
+        """Give the windows ``history`` cells: the oldest go, or older empty ones are added."""
         for name in ("forward_window", "backward_window"):
             window = getattr(self, name)
             if len(window) != history:
                 resized = torch.zeros(history, window.shape[1])
-                kept = min(history, len(window))
-                resized[:kept] = window[:kept]
+                kept = min(history, len(window)) - 1
+                resized[0] = window[0]
+                resized[history - kept :] = window[len(window) - kept :]
                 setattr(self, name, resized)
 
     def cast(

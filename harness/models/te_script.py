@@ -31,9 +31,25 @@ _LAYERS = {
     "layernorm_linear": "te.LayerNormLinear({k}, {k}, {options})",
     "rmsnorm_linear": 'te.LayerNormLinear({k}, {k}, normalization="RMSNorm", {options})',
     "layernorm_mlp": "te.LayerNormMLP({k}, 2 * {k}, {options})",
-    "grouped_linear": "te.GroupedLinear(2, {k}, {k}, {options})",
-    "transformer_layer": "te.TransformerLayer({k}, 2 * {k}, 2, hidden_dropout=0.0, "
-    "attention_dropout=0.0, {options})",
+    "grouped_linear": "Adapted(te.GroupedLinear(2, {k}, {k}, {options}))",
+    "transformer_layer": "Adapted(te.TransformerLayer({k}, 2 * {k}, 2, hidden_dropout=0.0, "
+    "attention_dropout=0.0, fuse_qkv_params=True, {options}))",
+}
+
+_ADAPTED = """\
+class Adapted(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+    def forward(self, x, is_first_microbatch=None):
+{call}"""
+_CALLS = {
+    "grouped_linear": """\
+        rows = len(x) // {two} * {one}
+        return self.layer(x, [len(x) - rows, rows], is_first_microbatch=is_first_microbatch)""",
+    "transformer_layer": """\
+        rows = x.reshape(-1, 2, x.shape[-1])
+        return self.layer(rows, is_first_microbatch=is_first_microbatch).reshape(x.shape)""",
 }
 
 _SCALES = '''\
@@ -110,6 +126,9 @@ def script(kind: Kind, choice: str, version: str, spec: Spec) -> ScheduleScript:
 def _imports(kind: Kind, schedule: Schedule, choice: str, version: str) -> Iterator[str]:
     names = _names(kind, schedule.settings)
     yield _IMPORTS.format(choice=choice, version=version, recipe=names)
+    if schedule.layer in _CALLS:
+        block = 32 if kind == "mx" else 16
+        yield _ADAPTED.format(call=_CALLS[schedule.layer].format(two=2 * block, one=block))
     if schedule.quantized_init:
         yield _QUANTIZED.format(
             "fp8_model_init" if version.startswith("1.") else "quantized_model_init"

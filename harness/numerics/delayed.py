@@ -76,12 +76,14 @@ def fresh(history: int) -> Slot:
 
 
 def resized(slot: Slot, history: int) -> Slot:
-    """The slot under another window length: the oldest cells go, or empty ones are added."""
-    now = len(slot.window)
-    if history == now:
-        return slot
+    """The slot under another window length: the oldest maxima go, or older empty cells are added.
+
+    The staging cell stays, and the newest maxima keep their distance from the window's end.
+    """
+    kept = min(history, len(slot.window)) - 1
     window = np.zeros(history, np.float32)
-    window[: min(now, history)] = slot.window[:history]
+    window[0] = slot.window[0]
+    window[history - kept :] = slot.window[len(slot.window) - kept :]
     return replace(slot, window=window)
 
 

@@ -50,6 +50,8 @@ class Region:
 
     #: First training forward that ran in FP8 in it.
     first: int = -1
+    #: A forward opened it for itself.
+    own: bool = False
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Progress:
             case Forward(mode=mode):
                 inner = self.inner(event)
                 if inner is not None and mode == "train":
-                    region = self.outermost if self.open else Region()
+                    region = self.outermost if self.open else Region(own=True)
                     if region.first < 0:
                         region.first = self.forwards
                     self.ran[self.forwards] = (inner, region)

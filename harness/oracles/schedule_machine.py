@@ -15,9 +15,9 @@ import numpy as np
 
 from harness.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
 from harness.oracles.oracle import number, plain
+from harness.oracles.schedule_as_built import AsBuilt
 from harness.oracles.schedule_evidence import (
     Progress,
-    Region,
     ScheduleEvidence,
     place,
     steps_of,
@@ -27,6 +27,7 @@ from harness.schedule.events import (
     Close,
     Event,
     Forward,
+    Open,
     Reload,
     Schedule,
     Settings,
@@ -43,7 +44,7 @@ def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             # the true maxima are the machine's only input
             yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
             continue
-        found = list(_follow(_Machine(evidence), trace))
+        found = list(_follow(_fresh(evidence, trace), trace))
         yield from found
         if not found:
             judged = any(moment.state for moment in trace.moments) or evidence.kind != "delayed"
@@ -56,13 +57,17 @@ class Move:
 
     event: int
     slot: SlotName
-    kind: Literal["stage", "commit", "resize"]
-    policy: Policy
+    #: ``cut`` is a resize as built, ``lose`` what a reload forgets.
+    kind: Literal["stage", "commit", "resize", "cut", "lose"]
+    #: What a commit goes by.
+    policy: Policy | None = None
+    #: The length that a resize gives the window.
+    history: int = 0
 
 
 def moves(evidence: ScheduleEvidence, trace: StateTrace) -> list[Move]:
     """What the state of every slot owes to this run, in order."""
-    machine = _Machine(evidence)
+    machine = _fresh(evidence, trace)
     for _ in _follow(machine, trace):
         pass
     return machine.moves
@@ -73,6 +78,8 @@ class _Machine:
     """Expected state, and what is staged in it."""
 
     evidence: ScheduleEvidence
+    arm: str
+    as_built: AsBuilt
     event: int = 0
     moves: list[Move] = field(default_factory=list)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
@@ -80,31 +87,50 @@ class _Machine:
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
     #: Quantised by some forward so far: all others' scales are not the schedule's doing.
     ran: set[SlotName] = field(default_factory=set)
-    #: Ledger entries whose deviation was followed.
-    explained: set[str] = field(default_factory=set)
-    #: Staged since their last commit, and under which policy.
-    waiting: dict[SlotName, Policy] = field(default_factory=dict)
+    #: Staged since their last commit, and under which settings.
+    waiting: dict[SlotName, Settings] = field(default_factory=dict)
 
-    def stage(self, cast: CastSeen, policy: Policy) -> None:
+    def stage(self, cast: CastSeen, settings: Settings) -> None:
         assert cast.slot is not None
         self.slots[cast.slot] = staged(self.slots[cast.slot], cast.amax)
-        self.waiting[cast.slot] = policy
-        self.moves.append(Move(self.event, cast.slot, "stage", policy))
+        self.waiting[cast.slot] = settings
+        self.moves.append(Move(self.event, cast.slot, "stage"))
 
-    def resize(self, layer: str, policy: Policy) -> None:
+    def resize(self, layer: str, history: int) -> None:
         """A forward gives all windows of its layer the length its recipe asks for."""
         for name in [n for n in self.slots if n.layer == layer]:
-            if len(self.slots[name].window) != policy.history:
-                self.moves.append(Move(self.event, name, "resize", policy))
-            self.slots[name] = resized(self.slots[name], policy.history)
+            before = self.slots[name]
+            self.slots[name] = self.as_built.resized(before, history)
+            if len(before.window) != history:
+                rule = self.slots[name].equals(resized(before, history))
+                kind: Literal["resize", "cut"] = "resize" if rule else "cut"
+                self.moves.append(Move(self.event, name, kind, history=history))
 
     def commit(self, direction: str) -> None:
-        for name in [n for n in self.waiting if n.direction == direction]:
-            policy = self.waiting.pop(name)
-            kind = policy.forward if direction == "forward" else policy.backward
-            self.uncommitted[name] = self.slots[name]
-            self.slots[name] = committed(self.slots[name], policy, FMAX[kind])
+        """Update what was staged in layers that have run since they were built or loaded."""
+        for name in [n for n in self.slots if n.direction == direction]:
+            first = self.as_built.registered.get(name.layer)
+            if first is None:
+                continue
+            before, idle = self.slots[name], name not in self.waiting
+            policy = self._policy(name, self.waiting.pop(name, first))
+            kind = policy.forward if name.direction == "forward" else policy.backward
+            after = committed(before, policy, FMAX[kind])
+            if not idle:
+                self.uncommitted[name] = before
+            elif not self.as_built.follows("idle_windows_roll", differs=not after.equals(before)):
+                continue
+            self.slots[name] = after
             self.moves.append(Move(self.event, name, "commit", policy))
+
+    def _policy(self, name: SlotName, settings: Settings) -> Policy:
+        policy = self.evidence.policy(self.as_built.settings(name.layer, settings))
+        assert policy is not None  # nothing is staged without one
+        return policy
+
+
+def _fresh(evidence: ScheduleEvidence, trace: StateTrace) -> _Machine:
+    return _Machine(evidence, trace.arm, AsBuilt(evidence.deviations))
 
 
 def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
@@ -115,6 +141,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
     ):
         before = dict(machine.slots)
         machine.event, machine.uncommitted = i, {}
+        _book(machine, event, progress, moment)
         for verdict in _casts(machine, event, progress, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
@@ -124,8 +151,35 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
-    for entry in sorted(machine.explained):
+    for entry in sorted(machine.as_built.followed):
         yield plain("O14", trace.arm, "forward", "ok").known(entry)
+
+
+def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -> None:
+    """What the library writes down about this event, and what it forgets in it."""
+    as_built = machine.as_built
+    match event:
+        case Open(enabled=enabled):
+            as_built.entered(progress.settings if enabled else None)
+        case Close():
+            as_built.left()
+        case Forward(inside=inside, mode=mode):
+            inner = progress.inner(event)
+            if inside:
+                as_built.entered(inner)
+            if inner is not None and mode == "train":
+                as_built.trained(progress.forwards)
+            if inside:
+                as_built.left()
+            for call in moment.calls:
+                as_built.called(call.layer, inner)
+        case Reload():
+            lost = as_built.reloaded(machine.slots)
+            machine.ran -= lost
+            for name in lost & machine.waiting.keys():
+                del machine.waiting[name]
+            for name in lost:
+                machine.moves.append(Move(machine.event, name, "lose"))
 
 
 def _casts(
@@ -141,14 +195,15 @@ def _casts(
             continue
         settings = inner if cast.at.phase == "forward" else _settings_of(event, progress)
         policy = policy_of(settings) if settings is not None else None
-        if policy is None:
+        if settings is None or policy is None:
             continue  # a cast in high precision is another rule's business
         if call is not None and cast.at.call != call and _own_region(machine, event, progress):
             machine.commit("forward")
         call = cast.at.call
         machine.ran.add(cast.slot)
         if cast.at.phase == "forward":
-            machine.resize(cast.slot.layer, policy)
+            machine.as_built.ran(cast.slot.layer, settings)
+            machine.resize(cast.slot.layer, policy.history)
         slot = machine.slots.setdefault(cast.slot, fresh(policy.history))
         if cast.scale != slot.scale:
             yield Verdict(
@@ -157,12 +212,9 @@ def _casts(
                 number(float(cast.scale or 0)), number(float(slot.scale)),
                 side=cast.slot.layer, index=(cast.slot.index,),
             )  # fmt: skip
-        stages = cast.at.phase == "backward" or trains
-        entry = machine.evidence.deviations.get("evaluation_stages", "")
-        if not stages and entry:
-            machine.explained.add(entry)
-        if stages or entry:
-            machine.stage(cast, policy)
+        trained = cast.at.phase == "backward" or trains
+        if trained or machine.as_built.follows("evaluation_stages"):
+            machine.stage(cast, settings)
 
 
 def _settings_of(event: Event, progress: Progress) -> Settings | None:
@@ -186,19 +238,34 @@ def _own_region(machine: _Machine, event: Event, progress: Progress) -> bool:
 
 def _commits(machine: _Machine, event: Event, progress: Progress) -> None:
     """The updates this event owes."""
+    as_built = machine.as_built
     if isinstance(event, Close) and len(progress.open) == 1:
-        machine.commit("forward")
+        waits = any(name.direction == "forward" for name in machine.waiting)
+        high = progress.open[0] is None and as_built.follows("disabled_region_keeps", differs=waits)
+        if not high:
+            machine.commit("forward")
     if isinstance(event, Forward) and event.inside and event.mode == "train" and not progress.open:
         machine.commit("forward")  # in no_grad, a region is left without an update
-    if isinstance(event, Backward):
-        regions: dict[Region, Settings] = {
-            progress.ran[f][1]: progress.ran[f][0] for f in event.of if f in progress.ran
-        }
-        for region, settings in regions.items():
-            policy = machine.evidence.policy(settings)
-            assert policy is not None
-            if policy.backward_commits == "each" or region.first in event.of:
-                machine.commit("backward")
+    if isinstance(event, Backward) and _updates_gradients(machine, event, progress):
+        machine.commit("backward")
+
+
+def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -> bool:
+    schedule, as_built = machine.evidence.schedule, machine.as_built
+    ran = [progress.ran[f] for f in event.of if f in progress.ran]
+    policies = [(machine.evidence.policy(settings), region) for settings, region in ran]
+    owed = any(
+        policy is not None and (policy.backward_commits == "each" or region.first in event.of)
+        for policy, region in policies
+    )
+    if machine.arm != "eager":
+        return owed
+    updates = as_built.updates(event.of, owed)
+    # the first layer is told to, unless each layer has a region of its own
+    each = schedule.checkpoint in ("each", "nested") and any(region.own for _, region in ran)
+    if schedule.layout == "dangling" and not each:
+        return updates and not as_built.follows("first_layer_owns_update", differs=updates)
+    return updates
 
 
 def _compare(
@@ -272,12 +339,21 @@ def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, eve
 
 
 def _circumstances(schedule: Schedule) -> str:
-    """What separates causes that look alike: another code path updates, or an unused layer is
-    there whose backward never comes. Part of the symptom, so minimising keeps it."""
+    """What separates causes that look alike: another code path updates, an unused layer is there
+    whose backward never comes, or one backward runs through several regions. Part of the symptom,
+    so minimising keeps it."""
     switches = [e.algorithm for e in schedule.events if isinstance(e, Switch)]
     by_tensor = not schedule.settings.fused or "callable" in (
         schedule.settings.algorithm,
         *switches,
     )
-    told = {"unfused": by_tensor, "unused layer": schedule.layout == "dangling"}
+    told = {
+        "unfused": by_tensor,
+        "unused layer": schedule.layout == "dangling",
+        "regions summed": any(
+            isinstance(event, Backward)
+            and len({progress.ran[f][1] for f in event.of if f in progress.ran}) > 1
+            for _, event, progress in steps_of(schedule)
+        ),
+    }
     return "".join(f", {name}" for name, holds in told.items() if holds)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
 from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost, place, steps_of
-from harness.schedule.events import Backward, Forward, Reload, Schedule, Step
+from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import At, CastSeen, ProductSeen, Side, StateTrace
 from harness.verdict import Verdict
 
@@ -28,11 +28,21 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
+            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error.event)}"
             yield Verdict(
-                "contract", arm, "schedule", "crashed", f"{error.type} in {error.where}",
+                "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
                 "run, or refused with the reason when the model is built",
             )  # fmt: skip
+
+
+def _after(schedule: Schedule, event: int) -> str:
+    """Another history resizes every window: what fails from there on is told apart."""
+    history = schedule.settings.history
+    for earlier in schedule.events[: max(event, 0)]:
+        if isinstance(earlier, Switch) and earlier.history not in (None, history):
+            return ", after a switch of the history"
+    return ""
 
 
 def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:

@@ -174,6 +174,7 @@ def _weights(way: _Walk) -> Iterator[tuple[str, int]]:
         yield "step", 6 * (way.todo == 0)
         yield "inside", nests * todo
         yield "plain", nests * room
+        yield "disabled", nests * todo
     elif way.narrow:
         yield "close", 5 * (live or way.todo == 0)
         yield "forward", 6 * todo
@@ -185,6 +186,7 @@ def _weights(way: _Walk) -> Iterator[tuple[str, int]]:
     else:
         yield "close", 3
         yield "plain", 2 * room
+        yield "nested", nests * todo
         yield "inside", nests * todo
     looks = habits.looks and (live or way.steps > 0 or standing.accumulated)
     yield "eval", int(looks)

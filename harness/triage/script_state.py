@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from itertools import groupby
 
 from harness.numerics.delayed import FMAX, Policy
@@ -56,7 +57,7 @@ def commit({parameters}):
     window[0] = 0
     if 0 < amax < torch.inf:
         scale = ({quotient}{margin}).clamp(max=torch.finfo(torch.float32).max)
-{resize}def told(scale, window):
+{extras}def told(scale, window):
     return f"scale {{scale:.8g}} window {{' '.join(f'{{x:.4g}}' for x in window.tolist())}}"
 def after(event, *moves):
     """What the slot owes to an event; then it must hold what the library holds."""
@@ -96,7 +97,8 @@ def check_state(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScri
     hooked = _hooked(evidence, verdict, slot, by_event)
     uses = ("scales",) if hooked else ("scales", "listen")
     kind = policy.forward if slot.direction == "forward" else policy.backward
-    before = [_machine(evidence, slot, policy, str(FMAX[kind]))]
+    kinds = {move.kind for move in own}
+    before = [_machine(evidence, slot, policy, str(FMAX[kind]), kinds)]
     before.append(_hook(evidence, slot) if hooked else _listen(evidence, verdict, slot))
     run = "train()" if hooked else "with listening(hear):\n    train()"
     if not hooked and not text.listen:
@@ -112,9 +114,9 @@ def check_state(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScri
 
 
 def _move(move: Move, usual: Policy) -> str:
-    if move.kind == "resize":
-        return f"lambda: resize({move.policy.history})"
-    if move.kind == "commit" and _told(move.policy, usual):
+    if move.history:
+        return f"lambda: {move.kind}({move.history})"
+    if move.policy is not None and _told(move.policy, usual):
         return f"lambda: commit({_told(move.policy, usual)})"
     return move.kind
 
@@ -129,7 +131,9 @@ def _told(policy: Policy, usual: Policy) -> str:
     return ", ".join(changed)
 
 
-def _machine(evidence: ScheduleEvidence, slot: SlotName, policy: Policy, largest: str) -> str:
+def _machine(
+    evidence: ScheduleEvidence, slot: SlotName, policy: Policy, largest: str, kinds: Set[str]
+) -> str:
     switches = [e for e in evidence.schedule.events if isinstance(e, Switch)]
     margins = any(e.margin is not None for e in switches)
     newest = policy.algorithm == "most_recent"
@@ -141,8 +145,8 @@ def _machine(evidence: ScheduleEvidence, slot: SlotName, policy: Policy, largest
     if not policy.rolls_on_zero:
         amax = "    if window[0] == 0:\n        return\n" + amax
     resizes = any(e.history is not None for e in switches)
+    reloads = any(isinstance(e, Reload) for e in evidence.schedule.events)
     margin = " / 2.0**margin" if margins else f" / 2.0**{policy.margin}" if policy.margin else ""
-    lengths = resizes or any(isinstance(e, Reload) for e in evidence.schedule.events)
     return _MACHINE.format(
         slot=slot,
         history=policy.history,
@@ -153,16 +157,30 @@ def _machine(evidence: ScheduleEvidence, slot: SlotName, policy: Policy, largest
         quotient=f"{largest} * (1 / amax)"
         if policy.reciprocal
         else f"torch.tensor({largest}) / amax",
-        resize=_RESIZE if resizes else "",
-        fresh=_FRESH if lengths else "",
+        extras="".join(_EXTRAS[kind] for kind in sorted(kinds & _EXTRAS.keys())),
+        fresh=_FRESH if resizes or reloads else "",
     )
 
 
-_RESIZE = """\
+_EXTRAS = {
+    "resize": """\
 def resize(history):
     global window
+    kept = min(history, len(window)) - 1
+    empty = torch.zeros(history - 1 - kept)
+    window = torch.cat([window[:1], empty, window[len(window) - kept :]])
+""",
+    "cut": """\
+def cut(history):
+    global window
     window = torch.cat([window, torch.zeros(history)])[:history]
-"""
+""",
+    "lose": """\
+def lose():
+    global scale, window
+    scale, window = torch.ones(()), torch.zeros(len(window))
+""",
+}
 _FRESH = """\
     if scale == 1 and not window.any():
         window = torch.zeros(len(got[0][1]))

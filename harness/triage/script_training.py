@@ -152,7 +152,10 @@ def _calls(schedule: Schedule, call: Callable[[object], str]) -> list[str]:
 
 def training(play: Play, mark: Mark, arguments: str = "") -> str:
     """Defines ``train()``: the schedule, event by event."""
-    lines = [f"def train({arguments}):", "    global layers", "    layers = build()"]
+    lines = [f"def train({arguments}):", "    global layers"]
+    if play.schedule.quantized_init:  # quantising initial values leaves their maximum behind
+        lines.append("    torch.manual_seed(0)")
+    lines.append("    layers = build()")
     if any(isinstance(event, Switch) for event in play.schedule.events):
         lines.append(f"    recipe = {play.text.recipe(play.schedule.settings)}")
     if any(isinstance(event, Step) for event in play.schedule.events):

@@ -1,0 +1,111 @@
+"""What a library does with its scaling state where it departs from the rules.
+
+The state machine asks here before it updates a slot. Without a deviation from the ledger every
+answer is the rule's; with one it is what the library is known to do, and the entry is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from harness.numerics.delayed import Slot, fresh, resized
+from harness.schedule.events import Algorithm, Settings
+from harness.schedule.trace import SlotName
+
+
+@dataclass
+class AsBuilt:
+    """The library's book-keeping, as far as its deviations depend on it."""
+
+    #: As-built deviation -> ledger entry.
+    deviations: Mapping[str, str]
+    #: Entries whose deviation made a difference.
+    followed: set[str] = field(default_factory=set)
+    #: Layer -> settings of the first forward in FP8 since it was built or loaded.
+    registered: dict[str, Settings] = field(default_factory=dict)
+    #: History and margin of a region -> algorithm of the one entered last.
+    algorithms: dict[tuple[int, int], Algorithm] = field(default_factory=dict)
+    #: Layers of the model whose last forward ran in high precision.
+    high: set[str] = field(default_factory=set)
+    #: Is the next training forward told to update gradients?
+    first: bool = False
+    #: The same, as each open region found it.
+    saved: list[bool] = field(default_factory=list)
+    #: Forwards whose backward updates gradients.
+    owners: set[int] = field(default_factory=set)
+
+    def follows(self, deviation: str, *, differs: bool = True) -> bool:
+        """True if the ledger has this deviation; counted where it makes a difference."""
+        entry = self.deviations.get(deviation, "")
+        if entry and differs:
+            self.followed.add(entry)
+        return bool(entry)
+
+    def entered(self, settings: Settings | None) -> None:
+        """A region was opened; None: in high precision."""
+        self.saved.append(self.first)
+        self.first |= len(self.saved) == 1
+        if settings is not None:
+            self.algorithms[settings.history, settings.margin] = settings.algorithm
+
+    def left(self) -> None:
+        """A region was closed. An inner one restores what it found."""
+        self.first = self.saved.pop()
+
+    def trained(self, forward: int) -> None:
+        """A training forward ran in FP8."""
+        if self.first:
+            self.owners.add(forward)
+        self.first = False
+
+    def updates(self, of: tuple[int, ...], rule: bool) -> bool:
+        """Does a backward through these forwards update gradients, as the rule says it does?"""
+        owned = bool(self.owners & set(of))
+        follows = self.follows("inner_region_owns_update", differs=owned != rule)
+        return owned if follows else rule
+
+    def called(self, layer: str, settings: Settings | None) -> None:
+        """A layer of the model ran a forward under these settings."""
+        if settings is None:
+            self.high.add(layer)
+        else:
+            self.high.discard(layer)
+
+    def ran(self, layer: str, settings: Settings) -> None:
+        """A part of a layer quantised something in a forward."""
+        self.registered.setdefault(layer, settings)
+
+    def settings(self, layer: str, settings: Settings) -> Settings:
+        """What an update of a slot staged under ``settings`` goes by."""
+        first = self.registered.get(layer, settings)
+        if self.follows("margin_of_first_forward", differs=first.margin != settings.margin):
+            settings = msgspec.structs.replace(settings, margin=first.margin)
+        latest = self.algorithms.get((first.history, first.margin), settings.algorithm)
+        if self.follows("algorithm_of_last_region", differs=latest != settings.algorithm):
+            settings = msgspec.structs.replace(settings, algorithm=latest)
+        return settings
+
+    def resized(self, slot: Slot, history: int) -> Slot:
+        """The slot under another window length."""
+        rule = resized(slot, history)
+        kept = min(history, len(slot.window))
+        window = np.zeros(history, np.float32)
+        window[:kept] = slot.window[:kept]
+        other = replace(slot, window=window)
+        wrong = self.follows("window_resized_at_its_newest_end", differs=not rule.equals(other))
+        return other if wrong else rule
+
+    def reloaded(self, slots: dict[SlotName, Slot]) -> set[SlotName]:
+        """The model was saved and loaded: the slots that were lost, now as if never seen."""
+        self.registered.clear()
+        lost = {name for name in slots if name.layer.split(".")[0] in self.high}
+        known = {name for name in lost if not slots[name].equals(fresh(len(slots[name].window)))}
+        if not self.follows("saved_after_fp8_only", differs=bool(known)):
+            return set()
+        for name in lost:
+            slots[name] = fresh(len(slots[name].window))
+        return lost
