@@ -10,7 +10,13 @@ import numpy as np
 
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
-from harness.oracles.schedule_evidence import ScheduleEvidence, located, place, steps_of
+from harness.oracles.schedule_evidence import (
+    ScheduleEvidence,
+    located,
+    order_lost,
+    place,
+    steps_of,
+)
 from harness.oracles.schedule_machine import check_machine
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
@@ -212,27 +218,12 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         if base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")
             continue
-        until = _order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
+        until = order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
         base, trace = (
             _until(evidence.schedule, base, until),
             _until(evidence.schedule, trace, until),
         )
         yield _same(evidence, "O12", arm, base, trace, range(until), "without it")
-
-
-def _order_lost(schedule: Schedule) -> int:
-    """The first step whose gradients are sums in an order that is the engine's own choice.
-
-    A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
-    sums those of one pass first. Both are right, and from the step on the models differ.
-    """
-    sums = False
-    for i, event in enumerate(schedule.events):
-        if isinstance(event, Backward):
-            sums |= len(event.of) > 1 or schedule.layout == "twice"
-        elif isinstance(event, Step) and sums:
-            return i
-    return len(schedule.events)
 
 
 def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
@@ -322,7 +313,7 @@ def _same(
                     f"{place(evidence.schedule, i)}: {slot}",
                     f"scale {number(float(b.state[slot].scale))}",
                     f"{number(float(a.state[slot].scale))}, or another window, as {than}",
-                    index=(i,),
+                    side=slot.layer, index=(i, slot.index),
                 )  # fmt: skip
     for name in base.outputs:
         got = other.outputs.get(name)
