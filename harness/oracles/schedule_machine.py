@@ -261,8 +261,8 @@ def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -
         policy is not None and (policy.backward_commits == "each" or region.first in event.of)
         for policy, region in policies
     )
-    if machine.arm != "eager":
-        return owed
+    if machine.arm.endswith("reentrant"):
+        return owed  # what each segment's recompute is told is another matter
     updates = as_built.updates(event.of, owed)
     # the first layer is told to, unless each layer has a region of its own
     each = schedule.checkpoint in ("each", "nested") and any(region.own for _, region in ran)
