@@ -34,7 +34,7 @@ from harness.schedule.events import (
     Switch,
 )
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
-from harness.verdict import Verdict
+from harness.verdict import FOLLOWED, Verdict
 
 
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -155,7 +155,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
     for entry in sorted(machine.as_built.followed):
-        yield plain("O14", trace.arm, "forward", "ok").known(entry)
+        yield plain("O14", trace.arm, FOLLOWED, "ok").known(entry)
 
 
 def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -> None:
