@@ -69,8 +69,11 @@ def look(
     assert schedule is not None
     traces = run_arms(case, subject, only)
     company: Callable[[], StateTrace] | None = None
-    if case.data.seed % _COMPANY_EVERY == 0:
-        company = partial(run_schedule, case, subject, "eager", checkpointed=False, reset=False)
+    whole = [arm for arm, trace in traces.items() if trace.error is None]
+    if whole and case.data.seed % _COMPANY_EVERY == 0:
+        company = partial(
+            run_schedule, case, subject, whole[-1], checkpointed=whole[-1] != "eager", reset=False
+        )
     return ScheduleEvidence(
         case=case,
         schedule=schedule,

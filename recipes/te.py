@@ -284,6 +284,7 @@ def _carries(kind: Kind) -> Carries:
         unfused=delayed,
         reload=True,
         switch=delayed,
+        keeps_graphs=False,  # it frees what a backward used: reports/known/te-second-backward.toml
     )
 
 

@@ -283,8 +283,10 @@ def clean_fingerprints() -> dict[str, set[str]]:
     return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE) for c in draws(r)}
 
 
+#: Those that take a schedule: tests/test_state_faults.py.
+OF_SCHEDULES = {id for id, fault in builtin_faults().items() if "delayed" in fault.family}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py.
-ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION
+ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))

@@ -12,6 +12,8 @@ from harness.schedule.trace import At, CastSeen, ProductSeen, Side
 from harness.stateful import RawCast, RawProduct, RawSide
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
+#: Code of each NaN, without its sign: hardware writes all NaNs alike, torch keeps the sign.
+_NAN = {"e4m3": (0x7F,), "e5m2": (0x7D, 0x7E, 0x7F)}
 
 
 def see_cast(raw: RawCast, at: At) -> CastSeen:
@@ -23,7 +25,7 @@ def see_cast(raw: RawCast, at: At) -> CastSeen:
     if single:
         dtype, largest = _FLOAT8[raw.format]
         want = (x * raw.scale).clamp(-largest, largest).to(dtype).view(torch.uint8)
-        exact = bool(torch.equal(want, raw.codes.view(torch.uint8).reshape(want.shape)))
+        exact = _same_codes(want, raw.codes.view(torch.uint8).reshape(want.shape), raw.format)
     return CastSeen(
         at=at,
         slot=raw.slot,
@@ -33,6 +35,13 @@ def see_cast(raw: RawCast, at: At) -> CastSeen:
         codes=_codes(raw.codes),
         exact=exact,
     )
+
+
+def _same_codes(want: torch.Tensor, got: torch.Tensor, fmt: str) -> bool:
+    """Alike bit for bit, where all NaNs count as one."""
+    nan = torch.tensor(_NAN[fmt], dtype=torch.uint8)
+    both = torch.isin(want & 0x7F, nan) & torch.isin(got & 0x7F, nan)
+    return bool(((want == got) | both).all())
 
 
 def see_product(raw: RawProduct, at: At) -> ProductSeen:

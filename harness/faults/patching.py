@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+
+_INHERITED = object()
 
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """``owner.name`` becomes ``make(original)`` for the time of the context."""
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
+    # as it is stored: getattr unwraps a static method, and finds what a base class has
+    stored = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, make(getattr(owner, name)))
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if stored is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, stored)
+
+
+@contextmanager
+def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """``change(original, *args)`` answers calls of each named part of ``harness.models.delayed``,
+    a function or a method (``DelayedLinear.stage``)."""
+    from harness.models import delayed
+
+    def caller(change: Callable[..., Any], original: Any) -> Any:
+        return lambda *args, **kwargs: change(original, *args, **kwargs)
+
+    with ExitStack() as stack:
+        for path, change in changes.items():
+            *of, name = path.split(".")
+            owner = getattr(delayed, of[0]) if of else delayed
+            stack.enter_context(replaced(owner, name, partial(caller, change)))
+        yield
 
 
 @contextmanager

@@ -11,9 +11,25 @@ from harness.recipe import unknown
 
 def builtin_faults() -> dict[str, Fault]:
     """All built-in faults by id."""
-    from harness.faults import casts, census, compile, contract, gemm, layout, recompute, scales
+    from harness.faults import (
+        casts,
+        census,
+        compile,
+        contract,
+        delayed_operands,
+        delayed_recompute,
+        delayed_state,
+        delayed_updates,
+        gemm,
+        layout,
+        recompute,
+        scales,
+    )
 
-    families = (scales, casts, gemm, layout, recompute, compile, contract, census)
+    families = (
+        scales, casts, gemm, layout, recompute, compile, contract, census,
+        delayed_state, delayed_updates, delayed_recompute, delayed_operands,
+    )  # fmt: skip
     return {fault.id: fault for family in families for fault in family.FAULTS}
 
 

@@ -240,12 +240,13 @@ class DelayedLinear(nn.Module):
 
     def _scales(self, recipe: DelayedScaling) -> torch.Tensor:
         """The scales this call quantises with: in a recompute, those of the first pass."""
-        self.resize(recipe.history)
         if _state.replaying:
+            # the state stays as it is: its recipe may be a newer one by now
             tape = _state.replaying[-1]
             scales = tape.scales[tape.position]
             tape.position += 1
         else:
+            self.resize(recipe.history)
             scales = self.forward_scale.clone()
         for tape in _state.recording:
             tape.scales.append(scales)
@@ -279,9 +280,10 @@ class DelayedLinear(nn.Module):
         return codes
 
     def stage(self, direction: str, slot: int, x: torch.Tensor) -> None:
-        """Take max|x| into the staging cell."""
+        """Take max|x| into the staging cell; NaN elements leave no mark."""
         cell = getattr(self, f"{direction}_window")[0]
-        cell[slot] = torch.maximum(cell[slot], x.detach().abs().amax().float())
+        numbers = x.detach().abs().nan_to_num(nan=0.0, posinf=float("inf"))
+        cell[slot] = torch.maximum(cell[slot], numbers.amax().float())
 
     def commit(self, direction: Literal["forward", "backward"], recipe: DelayedScaling) -> None:
         """Next scales from the windows, which move on by one cell."""

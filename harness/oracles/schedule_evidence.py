@@ -22,7 +22,7 @@ from harness.schedule.events import (
     Switch,
 )
 from harness.schedule.text import sentence
-from harness.schedule.trace import StateTrace
+from harness.schedule.trace import At, StateTrace
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ScheduleEvidence:
     deviations: Mapping[str, str]
     #: Why the library may refuse this schedule; "" if it promises to run it.
     may_refuse: str = ""
-    #: The plain run again, after the others and without forgetting them; None: not this time.
+    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
     company: Callable[[], StateTrace] | None = None
     #: The plain run of another schedule.
     run: Callable[[Schedule], StateTrace] | None = None
@@ -64,6 +64,8 @@ class Progress:
     forwards: int = 0
     #: Training forward that ran in FP8 -> its settings and its outermost region.
     ran: dict[int, tuple[Settings, Region]] = field(default_factory=dict)
+    #: Those of them that ran in a region inside another.
+    nested: set[int] = field(default_factory=set)
 
     def inner(self, event: Forward) -> Settings | None:
         """What a forward's layers run under; None: high precision."""
@@ -88,6 +90,8 @@ class Progress:
                     if region.first < 0:
                         region.first = self.forwards
                     self.ran[self.forwards] = (inner, region)
+                    if len(self.open) + event.inside > 1:
+                        self.nested.add(self.forwards)
                 self.forwards += 1
 
 
@@ -115,6 +119,12 @@ def place(schedule: Schedule, event: int) -> str:
         return "building the model"
     number = sum(isinstance(e, Forward) for e in schedule.events[:event])
     return f"event {event}, {sentence(schedule.events[event], number)}"
+
+
+def located(evidence: ScheduleEvidence, event: int, at: At) -> str:
+    """``event 4, backward({y0: g}): recompute of y0``."""
+    phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
+    return f"{place(evidence.schedule, event)}: {phase}"
 
 
 def order_lost(schedule: Schedule) -> int:

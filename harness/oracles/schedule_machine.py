@@ -40,14 +40,17 @@ from harness.verdict import Verdict
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O14 on every arm."""
     for arm, trace in evidence.traces.items():
-        if evidence.kind == "delayed" and not any(m.casts for m in trace.moments):
+        if evidence.kind != "delayed":
+            yield plain("O14", arm, "state", "ok")
+            continue
+        if not any(m.casts for m in trace.moments):
             # the true maxima are the machine's only input
             yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
             continue
         found = list(_follow(_fresh(evidence, trace), trace))
         yield from found
         if not found:
-            judged = any(moment.state for moment in trace.moments) or evidence.kind != "delayed"
+            judged = any(moment.state for moment in trace.moments)
             yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
 
 
@@ -338,6 +341,18 @@ def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, eve
     )
 
 
+def _spans_regions(schedule: Schedule) -> bool:
+    """True if one backward runs through what ran in several regions, nested ones among them."""
+    each = schedule.checkpoint in ("each", "nested") and schedule.calls > 1
+    for _, event, progress in steps_of(schedule):
+        if isinstance(event, Backward):
+            regions = {progress.ran[f][1] for f in event.of if f in progress.ran}
+            inner = sum(f in progress.nested for f in event.of)
+            if len(regions) + inner > 1 or (each and inner + sum(r.own for r in regions)):
+                return True
+    return False
+
+
 def _circumstances(schedule: Schedule) -> str:
     """What separates causes that look alike: another code path updates, an unused layer is there
     whose backward never comes, or one backward runs through several regions. Part of the symptom,
@@ -350,10 +365,6 @@ def _circumstances(schedule: Schedule) -> str:
     told = {
         "unfused": by_tensor,
         "unused layer": schedule.layout == "dangling",
-        "regions summed": any(
-            isinstance(event, Backward)
-            and len({progress.ran[f][1] for f in event.of if f in progress.ran}) > 1
-            for _, event, progress in steps_of(schedule)
-        ),
+        "several regions": _spans_regions(schedule),
     }
     return "".join(f", {name}" for name, holds in told.items() if holds)

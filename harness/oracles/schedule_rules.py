@@ -7,13 +7,18 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
-from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost, place, steps_of
+from harness.oracles.schedule_evidence import (
+    ScheduleEvidence,
+    located,
+    order_lost,
+    place,
+    steps_of,
+)
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
-from harness.schedule.trace import At, CastSeen, ProductSeen, Side, StateTrace
+from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
 
 
@@ -28,7 +33,7 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
-            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error.event)}"
+            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
@@ -36,11 +41,13 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _after(schedule: Schedule, event: int) -> str:
-    """Another history resizes every window: what fails from there on is told apart."""
+def _after(schedule: Schedule, error: ScheduleError) -> str:
+    """What a library's state fails with once another history has resized its windows is another
+    cause."""
+    state = error.where.split(".")[0] in ("quantization", "fp8", "base")
     history = schedule.settings.history
-    for earlier in schedule.events[: max(event, 0)]:
-        if isinstance(earlier, Switch) and earlier.history not in (None, history):
+    for event in schedule.events[: max(error.event, 0)] if state else ():
+        if isinstance(event, Switch) and event.history not in (None, history):
             return ", after a switch of the history"
     return ""
 
@@ -55,57 +62,11 @@ def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             continue
         event, cast = wrong
         yield Verdict(
-            "O2", arm, "operand", "diverged", f"{cast.format} codes", _at(evidence, event, cast.at),
+            "O2", arm, "operand", "diverged", f"{cast.format} codes",
+            located(evidence, event, cast.at),
             "codes that are not the tensor's", "the saturating cast of tensor times scale",
             index=(event,),
         )  # fmt: skip
-
-
-def check_inverse(evidence: ScheduleEvidence) -> Iterator[Verdict]:
-    """O3: a product rescales each operand by one over the scale its codes were made with, and its
-    operands are codes that some cast made."""
-    for arm, trace in evidence.traces.items():
-        verdict = _inverse(evidence, trace)
-        yield replace(verdict, arm=arm)
-
-
-def _inverse(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
-    made: dict[bytes, set[bytes]] = {}
-    judged = False
-    quantised = evidence.schedule.quantized_init
-    for moment in trace.moments:
-        for cast in moment.casts:
-            if cast.scale is not None:
-                inverse = np.float32(np.float32(1.0) / cast.scale).tobytes()
-                for key in _keys(cast.codes):
-                    made.setdefault(key, set()).add(inverse)
-        for product in moment.products:
-            for name, side in (("a", product.a), ("b", product.b)):
-                if side.codes is None or side.scale_inv is None:
-                    continue
-                inverses = made.get(side.codes.tobytes())
-                if inverses is None and quantised:
-                    continue  # the parameter itself: made before the schedule began
-                judged = True
-                at = _at(evidence, moment.event, product.at)
-                if inverses is None:
-                    return Verdict(
-                        "O3", "", product.role, "diverged", "operand that no cast made", at,
-                        f"operand {name}", "codes of a cast of this run", index=(moment.event,),
-                    )  # fmt: skip
-                if side.scale_inv.tobytes() not in inverses:
-                    allowed = np.frombuffer(sorted(inverses)[0], np.float32)[0]
-                    return Verdict(
-                        "O3", "", product.role, "diverged", "scale and inverse out of step", at,
-                        number(float(side.scale_inv)), number(float(allowed)),
-                        index=(moment.event,),
-                    )  # fmt: skip
-    return plain("O3", "", "operand", "ok" if judged else "not_applicable")
-
-
-def _keys(codes: NDArray[np.uint8]) -> tuple[bytes, bytes]:
-    """As laid out, and transposed: libraries keep both copies."""
-    return codes.tobytes(), np.ascontiguousarray(codes.T).tobytes()
 
 
 def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -137,14 +98,31 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             for i, product in enumerate(products):
                 want = wanted[i % len(wanted)] if wanted else None
                 symptom = _differs(product, want)
+                if symptom == _OTHER_SCALE and _of_another(product, key, i, first):
+                    symptom = "recomputed with the scales of another forward"
                 if symptom:
                     return Verdict(
                         "O13", "", "output", "diverged", symptom,
-                        _at(evidence, moment.event, product.at), _sides(product),
+                        located(evidence, moment.event, product.at), _sides(product),
                         "as in its forward: " + (_sides(want) if want else "no product"),
                         index=(moment.event,),
                     )  # fmt: skip
     return plain("O13", "", "output", "ok" if judged else "not_applicable")
+
+
+def _of_another(
+    product: ProductSeen,
+    key: tuple[int, int],
+    i: int,
+    first: Mapping[tuple[int, int], list[ProductSeen]],
+) -> bool:
+    """True if another forward ran the same product of the same call with these scales."""
+    others = [made[i % len(made)] for k, made in first.items() if k[1] == key[1] and k != key]
+    scales = (product.a.scale_inv, product.b.scale_inv)
+    return any((other.a.scale_inv, other.b.scale_inv) == scales for other in others)
+
+
+_OTHER_SCALE = "recomputed with another scale"
 
 
 def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
@@ -155,7 +133,7 @@ def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
             return "recomputed in another precision"
     for got, side in ((product.a, want.a), (product.b, want.b)):
         if got.scale_inv != side.scale_inv:
-            return "recomputed with another scale"
+            return _OTHER_SCALE
     for got, side in ((product.a, want.a), (product.b, want.b)):
         if got.codes is not None and not np.array_equal(got.codes, side.codes):  # type: ignore[arg-type]
             return "recomputed other codes"
@@ -203,7 +181,7 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 symptom = "product in high precision" if narrow else "product in FP8"
                 return Verdict(
                     "O20", "", product.role, "diverged", f"{symptom} ({product.at.phase})",
-                    _at(evidence, i, product.at), _sides(product),
+                    located(evidence, i, product.at), _sides(product),
                     "FP8" if narrow else "high precision", index=(i,),
                 )  # fmt: skip
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
@@ -257,19 +235,18 @@ def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
 
 def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
-    base = evidence.traces.get("eager")
-    if base is None or base.error is not None or evidence.company is None:
+    if evidence.company is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
     after = evidence.company()
     if after.error is not None:
         yield Verdict(
-            "O1", "eager", "schedule", "diverged", f"{after.error.type} after other models",
+            "O1", after.arm, "schedule", "diverged", f"{after.error.type} after other models",
             place(evidence.schedule, after.error.event), after.error.message[:200], "as alone",
         )  # fmt: skip
         return
-    moments = range(len(after.moments))
-    yield _same(evidence, "O1", "eager", base, after, moments, "alone in its process")
+    base, moments = evidence.traces[after.arm], range(len(after.moments))
+    yield _same(evidence, "O1", after.arm, base, after, moments, "alone in its process")
 
 
 def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -361,8 +338,3 @@ def check_balance(evidence: ScheduleEvidence) -> Iterator[Verdict]:
                 break
             found = plain("O19", arm, "state", "ok")
         yield found
-
-
-def _at(evidence: ScheduleEvidence, event: int, at: At) -> str:
-    phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
-    return f"{place(evidence.schedule, event)}: {phase}"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from harness.schedule.events import (
     Algorithm,
+    Backward,
     Forward,
     LayerKind,
     Layout,
@@ -36,6 +37,8 @@ class Carries:
     reload: bool = False
     #: Settings may change between regions; needs ``settings``.
     switch: bool = False
+    #: A graph that is kept can be run backward again.
+    keeps_graphs: bool = True
 
 
 def check_carried(schedule: Schedule, carries: Carries, recipe: str) -> None:
@@ -58,6 +61,8 @@ def check_carried(schedule: Schedule, carries: Carries, recipe: str) -> None:
         f"algorithm {' and '.join(sorted(algorithms))}": not algorithms <= set(carries.algorithms),
         "the unfused update": not settings.fused and not carries.unfused,
         "a reload": not carries.reload and any(isinstance(e, Reload) for e in events),
+        "a kept graph": not carries.keeps_graphs
+        and any(isinstance(e, Backward) and e.retain for e in events),
         "a switch": not carries.switch and any(isinstance(e, Switch) for e in events),
     }
     for what, missing in lacking.items():

@@ -124,7 +124,7 @@ def _habits(choose: Choose, carries: Carries, *, steps: int, branches: bool) -> 
     return Habits(
         steps=steps,
         looks=looks,
-        retains=retains,
+        retains=retains and carries.keeps_graphs,
         nests=choose("nesting", False, False, True),
         caches=carries.caching and choose("caching", False, False, True),
         calm=calm,
