@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
-from harness.numerics.delayed import FMAX, Slot, committed, fresh, resized, staged
+from harness.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
 from harness.oracles.oracle import number, plain
 from harness.oracles.schedule_as_built import AsBuilt
 from harness.oracles.schedule_evidence import (
@@ -39,15 +40,40 @@ from harness.verdict import Verdict
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O14 on every arm."""
     for arm, trace in evidence.traces.items():
-        if evidence.kind == "delayed" and not any(m.casts for m in trace.moments):
+        if evidence.kind != "delayed":
+            yield plain("O14", arm, "state", "ok")
+            continue
+        if not any(m.casts for m in trace.moments):
             # the true maxima are the machine's only input
             yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
             continue
-        found = list(_walk(evidence, trace))
+        found = list(_follow(_fresh(evidence, trace), trace))
         yield from found
         if not found:
-            judged = any(moment.state for moment in trace.moments) or evidence.kind != "delayed"
+            judged = any(moment.state for moment in trace.moments)
             yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One thing that a slot's state owes to an event."""
+
+    event: int
+    slot: SlotName
+    #: ``cut`` is a resize as built, ``lose`` what a reload forgets.
+    kind: Literal["stage", "commit", "resize", "cut", "lose"]
+    #: What a commit goes by.
+    policy: Policy | None = None
+    #: The length that a resize gives the window.
+    history: int = 0
+
+
+def moves(evidence: ScheduleEvidence, trace: StateTrace) -> list[Move]:
+    """What the state of every slot owes to this run, in order."""
+    machine = _fresh(evidence, trace)
+    for _ in _follow(machine, trace):
+        pass
+    return machine.moves
 
 
 @dataclass
@@ -57,6 +83,8 @@ class _Machine:
     evidence: ScheduleEvidence
     arm: str
     as_built: AsBuilt
+    event: int = 0
+    moves: list[Move] = field(default_factory=list)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     #: As ``slots``, had the last commit not happened.
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
@@ -69,11 +97,17 @@ class _Machine:
         assert cast.slot is not None
         self.slots[cast.slot] = staged(self.slots[cast.slot], cast.amax)
         self.waiting[cast.slot] = settings
+        self.moves.append(Move(self.event, cast.slot, "stage"))
 
     def resize(self, layer: str, history: int) -> None:
         """A forward gives all windows of its layer the length its recipe asks for."""
         for name in [n for n in self.slots if n.layer == layer]:
-            self.slots[name] = self.as_built.resized(self.slots[name], history)
+            before = self.slots[name]
+            self.slots[name] = self.as_built.resized(before, history)
+            if len(before.window) != history:
+                rule = self.slots[name].equals(resized(before, history))
+                kind: Literal["resize", "cut"] = "resize" if rule else "cut"
+                self.moves.append(Move(self.event, name, kind, history=history))
 
     def commit(self, direction: str) -> None:
         """Update what was staged in layers that have run since they were built or loaded."""
@@ -82,28 +116,34 @@ class _Machine:
             if first is None:
                 continue
             before, idle = self.slots[name], name not in self.waiting
-            after = self._updated(name, self.waiting.pop(name, first))
+            policy = self._policy(name, self.waiting.pop(name, first))
+            kind = policy.forward if name.direction == "forward" else policy.backward
+            after = committed(before, policy, FMAX[kind])
             if not idle:
                 self.uncommitted[name] = before
             elif not self.as_built.follows("idle_windows_roll", differs=not after.equals(before)):
                 continue
             self.slots[name] = after
+            self.moves.append(Move(self.event, name, "commit", policy))
 
-    def _updated(self, name: SlotName, settings: Settings) -> Slot:
+    def _policy(self, name: SlotName, settings: Settings) -> Policy:
         policy = self.evidence.policy(self.as_built.settings(name.layer, settings))
         assert policy is not None  # nothing is staged without one
-        kind = policy.forward if name.direction == "forward" else policy.backward
-        return committed(self.slots[name], policy, FMAX[kind])
+        return policy
 
 
-def _walk(evidence: ScheduleEvidence, trace: StateTrace) -> Iterator[Verdict]:
-    machine = _Machine(evidence, trace.arm, AsBuilt(evidence.deviations))
+def _fresh(evidence: ScheduleEvidence, trace: StateTrace) -> _Machine:
+    return _Machine(evidence, trace.arm, AsBuilt(evidence.deviations))
+
+
+def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
+    evidence = machine.evidence
     told: set[str] = set()
     for (i, event, progress), moment in zip(
         steps_of(evidence.schedule), trace.moments, strict=False
     ):
         before = dict(machine.slots)
-        machine.uncommitted = {}
+        machine.event, machine.uncommitted = i, {}
         _book(machine, event, progress, moment)
         for verdict in _casts(machine, event, progress, moment):
             if verdict.symptom not in told:
@@ -141,6 +181,8 @@ def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -
             machine.ran -= lost
             for name in lost & machine.waiting.keys():
                 del machine.waiting[name]
+            for name in lost:
+                machine.moves.append(Move(machine.event, name, "lose"))
 
 
 def _casts(
@@ -171,6 +213,7 @@ def _casts(
                 "O14", "", cast.slot.direction, "diverged",
                 f"{cast.slot.direction} cast with another scale than its slot's", str(cast.slot),
                 number(float(cast.scale or 0)), number(float(slot.scale)),
+                side=cast.slot.layer, index=(cast.slot.index,),
             )  # fmt: skip
         trained = cast.at.phase == "backward" or trains
         if trained or machine.as_built.follows("evaluation_stages"):
@@ -245,8 +288,9 @@ def _compare(
             unstaged = machine.uncommitted.get(name)
             symptom = _symptom(name, event, before.get(name), want, got, unstaged, machine)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want)
-            )
+                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want),
+                side=name.layer, index=(name.index,),
+            )  # fmt: skip
         machine.slots[name] = got
 
 
@@ -292,7 +336,21 @@ def _told(slot: Slot) -> str:
 def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     where = f"{place(evidence.schedule, event)}: {verdict.where}"
     symptom = verdict.symptom + _circumstances(evidence.schedule)
-    return replace(verdict, arm=trace.arm, symptom=symptom, where=where, index=(event,))
+    return replace(
+        verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
+    )
+
+
+def _spans_regions(schedule: Schedule) -> bool:
+    """True if one backward runs through what ran in several regions, nested ones among them."""
+    each = schedule.checkpoint in ("each", "nested") and schedule.calls > 1
+    for _, event, progress in steps_of(schedule):
+        if isinstance(event, Backward):
+            regions = {progress.ran[f][1] for f in event.of if f in progress.ran}
+            inner = sum(f in progress.nested for f in event.of)
+            if len(regions) + inner > 1 or (each and inner + sum(r.own for r in regions)):
+                return True
+    return False
 
 
 def _circumstances(schedule: Schedule) -> str:
@@ -307,10 +365,6 @@ def _circumstances(schedule: Schedule) -> str:
     told = {
         "unfused": by_tensor,
         "unused layer": schedule.layout == "dangling",
-        "regions summed": any(
-            isinstance(event, Backward)
-            and len({progress.ran[f][1] for f in event.of if f in progress.ran}) > 1
-            for _, event, progress in steps_of(schedule)
-        ),
+        "several regions": _spans_regions(schedule),
     }
     return "".join(f", {name}" for name, holds in told.items() if holds)

@@ -10,9 +10,15 @@ import numpy as np
 
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
-from harness.oracles.schedule_evidence import ScheduleEvidence, located, place, steps_of
+from harness.oracles.schedule_evidence import (
+    ScheduleEvidence,
+    located,
+    order_lost,
+    place,
+    steps_of,
+)
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
-from harness.schedule.trace import CastSeen, ProductSeen, Side, StateTrace
+from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
 
 
@@ -27,7 +33,7 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
-            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error.event)}"
+            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
@@ -35,11 +41,13 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _after(schedule: Schedule, event: int) -> str:
-    """Another history resizes every window: what fails from there on is told apart."""
+def _after(schedule: Schedule, error: ScheduleError) -> str:
+    """What a library's state fails with once another history has resized its windows is another
+    cause."""
+    state = error.where.split(".")[0] in ("quantization", "fp8", "base")
     history = schedule.settings.history
-    for earlier in schedule.events[: max(event, 0)]:
-        if isinstance(earlier, Switch) and earlier.history not in (None, history):
+    for event in schedule.events[: max(error.event, 0)] if state else ():
+        if isinstance(event, Switch) and event.history not in (None, history):
             return ", after a switch of the history"
     return ""
 
@@ -206,27 +214,12 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         if base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")
             continue
-        until = _order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
+        until = order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
         base, trace = (
             _until(evidence.schedule, base, until),
             _until(evidence.schedule, trace, until),
         )
         yield _same(evidence, "O12", arm, base, trace, range(until), "without it")
-
-
-def _order_lost(schedule: Schedule) -> int:
-    """The first step whose gradients are sums in an order that is the engine's own choice.
-
-    A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
-    sums those of one pass first. Both are right, and from the step on the models differ.
-    """
-    sums = False
-    for i, event in enumerate(schedule.events):
-        if isinstance(event, Backward):
-            sums |= len(event.of) > 1 or schedule.layout == "twice"
-        elif isinstance(event, Step) and sums:
-            return i
-    return len(schedule.events)
 
 
 def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
@@ -300,7 +293,7 @@ def _same(
                     f"{place(evidence.schedule, i)}: {slot}",
                     f"scale {number(float(b.state[slot].scale))}",
                     f"{number(float(a.state[slot].scale))}, or another window, as {than}",
-                    index=(i,),
+                    side=slot.layer, index=(i, slot.index),
                 )  # fmt: skip
     for name in base.outputs:
         got = other.outputs.get(name)

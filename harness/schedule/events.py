@@ -150,3 +150,8 @@ class Schedule(
     def layers(self) -> int:
         """Layers the model has."""
         return {"chain": self.depth, "twice": 1}.get(self.layout, 2)
+
+    @property
+    def calls(self) -> int:
+        """Layer calls of one forward."""
+        return {"chain": self.depth, "branch": 1}.get(self.layout, 2)

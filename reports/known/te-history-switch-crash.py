@@ -1,0 +1,44 @@
+"""Training cannot go on with another length of the amax history."""
+
+import os
+import sys
+
+os.environ.setdefault("NARROWFUZZ_TE_VERSION", "2.20.2")
+import torch
+
+from harness.emulated_te.environment import enter
+
+enter()
+import transformer_engine.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling
+
+
+def recipe(**settings):
+    return DelayedScaling(**{"amax_history_len": 4, "amax_compute_algo": "max", **settings})
+
+
+def tensor(value, grad=False):
+    return torch.full((32, 32), value, device="cuda", dtype=torch.bfloat16, requires_grad=grad)
+
+
+def layer():
+    return te.Linear(32, 32, bias=False, params_dtype=torch.bfloat16, device="cuda")
+
+
+def state(module, direction="fwd"):
+    """Scale and window of the first slot: the input's, or the output gradient's."""
+    meta = module.fp8_meta[f"scaling_{direction}"]
+    return meta.scale[0].item(), meta.amax_history[:, 0].tolist()
+
+
+model, shown = layer(), ""
+for length in (4, 8):
+    try:
+        with te.autocast(recipe=recipe(amax_history_len=length)):
+            y = model(tensor(1.0))
+        y.backward(tensor(1.0))
+        print("history", length, "runs")
+    except RuntimeError as error:
+        shown = str(error).splitlines()[0]
+        print("history", length, "must run too, got RuntimeError:", shown)
+sys.exit(bool(shown))

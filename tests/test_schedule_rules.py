@@ -1,0 +1,255 @@
+"""O14 on hand-made traces: each as-built deviation is followed where the ledger has it, is a
+divergence where it does not, and explains nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from harness.case import Case, DataSpec, Spec
+from harness.ledger import STATE_DEVIATIONS
+from harness.numerics.delayed import Policy, Slot, fresh, resized
+from harness.oracles.schedule_as_built import AsBuilt
+from harness.oracles.schedule_evidence import ScheduleEvidence
+from harness.oracles.schedule_machine import check_machine
+from harness.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Reload,
+    Schedule,
+    Settings,
+    Switch,
+)
+from harness.schedule.trace import At, CallSeen, CastSeen, Moment, SlotName, StateTrace
+from harness.trace import Phase
+
+INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
+IDLE = SlotName("1", "forward", 0)
+State = Mapping[SlotName, Slot]
+FRESH = fresh(4)
+
+
+def policy(settings: Settings) -> Policy:
+    return Policy(
+        settings.history,
+        "max" if settings.algorithm == "callable" else settings.algorithm,
+        settings.margin,
+        "e4m3",
+        "e5m2",
+        rolls_on_zero=not settings.fused,
+        backward_commits="first",
+    )
+
+
+def slot(scale: float, *window: float) -> Slot:
+    return Slot(np.float32(scale), np.array(window, np.float32))
+
+
+def cast(name: SlotName, amax: float, scale: float = 1.0) -> CastSeen:
+    phase: Phase = "forward" if name.direction == "forward" else "backward"
+    at = At(phase, 0, 0) if phase == "forward" else At(phase)
+    codes = np.zeros((1, 1), np.uint8)
+    return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes, exact=True)
+
+
+def moment(event: int, state: State, *casts: CastSeen) -> Moment:
+    calls = tuple(CallSeen(c.at, c.slot.layer) for c in casts if c.slot and c.at.call >= 0)
+    return Moment(event, calls, casts, (), state, {})
+
+
+def symptoms(
+    events: tuple[Event, ...],
+    moments: list[tuple[State, tuple[CastSeen, ...]]],
+    *deviations: str,
+    **fields: object,
+) -> list[str]:
+    """What O14 says of a library that left these states; ``known: <deviation>`` where explained."""
+    schedule = Schedule(events=events, **fields)  # type: ignore[arg-type]
+    trace = StateTrace(
+        "eager", tuple(moment(i, state, *casts) for i, (state, casts) in enumerate(moments))
+    )
+    evidence = ScheduleEvidence(
+        case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
+        schedule=schedule,
+        kind="delayed",
+        policy=policy,
+        traces={"eager": trace},
+        deviations={name: name for name in deviations},
+    )
+    verdicts = check_machine(evidence)
+    found = [f"known: {v.explained_by}" if v.status == "known" else v.symptom for v in verdicts]
+    return [text for text in found if text]
+
+
+STEP = (Open(), Forward(), Close())
+CASTS = {INPUT: slot(1, 2, 0, 0, 0)}
+DONE = {INPUT: slot(224, 0, 0, 0, 2)}
+
+
+def test_a_library_that_keeps_the_rules_is_silent() -> None:
+    moments = [({}, ()), (CASTS, (cast(INPUT, 2),)), (DONE, ())]
+    assert symptoms(STEP, moments) == []
+    assert symptoms(STEP, moments, *STATE_DEVIATIONS) == []
+
+
+def known(
+    deviation: str,
+    symptom: str,
+    events: tuple[Event, ...],
+    moments: list[tuple[State, tuple[CastSeen, ...]]],
+    **fields: object,
+) -> None:
+    """Diverges without the deviation, is explained by it, and by no other."""
+    found = symptoms(events, moments, **fields)
+    assert found == [symptom], found
+    others = [name for name in STATE_DEVIATIONS if name != deviation]
+    assert symptom in symptoms(events, moments, *others, **fields)
+    assert symptoms(events, moments, deviation, **fields) == [f"known: {deviation}"]
+
+
+def test_a_region_inside_a_disabled_one() -> None:
+    events = (Open(enabled=False), Open(), Forward(), Close(), Close())
+    state = [({}, ()), ({}, ()), (CASTS, (cast(INPUT, 2),)), (CASTS, ()), (CASTS, ())]
+    known("disabled_region_keeps", "forward scale not updated", events, state)
+
+
+def test_an_update_of_what_did_not_run() -> None:
+    events = (Open(), Forward(path=1), Close(), *STEP)
+    first = {IDLE: slot(112, 0, 0, 0, 4)}
+    rolled = {IDLE: slot(112, 0, 0, 4, 0)}
+    state: list[tuple[State, tuple[CastSeen, ...]]] = [
+        ({}, ()),
+        ({IDLE: slot(1, 4, 0, 0, 0)}, (cast(IDLE, 4),)),
+        (first, ()),
+        (first, ()),
+        ({**first, **CASTS}, (cast(INPUT, 2),)),
+        ({**rolled, **DONE}, ()),
+    ]
+    known(
+        "idle_windows_roll",
+        "forward state moved without a commit by a close, unfused",
+        events,
+        state,
+        layout="branch",
+        settings=Settings(fused=False),
+    )
+
+
+def test_the_owner_of_the_update_reaches_no_loss() -> None:
+    events = (*STEP, Backward(of=(0,)))
+    staged = {**DONE, GRADIENT: slot(1, 4, 0, 0, 0)}
+    state: list[tuple[State, tuple[CastSeen, ...]]] = [
+        ({}, ()),
+        (CASTS, (cast(INPUT, 2),)),
+        (DONE, ()),
+        (staged, (cast(GRADIENT, 4),)),
+    ]
+    known(
+        "first_layer_owns_update",
+        "backward scale not updated, unused layer",
+        events,
+        state,
+        layout="dangling",
+    )
+
+
+def test_another_margin() -> None:
+    events = (*STEP, Switch(margin=1), *STEP)
+    again = {INPUT: slot(224, 2, 0, 0, 2)}
+    state: list[tuple[State, tuple[CastSeen, ...]]] = [
+        ({}, ()),
+        (CASTS, (cast(INPUT, 2),)),
+        (DONE, ()),
+        (DONE, ()),
+        (DONE, ()),
+        (again, (cast(INPUT, 2, 224),)),
+        ({INPUT: slot(224, 0, 0, 2, 2)}, ()),
+    ]
+    known("margin_of_first_forward", "forward scale", events, state)
+
+
+def test_an_evaluation_leaves_its_maximum() -> None:
+    events = (Open(), Forward(mode="no_grad"))
+    state = [({}, ()), (CASTS, (cast(INPUT, 2),))]
+    known("evaluation_stages", "forward staged maximum", events, state)
+
+
+def test_a_save_after_a_forward_in_high_precision() -> None:
+    events = (*STEP, Forward(mode="eval"), Reload(), Open())
+    call = Moment(3, (CallSeen(At("forward", 1, 0), "0"),), (), (), DONE, {})
+    moments = [
+        moment(0, {}),
+        moment(1, CASTS, cast(INPUT, 2)),
+        moment(2, DONE),
+        call,
+        moment(4, {INPUT: FRESH}),
+    ]
+    for deviation, want in (
+        ("", "forward state changed by a reload"),
+        ("saved_after_fp8_only", "known: saved_after_fp8_only"),
+    ):
+        schedule = Schedule(events=events)
+        evidence = ScheduleEvidence(
+            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
+            schedule=schedule,
+            kind="delayed",
+            policy=policy,
+            traces={"eager": StateTrace("eager", tuple(moments))},
+            deviations={deviation: deviation} if deviation else {},
+        )
+        told = [v.symptom or f"known: {v.explained_by}" for v in check_machine(evidence)]
+        assert told == [want]
+
+
+def test_an_inner_region_gives_the_update_away_twice() -> None:
+    as_built = AsBuilt({"inner_region_owns_update": "entry"})
+    as_built.entered(Settings())
+    as_built.entered(Settings())
+    as_built.trained(0)
+    as_built.left()
+    as_built.trained(1)
+    as_built.trained(2)
+    as_built.left()
+    assert as_built.owners == {0, 1}
+    assert as_built.updates((1,), False)
+    assert not as_built.updates((2,), False)
+    assert AsBuilt({}).updates((1,), True)
+
+
+def test_the_algorithm_of_the_region_entered_last() -> None:
+    as_built = AsBuilt({"algorithm_of_last_region": "entry"})
+    first, other = Settings(), Settings(algorithm="most_recent")
+    as_built.entered(first)
+    as_built.ran("0", first)
+    assert as_built.settings("0", first) == first
+    assert not as_built.followed
+    as_built.entered(Settings(algorithm="most_recent", margin=2))  # another text
+    assert as_built.settings("0", first) == first
+    as_built.entered(other)
+    assert as_built.settings("0", first) == other
+    assert as_built.followed == {"entry"}
+
+
+@pytest.mark.parametrize(
+    ("history", "rule", "as_built"),
+    [
+        (3, (9, 2, 3), (9, 1, 2)),
+        (6, (9, 0, 0, 1, 2, 3), (9, 1, 2, 3, 0, 0)),
+        (1, (9,), (9,)),
+        (4, (9, 1, 2, 3), (9, 1, 2, 3)),
+    ],
+)
+def test_another_history(
+    history: int, rule: tuple[float, ...], as_built: tuple[float, ...]
+) -> None:
+    before = slot(5, 9, 1, 2, 3)
+    library = AsBuilt({"window_resized_at_its_newest_end": "entry"})
+    assert resized(before, history).equals(slot(5, *rule))
+    assert library.resized(before, history).equals(slot(5, *as_built))
+    assert bool(library.followed) == (rule != as_built)
+    assert AsBuilt({}).resized(before, history).equals(slot(5, *rule))
