@@ -38,7 +38,7 @@ from harness.schedule.carries import check_carried
 from harness.schedule.rules import check_schedule
 from harness.stateful import Stateful, Subject
 from harness.trace import Trace
-from harness.verdict import BAD, Verdict, fingerprint
+from harness.verdict import BAD, FOLLOWED, Verdict, fingerprint
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
 _KEPT_PROGRAMS = 40
@@ -348,6 +348,8 @@ def _explained(
     oracle = rules[verdict.oracle]
     upstream = oracle.upstream
     for root in roots:
+        if root.role == FOLLOWED:
+            continue  # nothing diverged there: it explains nothing
         if oracle.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
             if again or (root.arm == verdict.arm and root.oracle in upstream):

@@ -9,6 +9,8 @@ Status = Literal[
     "ok", "diverged", "crashed", "hung", "unsupported", "inconclusive", "not_applicable", "known"
 ]
 Strength = Literal["exact", "bound", "ratio"]
+#: Role of a verdict that says which as-built deviation the reference followed.
+FOLLOWED = "followed"
 #: Statuses that are claims against the library under test.
 BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
 

@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"faults"},
-    "campaign": JUDGED | {"faults", "triage", "coverage"},
+    "campaign": JUDGED | {"faults", "triage", "coverage", "emulated_te"},
 }
 
 

@@ -34,7 +34,7 @@ from harness.schedule.events import (
     Switch,
 )
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
-from harness.verdict import Verdict
+from harness.verdict import FOLLOWED, Verdict
 
 
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -155,7 +155,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
     for entry in sorted(machine.as_built.followed):
-        yield plain("O14", trace.arm, "forward", "ok").known(entry)
+        yield plain("O14", trace.arm, FOLLOWED, "ok").known(entry)
 
 
 def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -> None:
@@ -261,8 +261,8 @@ def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -
         policy is not None and (policy.backward_commits == "each" or region.first in event.of)
         for policy, region in policies
     )
-    if machine.arm != "eager":
-        return owed
+    if machine.arm.endswith("reentrant"):
+        return owed  # what each segment's recompute is told is another matter
     updates = as_built.updates(event.of, owed)
     # the first layer is told to, unless each layer has a region of its own
     each = schedule.checkpoint in ("each", "nested") and any(region.own for _, region in ran)

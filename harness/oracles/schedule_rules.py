@@ -17,6 +17,7 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
+from harness.oracles.schedule_machine import check_machine
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
@@ -33,7 +34,7 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
-            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
+            symptom = f"{error.type} in {error.where}{_circumstances(evidence.schedule, error)}"
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
@@ -41,14 +42,17 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _after(schedule: Schedule, error: ScheduleError) -> str:
-    """What a library's state fails with once another history has resized its windows is another
-    cause."""
-    state = error.where.split(".")[0] in ("quantization", "fp8", "base")
-    history = schedule.settings.history
-    for event in schedule.events[: max(error.event, 0)] if state else ():
-        if isinstance(event, Switch) and event.history not in (None, history):
-            return ", after a switch of the history"
+def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
+    """What separates failures of one function: what it fails with once another history has resized
+    its windows, or where parameters in the narrow format meet a product outside regions."""
+    if error.where.split(".")[0] in ("quantization", "fp8", "base"):
+        history = schedule.settings.history
+        for event in schedule.events[: max(error.event, 0)]:
+            if isinstance(event, Switch) and event.history not in (None, history):
+                return ", after a switch of the history"
+    for i, event, progress in steps_of(schedule):
+        if i == error.event and isinstance(event, Forward) and schedule.quantized_init:
+            return "" if progress.inner(event) else ", quantised parameters outside regions"
     return ""
 
 
@@ -257,9 +261,8 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
         yield plain("R20", "eager", "output", "not_applicable")
         return
-    uninterrupted = evidence.run(
-        msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
-    )
+    schedule = msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
+    uninterrupted = evidence.run(schedule)
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
@@ -267,7 +270,24 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
     shifted = replace(base, moments=tuple(base.moments[i] for i in kept), outputs=outputs)
     # what is created lazily is absent from a fresh model until its first forward
-    yield _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    if verdict.status == "diverged":
+        yield _blamed(
+            verdict, replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
+        )
+    else:
+        yield verdict
+
+
+def _blamed(verdict: Verdict, uninterrupted: ScheduleEvidence) -> Verdict:
+    """A difference that the run without a reload has brought about is not the reload's."""
+    for other in check_machine(uninterrupted):
+        if other.status == "known":
+            return verdict.known(other.explained_by)
+        if other.status == "diverged":
+            reason = "the run without it breaks the state machine's rules"
+            return plain("R20", "eager", "output", "inconclusive", reason)
+    return verdict
 
 
 def _renumbered(name: str, position: Mapping[int, int]) -> str:
