@@ -46,10 +46,10 @@ MAY_IMPORT = {
     "trace": {"numerics"},
     "recipe": LOW | {"trace", "stateful"},
     "data": {"case", "numerics"},
-    "strategies": LOW | {"choices", "trace", "recipe"},
+    "strategies": LOW | {"choices", "schedule", "stateful", "trace", "recipe"},
     "ledger": LOW,
     "models": {"case", "numerics", "schedule", "stateful"},
-    "coverage": LOW | {"recipe", "strategies"},
+    "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "strategies", "ledger"},
     "faults": {"recipe", "models"},  # models: the host of state faults

@@ -6,11 +6,14 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
 
 from harness.campaign.store import Store, load_finding
 from harness.case import Case, DataSpec, Spec
@@ -19,7 +22,10 @@ from harness.faults.registry import find_fault
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger
 from harness.models import delayed
+from harness.models.delayed_subject import carries
+from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.recipe import load_stateful
+from harness.schedule.draw import schedules
 from harness.schedule.events import (
     Backward,
     Close,
@@ -121,6 +127,32 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     assert small.spec.schedule is not None
     assert len(small.spec.schedule.events) <= 5
     assert len(scripts[1].splitlines()) <= MAX_LINES
+
+
+@settings(max_examples=12, deadline=None, database=None, derandomize=True)
+@given(schedules(carries=carries()))
+def test_scripts_of_a_clean_schedule_hold(schedule: Schedule) -> None:
+    """Every rule, on every arm and slot that it could have been broken at."""
+    tried, case = judge(), case_of(schedule)
+    assert not tried.judge(case).causes
+    evidence, recipe = tried.look(case), tried.stateful_recipe(case.spec)
+    with tempfile.TemporaryDirectory() as folder:
+        for verdict in possible(evidence):
+            script = write_schedule_script(evidence, verdict, recipe)
+            assert run_here(script, Path(folder)) == 0, (verdict, script)
+
+
+def possible(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """Verdicts that a faulty library could have had, one of each kind."""
+    for arm, trace in evidence.traces.items():
+        compares = ("O1", "R20") if arm == "eager" else ("O12", "O13")
+        for rule in ("O2", "O3", "O19", "O20", *compares):
+            yield Verdict(rule, arm, "output", "diverged")
+        yield Verdict("O20", arm, "output", "diverged", "weight not cast")
+        for slot in sorted(trace.moments[-1].state)[:3]:
+            for symptom in ("", "cast with another scale"):
+                yield Verdict("O14", arm, slot.direction, "diverged", symptom, side=slot.layer,
+                              index=(0, slot.index))  # fmt: skip
 
 
 def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def hear(seen):
         wrong = want.view(torch.uint8) != seen.codes.view(torch.uint8).reshape(want.shape)
         casts, broken = casts + 1, broken + int(wrong.any())
         if wrong.any():
-            print(f"{seen.format} cast with scale {seen.scale:.8g}: {int(wrong.sum())} codes of "
-                  f"{wrong.numel()} are not those of the definition")'''
+            print(f"{seen.format} cast with scale {seen.scale.item():.8g}: "
+                  f"{int(wrong.sum())} of {wrong.numel()} codes are not those of the definition")'''
 
 
 def _casts(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
@@ -98,18 +98,18 @@ def hear(seen):
                 continue
             used = made.get(key(rows(codes)))
             if used is None:
-                print("a product of codes that no cast made")
-                broken = True
+                UNKNOWN
             elif inverse.item() not in used:
-                print(f"a product times {inverse:.8g}, cast with {sorted(used)}")
+                print(f"a product times {inverse.item():.8g}, cast with {sorted(used)}")
                 broken = True'''
 
 
 def _inverse(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    if evidence.schedule.quantized_init:  # a parameter was cast before the schedule began
-        raise ValueError("a parameter's own codes are out of a plain script's reach")
-    after = f"{_RUN}{EXIT}"
-    return Check(_play(evidence, verdict, text), ("scales", "listen"), _INVERSE, no_mark, after)
+    unknown = 'print("a product of codes that no cast made")\n                broken = True'
+    if evidence.schedule.quantized_init:
+        unknown = "continue  # the parameter itself, made before"
+    after, before = f"{_RUN}{EXIT}", _INVERSE.replace("UNKNOWN", unknown)
+    return Check(_play(evidence, verdict, text), ("scales", "listen"), before, no_mark, after)
 
 
 _RECOMPUTE = '''\
@@ -117,7 +117,7 @@ checkpoints, running = [], []
 def hear(seen):
     """The products of every run of what is checkpointed."""
     if isinstance(seen, Product):
-        told = [(c.view(torch.uint8).clone() if s is not None else None, s, form)
+        told = [(None, None, form) if s is None else (c.view(torch.uint8).clone(), s.clone(), form)
                 for c, s, form in sides(seen)]
         for products in running:
             products.append(told)

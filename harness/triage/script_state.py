@@ -26,7 +26,7 @@ def hear(seen):
 _USED = """\
         global broken
         if seen.scale != scale:
-            print(f"quantised with scale {seen.scale:.8g}, the slot's is {scale:.8g}")
+            print(f"quantised with scale {seen.scale.item():.8g}, the slot's is {scale:.8g}")
             broken = True
 """
 _HOOK = '''\

@@ -51,8 +51,10 @@ def build(case: Case, text: ScheduleScript, built: str) -> str:
     made = f"[{text.layer}]"
     if schedule.layers > 1:
         made = f"\n        {text.layer}\n        for _ in range({schedule.layers})\n    "
+    # parameters that are quantised as they are made are heard while there is no model yet
+    none = "layers = nn.ModuleList()\n" if schedule.quantized_init else ""
     bare = schedule.layer == "linear" and not case.spec.bias
-    return _BUILD.format(
+    return none + _BUILD.format(
         made=made,
         frozen=frozen,
         filled=_MATRIX if bare else _ANY,
