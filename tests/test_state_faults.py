@@ -76,7 +76,7 @@ FOUND_BY: dict[str, set[str]] = {
     "column-copy-stale": {"O3", "R20"},
     "weight-workspace-stale": {"O3", "R20"},
     "weight-cache-stale": {"O3", "O20", "R20"},
-    "kept-weight-newer-scale": {"O3"},
+    "kept-weight-newer-scale": {"O3", "O12"},
     "weight-cache-unfilled": {"O3", "O13"},
     "cast-unsaturated": {"O2", "O14"},
 }
