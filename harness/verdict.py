@@ -50,7 +50,8 @@ class Verdict:
         at = f" at {self.where}" if self.where else ""
         allowed = f", must be {self.allowed}" if self.allowed else ""
         role = f"{self.layer} {self.role}" if self.layer else self.role
-        return f"{role} {self.symptom}{at}: got {self.measured}{allowed}{far}"
+        what = self.symptom if self.symptom.startswith(self.role) else f"{role} {self.symptom}"
+        return f"{what}{at}: got {self.measured}{allowed}{far}"
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:
