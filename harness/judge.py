@@ -21,7 +21,7 @@ from harness.arms.program import Program
 from harness.arms.twin import twin_outputs
 from harness.case import Case, Spec, compile_key
 from harness.data import make_model_tensors, make_tensors
-from harness.judge_schedule import arms_of, judge_schedule
+from harness.judge_schedule import arms_of, judge_schedule, look
 from harness.ledger import Ledger
 from harness.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from harness.numerics.formats import F32
@@ -32,6 +32,7 @@ from harness.oracles.kernels import check_kernels, check_weight_copies
 from harness.oracles.layers import layer_evidences, layer_spec, layer_tensors
 from harness.oracles.oracle import Oracle, plain
 from harness.oracles.quantiser import LEVEL_B
+from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.recipe import Recipe, unknown
 from harness.schedule.carries import check_carried
 from harness.schedule.rules import check_schedule
@@ -162,18 +163,26 @@ class Judge:
         assert case.spec.schedule is not None
         check_schedule(case.spec.schedule)
         check_carried(case.spec.schedule, recipe.carries(), recipe.name)
-        if recipe.name not in self._subjects:
-            recipe.prepare()
-            self._subjects[recipe.name] = recipe.subject()
         verdicts, ran = judge_schedule(
             case,
             recipe,
-            self._subjects[recipe.name],
+            self._subject(recipe),
             self.ledger.deviations(case.spec),
             [o.name for o in oracles or rules_of(case.spec).values()],
             only,
         )
         return self._fold(case, recipe.family, verdicts, ran)
+
+    def look(self, case: Case) -> ScheduleEvidence:
+        """What the rules judge of a schedule: its runs, event by event."""
+        recipe = self.stateful_recipe(case.spec)
+        return look(case, recipe, self._subject(recipe), self.ledger.deviations(case.spec))
+
+    def _subject(self, recipe: Stateful) -> Subject:
+        if recipe.name not in self._subjects:
+            recipe.prepare()
+            self._subjects[recipe.name] = recipe.subject()
+        return self._subjects[recipe.name]
 
     def stateful_recipe(self, spec: Spec) -> Stateful:
         """The recipe a schedule runs on. Raises ValueError with the nearest match."""

@@ -51,7 +51,20 @@ def judge_schedule(
     rules: Sequence[str],
     only: frozenset[str] | None = None,
 ) -> tuple[list[Verdict], bool]:
-    """All verdicts of these rules, and whether the plain run came to its end."""
+    """All verdicts of these rules, and whether every run came to its end."""
+    evidence = look(case, recipe, subject, deviations, only)
+    ran = all(trace.error is None for trace in evidence.traces.values())
+    return list(_verdicts(evidence, rules)), ran
+
+
+def look(
+    case: Case,
+    recipe: Stateful,
+    subject: Subject,
+    deviations: Mapping[str, str],
+    only: frozenset[str] | None = None,
+) -> ScheduleEvidence:
+    """What the rules judge: the case, run on its arms."""
     schedule = case.spec.schedule
     assert schedule is not None
     traces = run_arms(case, subject, only)
@@ -61,7 +74,7 @@ def judge_schedule(
         company = partial(
             run_schedule, case, subject, whole[-1], checkpointed=whole[-1] != "eager", reset=False
         )
-    evidence = ScheduleEvidence(
+    return ScheduleEvidence(
         case=case,
         schedule=schedule,
         kind=subject.kind,
@@ -72,8 +85,6 @@ def judge_schedule(
         company=company,
         run=lambda other: run_schedule(_with(case, other), subject, "eager", checkpointed=False),
     )
-    ran = all(trace.error is None for trace in traces.values())
-    return list(_verdicts(evidence, rules)), ran
 
 
 def _verdicts(evidence: ScheduleEvidence, rules: Sequence[str]) -> Iterator[Verdict]:

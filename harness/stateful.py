@@ -97,13 +97,39 @@ def _here(device: str) -> str:
 
 @dataclass(frozen=True)
 class ScheduleScript:
-    """Source lines with which a stand-alone script plays a schedule on this recipe."""
+    """Source text with which a stand-alone script plays a schedule on this recipe.
+
+    ``layers`` is the model's nn.ModuleList; ``recipe`` is what ``recipe`` makes.
+    """
 
     #: Import lines, and what makes the library usable.
     imports: str
-    #: Lines that define ``layer(i)``, ``autocast(settings)``, ``checkpoint(fn, x, reentrant)``,
-    #: ``backward(ys, gs, retain)``, ``slots(layers)`` and ``casts()``.
-    verbs: str
+    #: Expression that makes one layer; ``dtype`` is its parameters'.
+    layer: str
+    #: Expression of the library's recipe under these settings.
+    recipe: Callable[[Settings], str]
+    #: Context managers: in FP8 under ``recipe``, and in high precision inside of that.
+    region: str
+    off: str
+    #: Names of the library's functions.
+    checkpoint: str
+    backward: str
+    #: Defines ``scales(layers)``: name, scale and window of every slot, live; names are a
+    #: SlotName's text.
+    scales: str
+    #: Defines ``listening``, ``Cast``, ``Product``, ``slot_of(cast)`` and ``sides(product)``:
+    #: codes, 1 / scale and format of both operands. "" where a script cannot listen.
+    listen: str
+    #: Defines ``pending()``: what is set aside for later.
+    pending: str
+    #: Forgets everything that outlives a model.
+    reset: str
+    #: Moves a tensor to where the layers are.
+    move: str = ""
+    #: Lines that set what else the settings say.
+    settings: str = ""
+    #: Lines that load ``state`` into fresh ``layers``.
+    load: str = "layers.load_state_dict(state)"
 
 
 @dataclass(frozen=True)

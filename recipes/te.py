@@ -18,7 +18,14 @@ from torch import nn
 
 from harness.case import Spec
 from harness.emulated_te import watch
-from harness.emulated_te.environment import chosen_version, enter, provide, real_extension
+from harness.emulated_te.environment import (
+    CHOICE,
+    chosen_version,
+    enter,
+    provide,
+    real_extension,
+)
+from harness.models import te_script
 from harness.numerics.delayed import Policy, Slot
 from harness.schedule.carries import Carries
 from harness.schedule.events import Settings
@@ -286,8 +293,8 @@ def _carries(kind: Kind) -> Carries:
     )
 
 
-def _script(spec: Spec) -> ScheduleScript:
-    return ScheduleScript(imports="", verbs="")
+def _script(kind: Kind, spec: Spec) -> ScheduleScript:
+    return te_script.script(kind, CHOICE, chosen_version(), spec)
 
 
 def _unavailable(kind: Kind, device: str) -> str:
@@ -305,7 +312,7 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         title=title,
         subject=functools.partial(_subject, kind),
         carries=functools.partial(_carries, kind),
-        script=_script,
+        script=functools.partial(_script, kind),
         dtypes=("bf16", "fp32"),
         process="te",
         provide=provide,

@@ -44,7 +44,7 @@ def test_a_known_divergence_still_shows(entry: Entry) -> None:
     """Fails when it no longer does: fixed upstream, remove the entry."""
     if emulates(entry):
         provide()
-    result = run_script(script(entry), emulates=emulates(entry))
+    result = run_script(script(entry), harness=emulates(entry))
     assert result.shown, result.output
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from harness.case import dump_case, load_case
 from harness.triage.finding import Finding
+from harness.triage.picture import draw_state
 
 _SCHEMA = """
 create table if not exists findings (
@@ -61,6 +62,8 @@ class Store:
         (folder / "repro.py").write_text(script)
         raw = msgspec.json.format(msgspec.json.encode(finding), indent=2)
         (folder / "explain.json").write_bytes(raw)
+        if finding.story is not None and finding.story.slot:
+            draw_state(finding.story, folder / "state.png")
         row = (
             finding.id, finding.fingerprint, finding.severity, status, finding.recipe,
             finding.oracle, finding.arm, finding.role, finding.symptom, finding.sentence,

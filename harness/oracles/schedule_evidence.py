@@ -10,7 +10,17 @@ import msgspec
 
 from harness.case import Case
 from harness.numerics.delayed import Policy
-from harness.schedule.events import Close, Event, Forward, Open, Schedule, Settings, Switch
+from harness.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Schedule,
+    Settings,
+    Step,
+    Switch,
+)
 from harness.schedule.text import sentence
 from harness.schedule.trace import At, StateTrace
 
@@ -115,3 +125,18 @@ def located(evidence: ScheduleEvidence, event: int, at: At) -> str:
     """``event 4, backward({y0: g}): recompute of y0``."""
     phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
     return f"{place(evidence.schedule, event)}: {phase}"
+
+
+def order_lost(schedule: Schedule) -> int:
+    """The first step whose gradients are sums in an order that is the engine's own choice.
+
+    A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
+    sums those of one pass first. Both are right, and from the step on the models differ.
+    """
+    sums = False
+    for i, event in enumerate(schedule.events):
+        if isinstance(event, Backward):
+            sums |= len(event.of) > 1 or schedule.layout == "twice"
+        elif isinstance(event, Step) and sums:
+            return i
+    return len(schedule.events)

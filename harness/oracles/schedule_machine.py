@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
-from harness.numerics.delayed import FMAX, Slot, committed, fresh, resized, staged
+from harness.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
 from harness.oracles.oracle import number, plain
 from harness.oracles.schedule_as_built import AsBuilt
 from harness.oracles.schedule_evidence import (
@@ -47,11 +48,33 @@ def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             # the true maxima are the machine's only input
             yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
             continue
-        found = list(_walk(evidence, trace))
+        found = list(_follow(_fresh(evidence, trace), trace))
         yield from found
         if not found:
             judged = any(moment.state for moment in trace.moments)
             yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
+
+
+@dataclass(frozen=True)
+class Move:
+    """One thing that a slot's state owes to an event."""
+
+    event: int
+    slot: SlotName
+    #: ``cut`` is a resize as built, ``lose`` what a reload forgets.
+    kind: Literal["stage", "commit", "resize", "cut", "lose"]
+    #: What a commit goes by.
+    policy: Policy | None = None
+    #: The length that a resize gives the window.
+    history: int = 0
+
+
+def moves(evidence: ScheduleEvidence, trace: StateTrace) -> list[Move]:
+    """What the state of every slot owes to this run, in order."""
+    machine = _fresh(evidence, trace)
+    for _ in _follow(machine, trace):
+        pass
+    return machine.moves
 
 
 @dataclass
@@ -62,6 +85,8 @@ class _Machine:
     arm: str
     as_built: AsBuilt
     recomputes: Recomputes
+    event: int = 0
+    moves: list[Move] = field(default_factory=list)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     #: As ``slots``, had the last commit not happened.
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
@@ -74,11 +99,17 @@ class _Machine:
         assert cast.slot is not None
         self.slots[cast.slot] = staged(self.slots[cast.slot], cast.amax)
         self.waiting[cast.slot] = settings
+        self.moves.append(Move(self.event, cast.slot, "stage"))
 
     def resize(self, layer: str, history: int) -> None:
         """A forward gives all windows of its layer the length its recipe asks for."""
         for name in [n for n in self.slots if n.layer == layer]:
-            self.slots[name] = self.as_built.resized(self.slots[name], history)
+            before = self.slots[name]
+            self.slots[name] = self.as_built.resized(before, history)
+            if len(before.window) != history:
+                rule = self.slots[name].equals(resized(before, history))
+                kind: Literal["resize", "cut"] = "resize" if rule else "cut"
+                self.moves.append(Move(self.event, name, kind, history=history))
 
     def commit(self, direction: str) -> None:
         """Update what was staged in layers that have run since they were built or loaded."""
@@ -87,31 +118,37 @@ class _Machine:
             if first is None:
                 continue
             before, idle = self.slots[name], name not in self.waiting
-            after = self._updated(name, self.waiting.pop(name, first))
+            policy = self._policy(name, self.waiting.pop(name, first))
+            kind = policy.forward if name.direction == "forward" else policy.backward
+            after = committed(before, policy, FMAX[kind])
             if not idle:
                 self.uncommitted[name] = before
             elif not self.as_built.follows("idle_windows_roll", differs=not after.equals(before)):
                 continue
             self.slots[name] = after
+            self.moves.append(Move(self.event, name, "commit", policy))
 
-    def _updated(self, name: SlotName, settings: Settings) -> Slot:
+    def _policy(self, name: SlotName, settings: Settings) -> Policy:
         policy = self.evidence.policy(self.as_built.settings(name.layer, settings))
         assert policy is not None  # nothing is staged without one
-        kind = policy.forward if name.direction == "forward" else policy.backward
-        return committed(self.slots[name], policy, FMAX[kind])
+        return policy
 
 
-def _walk(evidence: ScheduleEvidence, trace: StateTrace) -> Iterator[Verdict]:
+def _fresh(evidence: ScheduleEvidence, trace: StateTrace) -> _Machine:
     as_built = AsBuilt(evidence.deviations)
     recomputes = Recomputes(trace.arm, evidence.schedule, as_built)
-    machine = _Machine(evidence, trace.arm, as_built, recomputes)
+    return _Machine(evidence, trace.arm, as_built, recomputes)
+
+
+def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
+    evidence = machine.evidence
     told: set[str] = set()
     for (i, event, progress), moment in zip(
         steps_of(evidence.schedule), trace.moments, strict=False
     ):
         before = dict(machine.slots)
-        machine.uncommitted = {}
-        recomputes.event(event, progress, moment)
+        machine.event, machine.uncommitted = i, {}
+        machine.recomputes.event(event, progress, moment)
         _book(machine, event, progress, moment)
         rule = _by_the_rule(machine, event, progress, moment)
         for verdict in _casts(machine, event, progress, moment):
@@ -121,7 +158,7 @@ def _walk(evidence: ScheduleEvidence, trace: StateTrace) -> Iterator[Verdict]:
         _commits(machine, event, progress)
         if rule is not None:
             differs = rule != {name: machine.slots[name].key() for name in machine.slots}
-            as_built.follows("segments_update_gradients", differs=differs)
+            machine.as_built.follows("segments_update_gradients", differs=differs)
         for verdict in _compare(machine, before, event, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
@@ -140,6 +177,7 @@ def _by_the_rule(
         machine,
         as_built=replace(machine.as_built, followed=set()),
         recomputes=replace(machine.recomputes, told_again=False, owns=False),
+        moves=[],
         slots=dict(machine.slots),
         uncommitted={},
         waiting=dict(machine.waiting),
@@ -173,6 +211,8 @@ def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -
             machine.ran -= lost
             for name in lost & machine.waiting.keys():
                 del machine.waiting[name]
+            for name in lost:
+                machine.moves.append(Move(machine.event, name, "lose"))
 
 
 def _casts(
@@ -205,6 +245,7 @@ def _casts(
                 "O14", "", cast.slot.direction, "diverged",
                 f"{cast.slot.direction} cast with another scale than its slot's", str(cast.slot),
                 number(float(cast.scale or 0)), number(float(slot.scale)),
+                side=cast.slot.layer, index=(cast.slot.index,),
             )  # fmt: skip
         trained = cast.at.phase == "backward" or trains
         if trained or machine.as_built.follows("evaluation_stages"):
@@ -302,8 +343,9 @@ def _compare(
             unstaged = machine.uncommitted.get(name)
             symptom = _symptom(name, event, before.get(name), want, got, unstaged, machine)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want)
-            )
+                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want),
+                side=name.layer, index=(name.index,),
+            )  # fmt: skip
         machine.slots[name] = got
 
 
@@ -350,7 +392,9 @@ def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, eve
     where = f"{place(evidence.schedule, event)}: {verdict.where}"
     symptom = verdict.symptom + _circumstances(evidence.schedule)
     symptom += circumstances(evidence.schedule, trace.arm)
-    return replace(verdict, arm=trace.arm, symptom=symptom, where=where, index=(event,))
+    return replace(
+        verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
+    )
 
 
 def _spans_regions(schedule: Schedule) -> bool:

@@ -45,7 +45,8 @@ class _Casts:
     def take(self, cast: CastSeen, event: int) -> None:
         if cast.scale is None:
             return
-        inverse = np.float32(np.float32(1.0) / cast.scale).tobytes()
+        with np.errstate(divide="ignore"):
+            inverse = np.float32(np.float32(1.0) / cast.scale).tobytes()
         forward = cast.slot is not None and cast.slot.direction == "forward"
         made = _Made(cast.at, event, inverse, forward and cast.at.phase == "backward")
         for key in _keys(cast.codes):

@@ -10,7 +10,14 @@ import numpy as np
 
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
-from harness.oracles.schedule_evidence import ScheduleEvidence, located, place, steps_of
+from harness.oracles.schedule_evidence import (
+    ScheduleEvidence,
+    located,
+    order_lost,
+    place,
+    steps_of,
+)
+from harness.oracles.schedule_machine import check_machine
 from harness.oracles.schedule_recompute import circumstances, unfinished
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
@@ -28,7 +35,7 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
-            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
+            symptom = f"{error.type} in {error.where}{_circumstances(evidence.schedule, error)}"
             symptom += circumstances(evidence.schedule, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
@@ -37,14 +44,17 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _after(schedule: Schedule, error: ScheduleError) -> str:
-    """What a library's state fails with once another history has resized its windows is another
-    cause."""
-    history = schedule.settings.history
-    state = error.where.split(".")[0] in ("quantization", "fp8", "base")
-    for event in schedule.events[: max(error.event, 0)] if state else ():
-        if isinstance(event, Switch) and event.history not in (None, history):
-            return ", after a switch of the history"
+def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
+    """What separates failures of one function: what it fails with once another history has resized
+    its windows, or where parameters in the narrow format meet a product outside regions."""
+    if error.where.split(".")[0] in ("quantization", "fp8", "base"):
+        history = schedule.settings.history
+        for event in schedule.events[: max(error.event, 0)]:
+            if isinstance(event, Switch) and event.history not in (None, history):
+                return ", after a switch of the history"
+    for i, event, progress in steps_of(schedule):
+        if i == error.event and isinstance(event, Forward) and schedule.quantized_init:
+            return "" if progress.inner(event) else ", quantised parameters outside regions"
     return ""
 
 
@@ -214,27 +224,12 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         if base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")
             continue
-        until = _order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
+        until = order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
         base, trace = (
             _until(evidence.schedule, base, until),
             _until(evidence.schedule, trace, until),
         )
         yield _same(evidence, "O12", arm, base, trace, range(until), "without it")
-
-
-def _order_lost(schedule: Schedule) -> int:
-    """The first step whose gradients are sums in an order that is the engine's own choice.
-
-    A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
-    sums those of one pass first. Both are right, and from the step on the models differ.
-    """
-    sums = False
-    for i, event in enumerate(schedule.events):
-        if isinstance(event, Backward):
-            sums |= len(event.of) > 1 or schedule.layout == "twice"
-        elif isinstance(event, Step) and sums:
-            return i
-    return len(schedule.events)
 
 
 def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
@@ -272,9 +267,8 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
         yield plain("R20", "eager", "output", "not_applicable")
         return
-    uninterrupted = evidence.run(
-        msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
-    )
+    schedule = msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
+    uninterrupted = evidence.run(schedule)
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
@@ -282,7 +276,24 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
     shifted = replace(base, moments=tuple(base.moments[i] for i in kept), outputs=outputs)
     # what is created lazily is absent from a fresh model until its first forward
-    yield _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    if verdict.status == "diverged":
+        yield _blamed(
+            verdict, replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
+        )
+    else:
+        yield verdict
+
+
+def _blamed(verdict: Verdict, uninterrupted: ScheduleEvidence) -> Verdict:
+    """A difference that the run without a reload has brought about is not the reload's."""
+    for other in check_machine(uninterrupted):
+        if other.status == "known":
+            return verdict.known(other.explained_by)
+        if other.status == "diverged":
+            reason = "the run without it breaks the state machine's rules"
+            return plain("R20", "eager", "output", "inconclusive", reason)
+    return verdict
 
 
 def _renumbered(name: str, position: Mapping[int, int]) -> str:
@@ -308,7 +319,7 @@ def _same(
                     f"{place(evidence.schedule, i)}: {slot}",
                     f"scale {number(float(b.state[slot].scale))}",
                     f"{number(float(a.state[slot].scale))}, or another window, as {than}",
-                    index=(i,),
+                    side=slot.layer, index=(i, slot.index),
                 )  # fmt: skip
     for name in base.outputs:
         got = other.outputs.get(name)

@@ -12,6 +12,7 @@ from harness.schedule.events import (
     Open,
     Reload,
     Schedule,
+    Settings,
     Step,
     Switch,
 )
@@ -33,6 +34,29 @@ def lines(schedule: Schedule) -> list[str]:
     if out and out[-1].endswith(":"):
         out.append("    " * depth + "pass")
     return out
+
+
+def heading(schedule: Schedule) -> str:
+    """The model and the recipe's settings, as far as they are not the simplest."""
+    layers = f"{schedule.layer}, {schedule.layout}"
+    if schedule.layout == "chain":
+        layers = (
+            schedule.layer if schedule.depth == 1 else f"{schedule.depth} times {schedule.layer}"
+        )
+    told = [layers]
+    if schedule.quantized_init:
+        told.append("parameters in FP8")
+    if schedule.checkpoint != "none":
+        by = "" if schedule.checkpoint_by == "library" else "torch "
+        kind = "reentrant" if schedule.reentrant else "not reentrant"
+        told.append(f"{by}checkpoint={schedule.checkpoint} ({kind})")
+    settings, usual = schedule.settings, Settings()
+    told += [
+        f"{name}={getattr(settings, name)}"
+        for name in settings.__struct_fields__
+        if getattr(settings, name) != getattr(usual, name)
+    ]
+    return f"# {', '.join(told)}"
 
 
 def sentence(event: Event, number: int) -> str:

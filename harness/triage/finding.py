@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.case import Case, dump_case
+from harness.schedule.events import Backward, Forward, Schedule, Stimulus
 from harness.verdict import Verdict
 
 Severity = Literal["high", "medium", "low"]
@@ -44,6 +45,27 @@ _REACH_DISCOUNT = {
 }
 
 
+class State(msgspec.Struct, frozen=True):
+    """One slot after one event; what is not finite stands as text."""
+
+    event: int
+    scale: float | str
+    window: list[float | str]
+
+
+class Story(msgspec.Struct, kw_only=True):
+    """What a stateful finding's minimal schedule did."""
+
+    #: What is trained, then the schedule, one line an event.
+    lines: list[str]
+    #: The event that first broke the rule, as its number and as a line; -1 if the rule names none.
+    event: int
+    broke: str
+    #: The slot that is followed, and its state over the events, arm by arm.
+    slot: str
+    states: dict[str, list[State]]
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One first cause."""
 
@@ -66,6 +88,7 @@ class Finding(msgspec.Struct, kw_only=True):
     untried: list[str] = msgspec.field(default_factory=list)
     script_output: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
+    story: Story | None = None
 
 
 def finding_id(fingerprint: str, minimal: Case) -> str:
@@ -75,6 +98,8 @@ def finding_id(fingerprint: str, minimal: Case) -> str:
 
 def reach_of(case: Case) -> str:
     """The tamest data class that shows it; the minimiser has already looked for a tamer one."""
+    if case.spec.schedule is not None:
+        return _stimulus_reach(case.spec.schedule)
     if any(_special(s.bits) for s in case.data.spikes):
         return "inf_nan"
     if case.data.regime == "lattice":
@@ -82,6 +107,19 @@ def reach_of(case: Case) -> str:
     if case.data.spikes and case.data.values == "gaussian":
         return "binade_edges"  # one planted value: what a spike class would have to hit
     return case.data.values
+
+
+#: Wildest first: what a schedule must send for the finding to show.
+_STIMULUS_REACH: tuple[tuple[Stimulus, str], ...] = (
+    ("inf", "inf_nan"),
+    ("spike", "outlier"),
+    ("zero", "zero_rows"),
+)
+
+
+def _stimulus_reach(schedule: Schedule) -> str:
+    sent = {e.values for e in schedule.events if isinstance(e, Forward | Backward)}
+    return next((reach for values, reach in _STIMULUS_REACH if values in sent), "gaussian")
 
 
 def _special(bits: str) -> bool:
@@ -106,15 +144,19 @@ def severity_of(verdict: Verdict, case: Case) -> Severity:
 def report(finding: Finding) -> str:
     """What a failure says: what, where, how far, the smallest case, and the one command."""
     spec, data = finding.minimal.spec, finding.minimal.data
-    shape = f"M={spec.tokens} K={spec.k} N={spec.n}"
+    shape, backend = f"M={spec.tokens} K={spec.k}", ""
+    if spec.schedule is None:
+        shape, backend = f"{shape} N={spec.n}", f" ({spec.backend or 'default backend'})"
     lines = [
         f"{finding.sentence}",
-        f"  {spec.recipe} ({spec.backend or 'default backend'}) / {finding.arm} vs reference"
+        f"  {spec.recipe}{backend} / {finding.arm} vs reference"
         f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
         f" ({finding.reach} data)",
         f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}"
         f"   id {finding.id}   replay: narrowfuzz replay {finding.id}",
     ]
+    if finding.story is not None:
+        lines += [f"    {line}" for line in finding.story.lines]
     if finding.flake != "always":
         lines.append(f"  repeats: {finding.flake}")
     return "\n".join(lines)

@@ -6,12 +6,16 @@ import tempfile
 from pathlib import Path
 
 from harness.arms.ladder import climb
-from harness.case import Case
+from harness.case import Case, Spec
 from harness.environment import describe
-from harness.recipe import load_recipes
+from harness.judge_schedule import arms_of
+from harness.oracles.schedule_evidence import ScheduleEvidence
+from harness.recipe import Recipe, load_recipes, load_stateful
+from harness.stateful import Stateful
 from harness.triage.finding import Finding, finding_id, reach_of
 from harness.triage.minimise import minimise
 from harness.triage.script import write_script
+from harness.triage.script_schedule import write_schedule_script
 from harness.triage.triage import Triaged
 from harness.triage.verify import ScriptRun, run_script
 from harness.verdict import Verdict, fingerprint
@@ -25,7 +29,8 @@ def triage_loss(
     case: Case, how: str, recipe_files: tuple[Path, ...], plant: tuple[str, str] | None
 ) -> Triaged | None:
     """The finding behind a lost worker, or None if no fresh process is lost on that case."""
-    recipe = load_recipes(recipe_files)[case.spec.recipe]
+    known = load_recipes if case.spec.schedule is None else load_stateful
+    recipe: Recipe | Stateful = known(recipe_files)[case.spec.recipe]
     hangs = how == "hangs"
 
     def verdict_of(arm: str) -> Verdict:
@@ -35,13 +40,15 @@ def triage_loss(
     def run(candidate: Case, arm: str) -> ScriptRun:
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "repro.py"
-            path.write_text(write_script(candidate, verdict_of(arm), recipe))
-            return run_script(path, timeout=_HANG if hangs else 60.0, plant=plant)
+            path.write_text(_script(candidate, verdict_of(arm), recipe))
+            timeout = _HANG if hangs else 60.0
+            ours = case.spec.schedule is not None
+            return run_script(path, timeout=timeout, plant=plant, harness=ours)
 
     def lost(result: ScriptRun) -> bool:
         return result.code is None if hangs else result.crashed
 
-    guilty = next((a.name for a in climb(case.spec) if lost(run(case, a.name))), None)
+    guilty = next((arm for arm in _arms(case.spec) if lost(run(case, arm))), None)
     if guilty is None:
         return None
     small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
@@ -67,4 +74,17 @@ def triage_loss(
         script_output=how,
         environment=describe(),
     )
-    return Triaged(finding, write_script(small.case, verdict, recipe), True)
+    return Triaged(finding, _script(small.case, verdict, recipe), True)
+
+
+def _arms(spec: Spec) -> list[str]:
+    return [a.name for a in climb(spec)] if spec.schedule is None else list(arms_of(spec.schedule))
+
+
+def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful) -> str:
+    if isinstance(recipe, Recipe):
+        return write_script(case, verdict, recipe)
+    assert case.spec.schedule is not None
+    # its runs would take this process along
+    unseen = ScheduleEvidence(case, case.spec.schedule, "current", lambda settings: None, {}, {})
+    return write_schedule_script(unseen, verdict, recipe)

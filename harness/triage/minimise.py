@@ -3,7 +3,8 @@
 Hypothesis cannot shrink a journalled crash or a loaded file, and shrinking through compiles needs a
 budget. An attempt counts if the fingerprint shows on any of five data draws. On eager rungs it goes
 on until no single field can be reset to its default and no dimension halved; on compiled rungs
-fields are reset in groups within a budget of builds, and what was not tried is listed.
+fields are reset in groups within a budget of builds, and what was not tried is listed. A stateful
+case is cheap to run and its state depends on its data: every neighbour is tried, on its own seed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from harness.case import Case, DataSpec, Spec, Spike
+from harness.triage.minimise_schedule import simpler_cases
 
 #: True if the case still shows the fingerprint that is being minimised.
 Shows = Callable[[Case], bool]
@@ -57,15 +59,21 @@ def minimise(
     hint: Spike | None = None,
 ) -> Minimised:
     """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
-    (each costs a compile); 0 means no such limit. ``hint`` is an element that may be all it takes:
-    tried alone in gaussian data, so that the rest can shrink without losing it."""
-    search = _Search(case, shows, builds or None, time.monotonic() + seconds)
+    (each costs a compile, of a stateful case none does); 0 means no such limit. ``hint`` is an
+    element that may be all it takes: tried alone in gaussian data, so that the rest can shrink
+    without losing it."""
+    stateful = case.spec.schedule is not None
+    limit = None if stateful else builds or None
+    search = _Search(case, shows, limit, time.monotonic() + seconds)
     if hint is not None:
         alone = DataSpec(seed=case.data.seed, spikes=(hint,))
         search.attempt("hint", msgspec.structs.replace(case, data=alone))
-    if builds:
-        search.group_resets()
-    search.to_fixpoint()
+    if stateful:
+        search.through_schedules()
+    else:
+        if builds:
+            search.group_resets()
+        search.to_fixpoint()
     return Minimised(search.best, search.attempts, search.untried)
 
 
@@ -75,6 +83,7 @@ class _Search:
         self.builds, self.deadline = builds, deadline
         self.attempts = 0
         self.untried: list[str] = []
+        self.draws = DRAWS if case.spec.schedule is None else 1
 
     def attempt(self, name: str, candidate: Case) -> bool:
         """Keep ``candidate`` if it shows the fingerprint on any of five draws."""
@@ -88,7 +97,7 @@ class _Search:
             return False
         if rebuilds and self.builds is not None:
             self.builds -= 1
-        for draw in range(DRAWS):
+        for draw in range(self.draws):
             seed = candidate.data.seed if draw == 0 else draw
             drawn = _with_data(candidate, seed=seed)
             self.attempts += 1
@@ -114,6 +123,23 @@ class _Search:
                 if self.attempt(name, candidate(self.best)):
                     progress = True
                     self.untried = [u for u in self.untried if u != name]
+
+    def through_schedules(self) -> None:
+        """To a fixpoint of a schedule's neighbours. After a success the search goes on with the
+        new case's neighbours from the same place: what failed before mostly fails again."""
+        failed: set[Case] = set()
+        progress = True
+        while progress and not self.untried:
+            progress, i = False, 0
+            neighbours = list(simpler_cases(self.best))
+            while i < len(neighbours):
+                name, candidate = neighbours[i]
+                if candidate not in failed and self.attempt(name, candidate):
+                    progress = True
+                    neighbours = list(simpler_cases(self.best))
+                else:
+                    failed.add(candidate)
+                    i += 1
 
     def _candidates(self) -> Iterator[tuple[str, Change]]:
         """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""

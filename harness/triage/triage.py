@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,17 +11,21 @@ import msgspec
 import numpy as np
 
 from harness.arms.ladder import BY_NAME as ARMS
-from harness.case import Case, Spike
+from harness.case import Case, Spec, Spike
 from harness.environment import describe
 from harness.judge import Judge, tensors_of
 from harness.numerics.plan import OPERANDS, Role
 from harness.numerics.reference import canonical_operands
-from harness.oracles import BY_NAME, ORACLES
+from harness.oracles import ORACLES, rules_of
 from harness.oracles.oracle import Oracle
+from harness.oracles.schedule import SCHEDULE_ORACLES
+from harness.schedule.carries import check_carried
 from harness.triage.finding import Finding, Flake, finding_id, reach_of, severity_of
 from harness.triage.minimise import minimise
 from harness.triage.script import write_script
-from harness.triage.verify import run_script
+from harness.triage.script_schedule import write_schedule_script
+from harness.triage.story import tell
+from harness.triage.verify import ScriptRun, run_script
 from harness.verdict import Verdict, fingerprint
 
 _BUILDS = 14
@@ -44,16 +49,18 @@ def triage(
     plant: tuple[str, str] | None = None,
 ) -> Triaged:
     """Everything that happens before a divergence may be called a finding."""
-    recipe = judge.recipe(case.spec)
-    wanted = fingerprint(verdict, recipe.family)
-    oracles = needed(verdict.oracle)
+    wanted = fingerprint(verdict, judge.family(case.spec))
+    rules = ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES
+    oracles = needed(verdict.oracle, rules)
 
     def shows(candidate: Case) -> bool:
+        if candidate.spec.schedule is not None and not _carried(judge, candidate.spec):
+            return False
         return judge.judge(candidate, oracles).cause(wanted) is not None
 
     case = _only_as_dear(case, verdict.arm)
     repeats = shows(case)
-    compiled = bool(ARMS[verdict.arm].compiler)
+    compiled = case.spec.schedule is None and bool(ARMS[verdict.arm].compiler)
     small = minimise(
         case,
         shows,
@@ -64,10 +71,9 @@ def triage(
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
-    layer = judge.layer(minimal, final.layer) if final.layer else None
     try:
-        script = write_script(minimal, final, recipe, layer)
-        run = _run(script, plant)
+        script = _script(judge, minimal, final)
+        run = _run(script, plant, harness=case.spec.schedule is not None)
         confirmed, output = run.shown or run.crashed, run.output
     except ValueError as error:
         script, confirmed, output = f"# no stand-alone script: {error}\n", False, str(error)
@@ -86,7 +92,7 @@ def triage(
         role=final.role,
         symptom=final.symptom,
         sentence=final.sentence(),
-        strength=BY_NAME[final.oracle].strength,
+        strength=rules_of(case.spec)[final.oracle].strength,
         reach=reach_of(minimal),
         case=case,
         minimal=minimal,
@@ -95,12 +101,34 @@ def triage(
         untried=small.untried,
         script_output=output,
         environment=describe(),
+        story=None if case.spec.schedule is None else tell(judge.look(minimal), final),
     )
     return Triaged(finding, script, confirmed)
 
 
+def _carried(judge: Judge, spec: Spec) -> bool:
+    """Can the recipe play this schedule? A simpler one may be beyond it."""
+    assert spec.schedule is not None
+    try:
+        check_carried(spec.schedule, judge.stateful_recipe(spec).carries(), spec.recipe)
+    except ValueError:
+        return False
+    return True
+
+
+def _script(judge: Judge, case: Case, verdict: Verdict) -> str:
+    if case.spec.schedule is not None:
+        recipe = judge.stateful_recipe(case.spec)
+        return write_schedule_script(judge.look(case), verdict, recipe)
+    layer = judge.layer(case, verdict.layer) if verdict.layer else None
+    return write_script(case, verdict, judge.recipe(case.spec), layer)
+
+
 def _only_as_dear(case: Case, arm: str) -> Case:
-    """The same case without the rungs above the guilty one."""
+    """The same case without the rungs above the guilty one; of a schedule, every rung is cheap and
+    regions stand where it says what is checkpointed."""
+    if case.spec.schedule is not None:
+        return case
     changes: dict[str, str] = {}
     stage = ARMS[arm].stage
     if not ARMS[arm].compiler:
@@ -126,14 +154,14 @@ def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     return Spike(name, 0, 0, bits)
 
 
-def needed(name: str) -> tuple[Oracle, ...]:
+def needed(name: str, rules: Sequence[Oracle] = ORACLES) -> tuple[Oracle, ...]:
     """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
-    upstream = BY_NAME[name].upstream
-    return tuple(o for o in ORACLES if o.name == name or o.name in upstream or o.name == "contract")
+    upstream = next(o.upstream for o in rules if o.name == name)
+    return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
 
 
-def _run(script: str, plant: tuple[str, str] | None):  # type: ignore[no-untyped-def]
+def _run(script: str, plant: tuple[str, str] | None, *, harness: bool) -> ScriptRun:
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
         path = Path(folder) / "repro.py"
         path.write_text(script)
-        return run_script(path, plant=plant)
+        return run_script(path, plant=plant, harness=harness)

@@ -21,8 +21,9 @@ class ScriptRun:
 
     @property
     def shown(self) -> bool:
-        """The script reached its own check and the divergence was there (no traceback)."""
-        return self.code == SHOWN and "Traceback (most recent call last)" not in self.output
+        """The script reached its own check and the divergence was there."""
+        ended = ("Traceback (most recent call last)", "SyntaxError: ", "IndentationError: ")
+        return self.code == SHOWN and not any(text in self.output for text in ended)
 
     @property
     def crashed(self) -> bool:
@@ -35,11 +36,11 @@ def run_script(
     *,
     timeout: float = 180.0,
     plant: tuple[str, str] | None = None,
-    emulates: bool = False,
+    harness: bool = False,
 ) -> ScriptRun:
     """Run ``path``; with ``plant`` = (fault file or "", fault id), under that planted fault.
 
-    ``emulates``: it may import the emulated extension of TransformerEngine.
+    ``harness`` lets it import ours: an emulated extension, or our own layers.
     """
     command = [sys.executable, str(path)]
     if plant is not None:
@@ -50,7 +51,7 @@ def run_script(
             OMP_NUM_THREADS="1",
             TORCHINDUCTOR_CACHE_DIR=cache,
             TORCHINDUCTOR_COMPILE_THREADS="1",
-            PYTHONPATH=_python_path(emulates or plant is not None),
+            PYTHONPATH=_python_path(harness or plant is not None),
         )
         try:
             done = subprocess.run(
@@ -66,7 +67,7 @@ def run_script(
 
 
 def _python_path(with_harness: bool) -> str:
-    """A script must not see the harness; a planted fault and an emulated extension need it."""
+    """A script sees the harness only where it must; a planted fault needs it."""
     inherited = os.environ.get("PYTHONPATH", "")
     if not with_harness:
         return inherited

@@ -1,0 +1,237 @@
+"""The other rules of schedules in a script: what surrounds the training, and what is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.oracles.schedule_evidence import ScheduleEvidence, steps_of
+from harness.schedule.events import Backward, Event, Forward, Step
+from harness.schedule.text import sentence
+from harness.stateful import ScheduleScript
+from harness.triage.script_training import Mark, Play, checkpoint_call, quoted
+from harness.verdict import Verdict
+
+
+def no_mark(i: int, event: Event, made: list[str]) -> str:
+    """Nothing between the events."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one rule adds to the training."""
+
+    play: Play
+    #: Fields of ScheduleScript whose definitions it calls.
+    uses: tuple[str, ...]
+    #: Definitions before the training.
+    before: str
+    mark: Mark
+    #: Runs it, looks, exits.
+    after: str
+    #: Parameters of ``train``.
+    arguments: str = ""
+    #: A line for every fresh ``layers``.
+    built: str = ""
+
+
+Maker = Callable[[ScheduleEvidence, Verdict, ScheduleScript], Check]
+#: The last lines of a script that kept ``broken``.
+EXIT = '\nprint("BROKEN" if broken else "holds")\nsys.exit(1 if broken else 0)'
+_RUN = "with listening(hear):\n    train()"
+
+
+def _play(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Play:
+    return Play(evidence.case.spec, text, verdict.arm != "eager")
+
+
+def _contract(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    trace, play = evidence.traces.get(verdict.arm), _play(evidence, verdict, text)
+    if trace is None or trace.error is None:  # it ended or stalled the process
+        return Check(play, (), "", no_mark, "train()\nsys.exit(0)")
+    after = (
+        "try:\n    train()\nexcept Exception as error:\n"
+        '    print(f"{type(error).__name__}: {error}")\n'
+        f'    sys.exit(1 if type(error).__name__ == "{trace.error.type}" else 0)\n'
+        'print("no error")\nsys.exit(0)'
+    )
+    return Check(play, (), "", no_mark, after)
+
+
+_CAST = '''\
+casts = broken = 0
+def hear(seen):
+    """Codes must be the saturating cast of the tensor times its scale."""
+    global casts, broken
+    if isinstance(seen, Cast) and seen.scale.dtype == torch.float32:
+        fp8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[seen.format]
+        largest = torch.finfo(fp8).max
+        want = (seen.input.detach().float() * seen.scale).clamp(-largest, largest).to(fp8)
+        wrong = want.view(torch.uint8) != seen.codes.view(torch.uint8).reshape(want.shape)
+        casts, broken = casts + 1, broken + int(wrong.any())
+        if wrong.any():
+            print(f"{seen.format} cast with scale {seen.scale:.8g}: {int(wrong.sum())} codes of "
+                  f"{wrong.numel()} are not those of the definition")'''
+
+
+def _casts(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    after = f'{_RUN}\nprint(f"{{casts}} casts, {{broken}} wrong"){EXIT}'
+    return Check(_play(evidence, verdict, text), ("scales", "listen"), _CAST, no_mark, after)
+
+
+_INVERSE = '''\
+made, broken = {}, False
+def rows(codes):
+    return codes.view(torch.uint8).reshape(-1, codes.shape[-1])
+def key(codes):
+    return bytes(codes.contiguous().cpu().numpy())
+def hear(seen):
+    """An operand's codes were made with the scale that the product divides by."""
+    global broken
+    if isinstance(seen, Cast) and seen.scale.dtype == torch.float32:
+        for codes in (rows(seen.codes), rows(seen.codes).t()):
+            made.setdefault(key(codes), set()).add((1 / seen.scale).item())
+    elif isinstance(seen, Product):
+        for codes, inverse, _ in sides(seen):
+            if inverse is None or inverse.dtype != torch.float32 or inverse.numel() != 1:
+                continue
+            used = made.get(key(rows(codes)))
+            if used is None:
+                print("a product of codes that no cast made")
+                broken = True
+            elif inverse.item() not in used:
+                print(f"a product times {inverse:.8g}, cast with {sorted(used)}")
+                broken = True'''
+
+
+def _inverse(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    if evidence.schedule.quantized_init:  # a parameter was cast before the schedule began
+        raise ValueError("a parameter's own codes are out of a plain script's reach")
+    after = f"{_RUN}{EXIT}"
+    return Check(_play(evidence, verdict, text), ("scales", "listen"), _INVERSE, no_mark, after)
+
+
+_RECOMPUTE = '''\
+checkpoints, running = [], []
+def hear(seen):
+    """The products of every run of what is checkpointed."""
+    if isinstance(seen, Product):
+        told = [(c.view(torch.uint8).clone() if s is not None else None, s, form)
+                for c, s, form in sides(seen)]
+        for products in running:
+            products.append(told)
+def checkpoint(function, x):
+    runs = []
+    checkpoints.append(runs)
+    def run(x):
+        runs.append([])
+        running.append(runs[-1])
+        try:
+            return function(x)
+        finally:
+            running.pop()
+    return CHECKPOINT'''
+
+_RECOMPUTED = """
+def same(a, b):
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+broken = False
+for first, *others in filter(None, checkpoints):
+    for products in others:
+        for i, again in enumerate(products):
+            for name, a, b in zip("ab", again, first[i] if i < len(first) else ((), ())):
+                different = [w for w, x, y in zip(("codes", "1/scale"), a, b) if not same(x, y)]
+                if not b or a[2] != b[2] or different:
+                    print(f"product {i}, operand {name}: recomputed with {a[1:]}, first {b[1:]}; "
+                          f"different: {', '.join(different) or 'format'}")
+                    broken = True"""
+
+
+def _recompute(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    play = Play(evidence.case.spec, text, True, own_checkpoint=True)
+    before = _RECOMPUTE.replace("CHECKPOINT", checkpoint_call(evidence.case.spec, text, "run", "x"))
+    after = f"{_RUN}{_RECOMPUTED}{EXIT}"
+    return Check(play, ("scales", "listen"), before, no_mark, after)
+
+
+_PRECISION = '''\
+products, weights, broken = [], 0, False
+def hear(seen):
+    global weights
+    if isinstance(seen, Product):
+        products.append([form for _, _, form in sides(seen)])
+    elif isinstance(seen, Cast) and slot_of(seen).endswith("forward slot 1"):
+        weights += 1
+def after(event, fp8, weight=False):
+    """Inside a region every product is in FP8, outside none; weights are cast when asked for."""
+    global weights, broken
+    wrong = [p for p in products if {"e4m3" in x or "e5m2" in x for x in p} != {fp8}]
+    told = "the weight was not cast" if weight and not weights else ""
+    if wrong or told:
+        print(f"{event}: {told or wrong}, expected {'FP8' if fp8 else 'high precision'}")
+        broken = True
+    products.clear()
+    weights = 0'''
+
+
+def _precision(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    narrow = _narrow(evidence)
+    weights = verdict.symptom.startswith("weight")
+    numbers = iter(range(64))
+
+    def mark(i: int, event: Event, made: list[str]) -> str:
+        number = next(numbers) if isinstance(event, Forward) else 0
+        if not isinstance(event, Forward | Backward):
+            return ""
+        told = quoted(sentence(event, number))
+        if narrow.get(i) is None:
+            return "products.clear()"
+        asks = weights and isinstance(event, Forward) and narrow[i] and event.first is not False
+        return f"after({told}, fp8={narrow[i]}{', weight=True' if asks else ''})"
+
+    after = f"{_RUN}{EXIT}"
+    return Check(_play(evidence, verdict, text), ("scales", "listen"), _PRECISION, mark, after)
+
+
+def _narrow(evidence: ScheduleEvidence) -> dict[int, bool]:
+    """Event -> whether its products run in FP8; left out where they are of both kinds."""
+    found: dict[int, bool] = {}
+    for i, event, progress in steps_of(evidence.schedule):
+        if isinstance(event, Forward):
+            found[i] = progress.inner(event) is not None
+        elif isinstance(event, Backward):
+            under = {f in progress.ran for f in event.of}
+            if len(under) == 1:
+                found[i] = under.pop()
+    return found
+
+
+_BALANCE = '''\
+broken = False
+def after(event):
+    """Between steps nothing is set aside for later."""
+    global broken
+    left = {name: n for name, n in pending().items() if n}
+    print(f"{event}: {left or 'nothing'} left over")
+    broken = broken or bool(left)'''
+
+
+def _balance(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    outside = {i for i, _, progress in steps_of(evidence.schedule) if not progress.open}
+
+    def mark(i: int, event: Event, made: list[str]) -> str:
+        return f'after("step, event {i}")' if isinstance(event, Step) and i in outside else ""
+
+    after = f"train(){EXIT}"
+    return Check(_play(evidence, verdict, text), ("pending",), _BALANCE, mark, after)
+
+
+CHECKS: dict[str, Maker] = {
+    "contract": _contract,
+    "O2": _casts,
+    "O3": _inverse,
+    "O13": _recompute,
+    "O20": _precision,
+    "O19": _balance,
+}

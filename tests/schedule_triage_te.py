@@ -1,0 +1,56 @@
+"""Triage of a schedule on TransformerEngine, in a process of its own: FOLDER -> its report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from harness.campaign.store import Store
+from harness.case import Case, DataSpec, Spec
+from harness.judge import Judge
+from harness.ledger import Ledger
+from harness.recipe import load_stateful
+from harness.schedule.events import (
+    Backward,
+    Close,
+    Forward,
+    Open,
+    Schedule,
+    Settings,
+    Step,
+)
+from harness.triage.triage import triage
+
+LARGE = Schedule(
+    events=(
+        Open(), Forward(shift=3), Forward(), Forward(first=True), Close(),
+        Backward(of=(0, 1)), Backward(of=(2,), values="spike"), Step(),
+        Open(), Forward(), Forward(), Close(), Backward(of=(3,)), Backward(of=(4,), shift=-4),
+        Step(),
+        Open(), Forward(values="zero"), Forward(), Close(), Backward(of=(5, 6)), Step(),
+        Open(), Forward(), Close(), Backward(of=(7,)), Step(),
+    ),
+    checkpoint="whole",
+    reentrant=True,
+    depth=3,
+    layer="layernorm_linear",
+    settings=Settings(history=3, algorithm="most_recent"),
+)  # fmt: skip
+SPEC = Spec(recipe="te.delayed", m=48, k=64, bias=True, dtype="fp32", schedule=LARGE)
+
+
+def main(folder: str) -> None:
+    """Judge, triage the backward's state, store."""
+    torch.set_num_threads(1)
+    judge = Judge({}, Ledger([]), stateful=load_stateful())
+    case = Case(spec=SPEC, data=DataSpec(seed=5))
+    judgement = judge.judge(case)
+    wanted = [v for v in judgement.causes if v.symptom == "backward scale not updated"]
+    result = triage(judge, case, wanted[0])
+    Store(Path(folder)).add(result.finding, result.script, "new" if result.confirmed else "?")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,236 @@
+"""Findings of stateful cases: minimised over the schedule, shown by a script, told as a story."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.campaign.store import Store, load_finding
+from harness.case import Case, DataSpec, Spec
+from harness.emulated_te.environment import CHOICE, ensure
+from harness.faults.registry import find_fault
+from harness.judge import Judge, Judgement
+from harness.ledger import Ledger
+from harness.models import delayed
+from harness.recipe import load_stateful
+from harness.schedule.events import (
+    Backward,
+    Close,
+    Forward,
+    Open,
+    Reload,
+    Schedule,
+    Settings,
+    Step,
+    Switch,
+)
+from harness.triage.finding import Finding, reach_of, report
+from harness.triage.minimise import minimise
+from harness.triage.script_schedule import write_schedule_script
+from harness.triage.triage import needed, triage
+from harness.triage.verify import ScriptRun, run_script
+from harness.verdict import Verdict, fingerprint
+
+HERE = Path(__file__).parent
+FAULTS = str(HERE / "schedule_faults.py")
+MAX_LINES = 120
+#: Fault -> the rule that a script is written for.
+SHOWN_BY = {
+    "no_commit": "O14",
+    "scale_doubled": "O14",
+    "other_scale": "O14",
+    "wrong_codes": "O2",
+    "wrong_inverse": "O3",
+    "present_scales": "O13",
+    "never_off": "O20",
+    "weight_kept": "O20",
+    "left_over": "O19",
+    "nudged": "O12",
+    "remembers": "O1",
+    "rounded_on_save": "R20",
+    "raises": "contract",
+}
+LARGE = Schedule(
+    events=(
+        Open(), Forward(shift=3), Forward(), Forward(first=True), Close(),
+        Backward(of=(0, 1)), Backward(of=(2,), values="spike"), Step(),
+        Open(), Forward(), Forward(), Close(), Backward(of=(3,)), Backward(of=(4,), shift=-4),
+        Step(),
+        Reload(), Switch(margin=1, history=2),
+        Open(), Forward(values="zero"), Forward(mode="eval"), Open(enabled=False), Forward(),
+        Close(), Close(), Backward(of=(5,)), Backward(of=(7,)), Step(),
+        Open(), Forward(inside=True), Close(), Backward(of=(8,)), Step(),
+    ),
+    checkpoint="nested",
+    depth=2,
+    settings=Settings(history=3, algorithm="most_recent"),
+)  # fmt: skip
+
+
+def case_of(schedule: Schedule, recipe: str = "reference.delayed") -> Case:
+    spec = Spec(recipe=recipe, m=48, k=32, bias=True, dtype="fp32", schedule=schedule)
+    return Case(spec=spec, data=DataSpec(seed=4))
+
+
+def judge() -> Judge:
+    return Judge({}, Ledger([]), stateful=load_stateful())
+
+
+def cause_of(judgement: Judgement, rule: str) -> Verdict:
+    return next(v for v in judgement.causes if v.oracle == rule)
+
+
+def run_here(script: str, folder: Path) -> int:
+    """The script's exit code, in this process."""
+    path = folder / "repro.py"
+    path.write_text(script)
+    delayed.reset()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    delayed.reset()
+    return int(str(ended.value.code))
+
+
+@pytest.mark.parametrize("fault", SHOWN_BY)
+def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
+    fault: str, tmp_path: Path
+) -> None:
+    """On the large schedule, and on the smallest."""
+    tried = judge()
+    rule, case = SHOWN_BY[fault], case_of(LARGE)
+    with find_fault(FAULTS, fault).plant():
+        verdict = cause_of(tried.judge(case), rule)
+        wanted = fingerprint(verdict, tried.family(case.spec))
+        small = minimise(case, lambda c: tried.judge(c).cause(wanted) is not None).case
+        again = tried.judge(small).cause(wanted)
+        assert again is not None
+        recipe = tried.stateful_recipe(case.spec)
+        scripts = [
+            write_schedule_script(tried.look(c), v, recipe)
+            for c, v in ((case, verdict), (small, again))
+        ]
+        assert [run_here(script, tmp_path) for script in scripts] == [1, 1]
+    assert [run_here(script, tmp_path) for script in scripts] == [0, 0]
+    assert small.spec.schedule is not None
+    assert len(small.spec.schedule.events) <= 5
+    assert len(scripts[1].splitlines()) <= MAX_LINES
+
+
+def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) -> None:
+    tried, case = judge(), case_of(LARGE)
+    with find_fault(FAULTS, "no_commit").plant():
+        verdict = cause_of(tried.judge(case), "O14")
+        result = triage(tried, case, verdict, plant=(FAULTS, "no_commit"))
+    assert result.confirmed and result.finding.flake == "always"
+    assert result.finding.severity == "high" and result.finding.reach == "gaussian"
+    Store(tmp_path).add(result.finding, result.script, "new")
+    check_folder(tmp_path, result.finding.id)
+    clean = run_script(tmp_path / "findings" / result.finding.id / "repro.py", harness=True)
+    assert clean.code == 0, clean.output
+
+
+def check_folder(out: Path, id: str) -> Finding:
+    """What a stateful finding's folder holds."""
+    folder = out / "findings" / id
+    finding = load_finding(folder)
+    assert finding.story is not None
+    assert finding.story.slot.endswith("backward slot 0")
+    assert all(line in report(finding) for line in finding.story.lines)
+    assert f"event {finding.story.event}" in finding.sentence
+    assert all(states[-1].event >= finding.story.event for states in finding.story.states.values())
+    assert (folder / "state.png").read_bytes().startswith(b"\x89PNG")
+    return finding
+
+
+@cache
+def _folder_of(version: str) -> str:
+    """Makes the version available, or skips."""
+    try:
+        return str(ensure(version))
+    except ValueError as missing:
+        pytest.skip(str(missing))
+
+
+def run_with(version: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptRun:
+    _folder_of(version)
+    monkeypatch.setenv(CHOICE, version)
+    return run_script(path, harness=True)
+
+
+def test_the_backward_state_that_reentrant_checkpoints_never_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TransformerEngine 1.10.0; repaired in 1.12.0."""
+    _folder_of("1.10.0")
+    command = [sys.executable, str(HERE / "schedule_triage_te.py"), str(tmp_path)]
+    path = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
+    environment = dict(os.environ, PYTHONPATH=path, **{CHOICE: "1.10.0"})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (finding,) = Store(tmp_path).findings()
+    check_folder(tmp_path, finding.id)
+    assert finding.story is not None and len(finding.story.states) == 2
+    schedule = finding.minimal.spec.schedule
+    assert schedule is not None
+    assert (schedule.layer, schedule.layers) == ("linear", 1)
+    assert schedule.checkpoint in ("each", "whole") and schedule.reentrant
+    assert sum(isinstance(event, Forward) for event in schedule.events) <= 2
+    assert sum(isinstance(event, Step) for event in schedule.events) <= 2
+    script = tmp_path / "findings" / finding.id / "repro.py"
+    assert len(script.read_text().splitlines()) <= MAX_LINES
+    # a finding is new only if its script showed it in a fresh process, under 1.10.0
+    assert "\nBROKEN\n" in finding.script_output
+    gone = run_with("1.12.0", script, monkeypatch)
+    assert gone.code == 0, gone.output
+
+
+def test_the_minimiser_ends_where_no_neighbour_shows() -> None:
+    """A synthetic divergence: a checkpointed second training forward after a step."""
+
+    def shows(case: Case) -> bool:
+        schedule = case.spec.schedule
+        assert schedule is not None
+        steps = [i for i, event in enumerate(schedule.events) if isinstance(event, Step)]
+        later = schedule.events[steps[0] :] if steps else ()
+        trains = any(isinstance(e, Forward) and e.mode == "train" for e in later)
+        return trains and schedule.checkpoint != "none"
+
+    case = case_of(LARGE)
+    small, again = minimise(case, shows), minimise(case, shows)
+    assert small == again and not small.untried
+    schedule = small.case.spec.schedule
+    assert schedule is not None
+    kinds = [type(event) for event in schedule.events]
+    assert kinds == [Forward, Backward, Step, Forward]
+    assert schedule == Schedule(events=schedule.events, checkpoint=schedule.checkpoint)
+    spec = small.case.spec
+    assert (spec.m, spec.k, spec.bias, spec.dtype) == (16, 16, False, "bf16")
+    assert small.case.data == case.data
+
+
+def test_a_schedule_that_never_shows_again_is_left_as_it_is() -> None:
+    case = case_of(LARGE)
+    assert minimise(case, lambda candidate: False).case == case
+
+
+@pytest.mark.parametrize(
+    ("values", "reach"),
+    [("gaussian", "gaussian"), ("zero", "zero_rows"), ("spike", "outlier"), ("inf", "inf_nan")],
+)
+def test_reach_is_the_wildest_stimulus(values: str, reach: str) -> None:
+    forward = msgspec.structs.replace(Forward(), values=values)
+    assert reach_of(case_of(Schedule(events=(forward, Forward())))) == reach
+
+
+def test_only_the_rules_that_explain_are_needed() -> None:
+    from harness.oracles.schedule import SCHEDULE_ORACLES
+
+    names = [oracle.name for oracle in needed("O14", SCHEDULE_ORACLES)]
+    assert "O14" in names and "contract" in names and "R20" not in names
