@@ -53,7 +53,11 @@ class AsBuilt:
         if len(self.saved) == 1:
             self.first, self.first_by = True, "inner_region_owns_update"
         if settings is not None:
-            self.algorithms[settings.history, settings.margin] = settings.algorithm
+            self.chose(settings)
+
+    def chose(self, settings: Settings) -> None:
+        """A region was opened under these settings, if only by a recompute."""
+        self.algorithms[settings.history, settings.margin] = settings.algorithm
 
     def left(self) -> None:
         """A region was closed. An inner one restores what it found."""

@@ -177,10 +177,10 @@ def _by_the_rule(
         machine,
         as_built=replace(machine.as_built, followed=set()),
         recomputes=replace(machine.recomputes, told_again=False, owns=False),
+        moves=[],
         slots=dict(machine.slots),
         uncommitted={},
         waiting=dict(machine.waiting),
-        moves=[],
     )
     for _ in _casts(other, event, progress, moment):
         pass

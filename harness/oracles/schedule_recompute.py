@@ -27,6 +27,8 @@ class Recomputes:
     as_built: AsBuilt
     #: Forwards whose checkpoint stood in an enabled region.
     around: set[int] = field(default_factory=set)
+    #: Forwards that opened a region of their own.
+    inside: set[int] = field(default_factory=set)
     #: Was the next layer told to update gradients, when each waiting segment ran? Oldest first.
     told: deque[bool] = field(default_factory=deque)
     #: Updates of the forward direction that this event's recomputes make.
@@ -49,17 +51,30 @@ class Recomputes:
     def event(self, event: Event, progress: Progress, moment: Moment) -> None:
         """Before the machine takes an event."""
         self.updates, self.told_again, self.owns = 0, False, False
-        if not self.library:
-            return
-        if isinstance(event, Forward) and event.mode == "train":
+        if isinstance(event, Forward) and event.inside:
+            self.inside.add(progress.forwards)
+        if isinstance(event, Forward) and event.mode == "train" and self.library:
             self._forward(event, progress, len(moment.calls))
         elif isinstance(event, Backward):
-            self._backward(progress, moment)
+            self._ran(progress, moment)
+            if self.library:
+                self._backward(progress, moment)
 
     def keeps(self, waits: bool) -> bool:
         """Does a region opened in a checkpoint end without an update? There is no graph there."""
         graphless = self.arm.endswith("_reentrant")
         return graphless and self.as_built.follows("checkpointed_region_keeps", differs=waits)
+
+    def _ran(self, progress: Progress, moment: Moment) -> None:
+        """A recompute is its layer's last forward, whatever it runs under."""
+        for call in moment.calls:
+            if call.at.phase != "recompute":
+                continue
+            under, _ = progress.ran.get(call.at.forward, (None, None))
+            if not self.library and call.at.forward not in self.inside:
+                under = progress.open[-1] if progress.open else None
+            if under is not None or not self.library:  # and one in high precision changes nothing
+                self.as_built.called(call.layer, under)
 
     def _forward(self, event: Forward, progress: Progress, calls: int) -> None:
         if progress.open and progress.open[-1] is not None:
@@ -74,6 +89,9 @@ class Recomputes:
         again = [call.at.forward for call in moment.calls if call.at.phase == "recompute"]
         if self.schedule.checkpoint == "whole":
             again = sorted(set(again))
+        for forward in again:
+            if forward in progress.ran:
+                self.as_built.chose(progress.ran[forward][0])
         told = [self.told.popleft() for _ in again if self.told]
         if told:
             self.as_built.recomputed(told[-1])
@@ -81,7 +99,8 @@ class Recomputes:
             self.updates = sum(forward in self.around for forward in again)
         if self.reentrant and self.as_built.follows("segments_update_gradients", differs=False):
             self.told_again = True
-            self.owns = bool(again) and (not progress.open or any(told))
+            narrow = any(forward in progress.ran for forward in again)
+            self.owns = narrow and (not progress.open or any(told))
 
 
 @dataclass
@@ -102,7 +121,7 @@ def circumstances(schedule: Schedule, arm: str) -> str:
     if arm not in _ARMS:
         return ""
     told = {
-        "nested": schedule.checkpoint == "nested" and schedule.reentrant,
+        "nested": schedule.checkpoint == "nested",
         "another precision in between": _changes_precision(schedule),
     }
     return "".join(f", {name}" for name, holds in told.items() if holds)

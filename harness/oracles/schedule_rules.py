@@ -35,9 +35,8 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.may_refuse:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
-            symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
-            if _of_state(error):
-                symptom += circumstances(evidence.schedule, arm)
+            symptom = f"{error.type} in {error.where}{_circumstances(evidence.schedule, error)}"
+            symptom += circumstances(evidence.schedule, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
@@ -45,21 +44,18 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _after(schedule: Schedule, error: ScheduleError) -> str:
+def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
     """What separates failures of one function: what it fails with once another history has resized
     its windows, or where parameters in the narrow format meet a product outside regions."""
-    history = schedule.settings.history
-    for event in schedule.events[: max(error.event, 0)] if _of_state(error) else ():
-        if isinstance(event, Switch) and event.history not in (None, history):
-            return ", after a switch of the history"
+    if error.where.split(".")[0] in ("quantization", "fp8", "base"):
+        history = schedule.settings.history
+        for event in schedule.events[: max(error.event, 0)]:
+            if isinstance(event, Switch) and event.history not in (None, history):
+                return ", after a switch of the history"
     for i, event, progress in steps_of(schedule):
         if i == error.event and isinstance(event, Forward) and schedule.quantized_init:
             return "" if progress.inner(event) else ", quantised parameters outside regions"
     return ""
-
-
-def _of_state(error: ScheduleError) -> bool:
-    return error.where.split(".")[0] in ("quantization", "fp8", "base")
 
 
 def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -89,13 +85,11 @@ def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
 
 def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     judged = False
-    first_casts: dict[tuple[int, int], list[CastSeen]] = {}
     first: dict[tuple[int, int], list[ProductSeen]] = {}
+    layers: dict[tuple[int, int], str] = {}
     for moment in trace.moments:
+        layers |= {(call.at.forward, call.at.call): call.layer for call in moment.calls}
         again: dict[tuple[int, int], list[ProductSeen]] = {}
-        for cast in moment.casts:
-            if cast.at.phase == "forward":
-                first_casts.setdefault((cast.at.forward, cast.at.call), []).append(cast)
         for product in moment.products:
             key = (product.at.forward, product.at.call)
             if product.at.phase == "forward":
@@ -108,8 +102,8 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             for i, product in enumerate(products):
                 want = wanted[i % len(wanted)] if wanted else None
                 symptom = _differs(product, want)
-                if symptom == _OTHER_SCALE and _of_another(product, key, i, first):
-                    symptom = "recomputed with the scales of another forward"
+                if symptom == _OTHER_SCALE and _of_another(product, key, i, first, layers):
+                    symptom = "recomputed with the scales of another call"
                 if symptom:
                     symptom += circumstances(evidence.schedule, trace.arm)
                     return Verdict(
@@ -126,11 +120,15 @@ def _of_another(
     key: tuple[int, int],
     i: int,
     first: Mapping[tuple[int, int], list[ProductSeen]],
+    layers: Mapping[tuple[int, int], str],
 ) -> bool:
-    """True if another forward ran the same product of the same call with these scales."""
-    others = [made[i % len(made)] for k, made in first.items() if k[1] == key[1] and k != key]
+    """True if another call of the same layer ran the same product with these scales."""
+    others = [k for k in first if k != key and layers.get(k) == layers.get(key)]
     scales = (product.a.scale_inv, product.b.scale_inv)
-    return any((other.a.scale_inv, other.b.scale_inv) == scales for other in others)
+    return any(
+        (other.a.scale_inv, other.b.scale_inv) == scales
+        for other in (first[k][i % len(first[k])] for k in others)
+    )
 
 
 _OTHER_SCALE = "recomputed with another scale"
