@@ -201,6 +201,8 @@ def _events(play: Play, mark: Mark) -> Iterator[str]:
         yield from (indent + line for line in lines)
         if after := mark(i, event, made):
             yield indent + after
+        if isinstance(event, Step):  # a mark may look at the gradients
+            yield f"{indent}optimizer.zero_grad()"
     if empty:
         yield "    " * depth + "pass"
 
@@ -242,7 +244,7 @@ def gradient_name(backward: int, forward: int, event: Backward) -> str:
 
 def _between(play: Play, event: Event, settings: Settings) -> list[str]:
     if isinstance(event, Step):
-        return ["optimizer.step()", "optimizer.zero_grad()"]
+        return ["optimizer.step()"]
     assert isinstance(event, Reload)
     lines = [
         "file = io.BytesIO()",

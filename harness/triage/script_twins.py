@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost
-from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Switch
+from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
 from harness.schedule.text import sentence
 from harness.stateful import ScheduleScript
 from harness.triage.script_schedule_checks import EXIT, Check, Maker
@@ -52,8 +52,9 @@ def _comparing(evidence: ScheduleEvidence, until: int) -> Mark:
         told = "leave the region" if isinstance(event, Close) else sentence(event, number)
         if isinstance(event, Backward):
             clear = "".join(f"; {x} = None" for x in results)
-            grads = "*[p.grad for p in layers.parameters()]"
-            return f"after({', '.join([quoted(told), *results, grads])}){clear}"
+            return f"after({', '.join([quoted(told), *results])}){clear}"
+        if isinstance(event, Step):
+            results = ["*[p.grad for p in layers.parameters()]"]
         return f"after({', '.join([quoted(told), *results])})"
 
     return mark
