@@ -27,7 +27,10 @@ def logged(**how):
 
 _COMPARED = """
 broken = False
-for (event, first), (_, second) in zip(BASE, OTHER):
+for (event, first), (other, second) in zip(BASE, OTHER):
+    if event != other:
+        print(f"{event}\\n    OTHERS {other}")
+        broken = True
     for name in [name for name in first if name in second]:
         x, y = first[name], second[name]
         if x.shape != y.shape or not torch.allclose(x, y, rtol=0, atol=0, equal_nan=True):
@@ -87,12 +90,22 @@ def _twin(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) ->
 
 
 def _company(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    play = Play(evidence.case.spec, text, False)
+    play = Play(evidence.case.spec, text, verdict.arm != "eager")
     before = _COMPARE.replace("    reset()\n", "").replace("**how", "")
+    if "after other models" in verdict.symptom:
+        before = before.replace("    train()\n", _RAISES)
     after = "alone, later = logged(), logged()"
     after += _compared("alone", "later", "alone             ", "after other models")
     mark = _comparing(evidence, len(evidence.schedule.events))
     return Check(play, ("scales",), before, mark, after)
+
+
+_RAISES = """\
+    try:
+        train()
+    except Exception as error:
+        log.append((f"{type(error).__name__}: {error}", {}))
+"""
 
 
 def _reload(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
