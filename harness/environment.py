@@ -90,22 +90,3 @@ def describe() -> dict[str, Any]:
         "switches": {name: os.environ[name] for name in _SWITCHES if name in os.environ},
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
-
-
-def choose_te(version: str) -> None:
-    """Test this TransformerEngine in all processes to come; installed now if it has to be.
-
-    Raises ValueError for a version that is not supported, or that cannot be installed.
-    """
-    from harness.emulated_te.environment import CHOICE, ensure
-
-    ensure(version)
-    os.environ[CHOICE] = version
-
-
-def te_told() -> str:
-    """The TransformerEngine under test, and whether its own extension runs."""
-    from harness.emulated_te.environment import chosen_version, real_extension
-
-    how = "its own extension" if real_extension() else "its Python on the emulated extension"
-    return f"{chosen_version()} ({how})"

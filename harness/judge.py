@@ -38,7 +38,7 @@ from harness.schedule.carries import check_carried
 from harness.schedule.rules import check_schedule
 from harness.stateful import Stateful, Subject
 from harness.trace import Trace
-from harness.verdict import BAD, Verdict, fingerprint
+from harness.verdict import BAD, FOLLOWED, Verdict, fingerprint
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
 _KEPT_PROGRAMS = 40
@@ -343,11 +343,15 @@ def _judge_layers(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Ver
 
 
 def _explained(
-    verdict: Verdict, roots: Iterable[Verdict], rules: Mapping[str, Oracle]
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
 ) -> Verdict | None:
     oracle = rules[verdict.oracle]
     upstream = oracle.upstream
     for root in roots:
+        if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
+            if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
+                return root
+            continue
         if oracle.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
             if again or (root.arm == verdict.arm and root.oracle in upstream):
@@ -362,6 +366,15 @@ def _explained(
         if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
+
+
+def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
+    """Was this deviation followed on no other arm?"""
+    return not any(
+        root.role == FOLLOWED and root.arm != followed.arm
+        and root.explained_by == followed.explained_by
+        for root in roots
+    )  # fmt: skip
 
 
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:

@@ -12,12 +12,15 @@ from harness.case import Case
 from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.schedule.events import Schedule
+from harness.schedule.story import FEATURES, story
 from harness.schedule.trace import StateTrace
 from harness.stateful import Stateful, Subject
 from harness.verdict import Verdict
 
 #: One case in so many is run again among the remains of the others.
 _COMPANY_EVERY = 4
+#: A schedule with such a forward always is: only the next model can meet what it leaves behind.
+_LEAVES = FEATURES["forward dropped"]
 
 
 def arms_of(schedule: Schedule) -> tuple[str, ...]:
@@ -70,7 +73,7 @@ def look(
     traces = run_arms(case, subject, only)
     company: Callable[[], StateTrace] | None = None
     whole = [arm for arm, trace in traces.items() if trace.error is None]
-    if whole and case.data.seed % _COMPANY_EVERY == 0:
+    if whole and (case.data.seed % _COMPANY_EVERY == 0 or _LEAVES(story(schedule))):
         company = partial(
             run_schedule, case, subject, whole[-1], checkpointed=whole[-1] != "eager", reset=False
         )

@@ -29,13 +29,17 @@ LAYER_DEVIATIONS = {
 #: Deviations of the state machine that the rules of schedules follow.
 STATE_DEVIATIONS = {
     "algorithm_of_last_region": "an update goes by the algorithm of the region entered last",
+    "checkpointed_region_keeps": "a region opened in a reentrant checkpoint ends without an update",
     "disabled_region_keeps": "a region inside a disabled one ends without an update",
     "evaluation_stages": "a forward without a graph leaves its maxima for the next update",
     "first_layer_owns_update": "gradients update only if the first layer's backward runs",
     "idle_windows_roll": "an update shifts windows of what has not run, too",
     "inner_region_owns_update": "an inner region makes another forward update gradients",
     "margin_of_first_forward": "a layer keeps the margin it ran with first",
+    "recompute_leaves_ownership": "a recompute lets the next layer of its region update gradients",
+    "recompute_updates_forward": "each recompute updates the forward scales once more",
     "saved_after_fp8_only": "state is saved only if the last forward was in FP8",
+    "segments_update_gradients": "each layer of a reentrant checkpoint updates all gradients",
     "window_resized_at_its_newest_end": "another history cuts or pads the newest maxima",
 }
 

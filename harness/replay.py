@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from harness.arms.ladder import climb, select_arms, unavailable
 from harness.case import Case, load_case
-from harness.environment import choose_te, prepare
+from harness.environment import prepare
 
 if TYPE_CHECKING:
     from harness.judge import Judge
@@ -30,7 +30,9 @@ def replay_command(
     case, wanted = _load(target)
     prepare()
     if te_version:
-        choose_te(te_version)
+        from harness.emulated_te.environment import choose
+
+        choose(te_version)
     from harness.recipe import load_recipes, load_stateful
 
     recipes, stateful = load_recipes(files), load_stateful(files)

@@ -9,6 +9,8 @@ Status = Literal[
     "ok", "diverged", "crashed", "hung", "unsupported", "inconclusive", "not_applicable", "known"
 ]
 Strength = Literal["exact", "bound", "ratio"]
+#: Role of a verdict that says which as-built deviation the reference followed.
+FOLLOWED = "followed"
 #: Statuses that are claims against the library under test.
 BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
 
@@ -48,7 +50,8 @@ class Verdict:
         at = f" at {self.where}" if self.where else ""
         allowed = f", must be {self.allowed}" if self.allowed else ""
         role = f"{self.layer} {self.role}" if self.layer else self.role
-        return f"{role} {self.symptom}{at}: got {self.measured}{allowed}{far}"
+        what = self.symptom if self.symptom.startswith(self.role) else f"{role} {self.symptom}"
+        return f"{what}{at}: got {self.measured}{allowed}{far}"
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:

@@ -46,17 +46,17 @@ MAY_IMPORT = {
     "trace": {"numerics"},
     "recipe": LOW | {"trace", "stateful"},
     "data": {"case", "numerics"},
-    "strategies": LOW | {"choices", "trace", "recipe"},
+    "strategies": LOW | {"choices", "schedule", "stateful", "trace", "recipe"},
     "ledger": LOW,
     "models": {"case", "numerics", "schedule", "stateful"},
-    "coverage": LOW | {"recipe", "strategies"},
+    "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "strategies", "ledger"},
     "faults": {"recipe", "models"},  # models: the host of state faults
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"faults"},
-    "campaign": JUDGED | {"faults", "triage", "coverage"},
+    "campaign": JUDGED | {"faults", "triage", "coverage", "emulated_te"},
 }
 
 

@@ -14,6 +14,7 @@ from harness.numerics.delayed import Policy, Slot, fresh, resized
 from harness.oracles.schedule_as_built import AsBuilt
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.oracles.schedule_machine import check_machine
+from harness.oracles.schedule_rules import check_contract, check_reload
 from harness.schedule.events import (
     Backward,
     Close,
@@ -25,7 +26,15 @@ from harness.schedule.events import (
     Settings,
     Switch,
 )
-from harness.schedule.trace import At, CallSeen, CastSeen, Moment, SlotName, StateTrace
+from harness.schedule.trace import (
+    At,
+    CallSeen,
+    CastSeen,
+    Moment,
+    ScheduleError,
+    SlotName,
+    StateTrace,
+)
 from harness.trace import Phase
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
@@ -204,6 +213,56 @@ def test_a_save_after_a_forward_in_high_precision() -> None:
         )
         told = [v.symptom or f"known: {v.explained_by}" for v in check_machine(evidence)]
         assert told == [want]
+
+
+def failure(where: str, events: tuple[Event, ...], **fields: object) -> str:
+    """What contract calls an error in the last event."""
+    schedule = Schedule(events=events, **fields)  # type: ignore[arg-type]
+    error = ScheduleError(len(events) - 1, "RuntimeError", "", where, "")
+    evidence = ScheduleEvidence(
+        case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
+        schedule=schedule,
+        kind="delayed",
+        policy=policy,
+        traces={"eager": StateTrace("eager", error=error)},
+        deviations={},
+    )
+    return next(check_contract(evidence)).symptom
+
+
+def test_failures_are_told_apart() -> None:
+    switched, state, other = (*STEP, Switch(history=2), *STEP), "quantization.update", "linear.run"
+    assert failure(state, switched).endswith("after a switch of the history")
+    assert failure(state, (*STEP, Switch(history=4), *STEP)) == f"RuntimeError in {state}"
+    assert failure(other, switched) == f"RuntimeError in {other}"
+    outside = failure(other, (Forward(),), quantized_init=True)
+    assert outside.endswith("quantised parameters outside regions")
+    assert failure(other, STEP[:2], quantized_init=True) == f"RuntimeError in {other}"
+
+
+def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
+    events = (Open(), Forward(path=1), Close(), Reload(), Open(), Close())
+    first = {IDLE: slot(112, 0, 0, 0, 4)}
+    staged = moment(1, {IDLE: slot(1, 4, 0, 0, 0)}, cast(IDLE, 4))
+    before = (moment(0, {}), staged, moment(2, first))
+    rolled = moment(4, {IDLE: slot(112, 0, 0, 4, 0)})
+    without = StateTrace("eager", (*before, moment(3, first), rolled))
+    loaded = StateTrace("eager", (*before, *(moment(i, first) for i in (3, 4, 5))))
+    schedule = Schedule(events=events, layout="branch", settings=Settings(fused=False))
+    for deviations, want in (
+        ({}, "inconclusive"),
+        ({"idle_windows_roll": "entry"}, "known"),
+    ):
+        evidence = ScheduleEvidence(
+            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
+            schedule=schedule,
+            kind="delayed",
+            policy=policy,
+            traces={"eager": loaded},
+            deviations=deviations,
+            run=lambda other: without,
+        )
+        assert [v.status for v in check_reload(evidence)] == [want]
 
 
 def test_an_inner_region_gives_the_update_away_twice() -> None:

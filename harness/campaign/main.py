@@ -16,7 +16,7 @@ from harness.arms.ladder import rungs_of, select_arms
 from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.content import in_checkout
-from harness.environment import choose_te, prepare, te_told
+from harness.environment import prepare
 from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, runnable, select
 from harness.stateful import Stateful
 
@@ -45,7 +45,9 @@ def run_command(
     fault = _fault(plant)
     prepare(plant)
     if te_version:
-        choose_te(te_version)
+        from harness.emulated_te.environment import choose
+
+        choose(te_version)
     from harness.ledger import Ledger, load_entries
 
     if device == "cuda":
@@ -101,7 +103,9 @@ def _campaign(
     console.print(f"cast policies (probed): {policies}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
     if any(name.startswith("te.") for name in config.recipes):
-        console.print(f"TransformerEngine {te_told()}", soft_wrap=True)
+        from harness.emulated_te.environment import told
+
+        console.print(f"TransformerEngine {told()}", soft_wrap=True)
     for line in lacking:
         console.print(f"not tested: {line}", soft_wrap=True)
     live = _Live(console, config.minutes)

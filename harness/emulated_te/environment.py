@@ -127,3 +127,18 @@ def enter() -> None:
     os.environ.update(NVTE_PROJECT_BUILDING="1", NVTE_TORCH_COMPILE="0")
     found = install()
     assert found == version, (found, version)
+
+
+def choose(version: str) -> None:
+    """Test this TransformerEngine in all processes to come; installed now if it has to be.
+
+    Raises ValueError as ``ensure``.
+    """
+    ensure(version)
+    os.environ[CHOICE] = version
+
+
+def told() -> str:
+    """The TransformerEngine under test, and whether its own extension runs."""
+    how = "its own extension" if real_extension() else "its Python on the emulated extension"
+    return f"{chosen_version()} ({how})"

@@ -89,24 +89,26 @@ def _first_in_first_out() -> _Plant:
     return delayed_calls({"_Tape": record, "_replay": replay, "_State.__init__": reset})
 
 
-def _stash_by_number() -> _Plant:
-    """What a dropped forward stashed waits for the forward of that number in the next model."""
-    waiting: dict[int, list[Any]] = {}
-    count = [0]
+def _stash_outlives_model() -> _Plant:
+    """What a dropped forward stashed is what the next model's first recompute takes."""
+    waiting: list[Any] = []
+    models = [0]
 
     def build(original: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-        count[0] = 0
+        models[0] += 1
         original(layer, *args, **kwargs)
 
     def record(original: Any, *args: Any) -> Any:
         tape = original(*args)
-        tape.number, count[0] = count[0], count[0] + 1
-        waiting.setdefault(tape.number, []).append(tape)
+        tape.model = models[0]
+        waiting.append(tape)
         return tape
 
     def replay(original: Any, tape: Any, function: Any, x: Any) -> Any:
-        queue = waiting.get(tape.number)
-        return original(queue.pop(0) if queue else tape, function, x)
+        left = next((other for other in waiting if other.model < tape.model), None)
+        for gone in {tape, left} & set(waiting):
+            waiting.remove(gone)
+        return original(left or tape, function, x)
 
     def reset(original: Any, state: Any) -> None:
         waiting.clear()
@@ -172,7 +174,7 @@ FAULTS = [
     _fault("recompute-first-in-first-out", "recompute takes the oldest forward's scales",
            f"{_TE}/pull/1254", _first_in_first_out),
     _fault("tape-of-dropped-forward", "a forward without a backward leaves its scales to others",
-           f"{_TE}/pull/3284", _stash_by_number),
+           f"{_TE}/pull/3284", _stash_outlives_model),
     _fault("tape-stays-open", "a forward's recording is only closed by its recompute",
            f"{_TE}/pull/3284", _open_until_replayed),
     _fault("stash-decided-at-entry", "FP8 enabled inside a checkpoint keeps no scales",

@@ -64,10 +64,11 @@ class Slot:
 
     def equals(self, other: Slot) -> bool:
         """Bit for bit."""
-        return bool(
-            np.float32(self.scale).tobytes() == np.float32(other.scale).tobytes()
-            and self.window.tobytes() == other.window.tobytes()
-        )
+        return self.key() == other.key()
+
+    def key(self) -> tuple[bytes, bytes]:
+        """Its bits."""
+        return np.float32(self.scale).tobytes(), self.window.tobytes()
 
 
 def fresh(history: int) -> Slot:

@@ -33,10 +33,12 @@ class AsBuilt:
     high: set[str] = field(default_factory=set)
     #: Is the next training forward told to update gradients?
     first: bool = False
+    #: The deviation that tells it so, if it is one.
+    first_by: str = "inner_region_owns_update"
     #: The same, as each open region found it.
     saved: list[bool] = field(default_factory=list)
-    #: Forwards whose backward updates gradients.
-    owners: set[int] = field(default_factory=set)
+    #: Forwards whose backward updates gradients, and the deviation by which it does.
+    owners: dict[int, str] = field(default_factory=dict)
 
     def follows(self, deviation: str, *, differs: bool = True) -> bool:
         """True if the ledger has this deviation; counted where it makes a difference."""
@@ -48,7 +50,8 @@ class AsBuilt:
     def entered(self, settings: Settings | None) -> None:
         """A region was opened; None: in high precision."""
         self.saved.append(self.first)
-        self.first |= len(self.saved) == 1
+        if len(self.saved) == 1:
+            self.first, self.first_by = True, "inner_region_owns_update"
         if settings is not None:
             self.algorithms[settings.history, settings.margin] = settings.algorithm
 
@@ -59,14 +62,21 @@ class AsBuilt:
     def trained(self, forward: int) -> None:
         """A training forward ran in FP8."""
         if self.first:
-            self.owners.add(forward)
+            self.owners[forward] = self.first_by
         self.first = False
+
+    def recomputed(self, first: bool) -> None:
+        """A recompute leaves behind what its forward was told."""
+        by = "recompute_leaves_ownership"
+        if self.follows(by, differs=False) and first != self.first:
+            self.first, self.first_by = first, by
 
     def updates(self, of: tuple[int, ...], rule: bool) -> bool:
         """Does a backward through these forwards update gradients, as the rule says it does?"""
-        owned = bool(self.owners & set(of))
-        follows = self.follows("inner_region_owns_update", differs=owned != rule)
-        return owned if follows else rule
+        by = {self.owners[f] for f in of if f in self.owners}
+        deviation = by.pop() if len(by) == 1 else "inner_region_owns_update"
+        owned = bool(self.owners.keys() & set(of))
+        return owned if self.follows(deviation, differs=owned != rule) else rule
 
     def called(self, layer: str, settings: Settings | None) -> None:
         """A layer of the model ran a forward under these settings."""

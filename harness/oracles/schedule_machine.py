@@ -22,6 +22,7 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
+from harness.oracles.schedule_recompute import Modules, Recomputes, circumstances
 from harness.schedule.events import (
     Backward,
     Close,
@@ -34,7 +35,7 @@ from harness.schedule.events import (
     Switch,
 )
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
-from harness.verdict import Verdict
+from harness.verdict import FOLLOWED, Verdict
 
 
 def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -83,6 +84,7 @@ class _Machine:
     evidence: ScheduleEvidence
     arm: str
     as_built: AsBuilt
+    recomputes: Recomputes
     event: int = 0
     moves: list[Move] = field(default_factory=list)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
@@ -133,7 +135,9 @@ class _Machine:
 
 
 def _fresh(evidence: ScheduleEvidence, trace: StateTrace) -> _Machine:
-    return _Machine(evidence, trace.arm, AsBuilt(evidence.deviations))
+    as_built = AsBuilt(evidence.deviations)
+    recomputes = Recomputes(trace.arm, evidence.schedule, as_built)
+    return _Machine(evidence, trace.arm, as_built, recomputes)
 
 
 def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
@@ -144,18 +148,44 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
     ):
         before = dict(machine.slots)
         machine.event, machine.uncommitted = i, {}
+        machine.recomputes.event(event, progress, moment)
         _book(machine, event, progress, moment)
+        rule = _by_the_rule(machine, event, progress, moment)
         for verdict in _casts(machine, event, progress, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
         _commits(machine, event, progress)
+        if rule is not None:
+            differs = rule != {name: machine.slots[name].key() for name in machine.slots}
+            machine.as_built.follows("segments_update_gradients", differs=differs)
         for verdict in _compare(machine, before, event, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
                 yield _placed(verdict, evidence, trace, i)
     for entry in sorted(machine.as_built.followed):
-        yield plain("O14", trace.arm, "forward", "ok").known(entry)
+        yield plain("O14", trace.arm, FOLLOWED, "ok").known(entry)
+
+
+def _by_the_rule(
+    machine: _Machine, event: Event, progress: Progress, moment: Moment
+) -> dict[SlotName, tuple[bytes, bytes]] | None:
+    """Gradients' state after a backward whose layers update them again and again, had they not."""
+    if not (isinstance(event, Backward) and machine.recomputes.told_again):
+        return None
+    other = replace(
+        machine,
+        as_built=replace(machine.as_built, followed=set()),
+        recomputes=replace(machine.recomputes, told_again=False, owns=False),
+        slots=dict(machine.slots),
+        uncommitted={},
+        waiting=dict(machine.waiting),
+        moves=[],
+    )
+    for _ in _casts(other, event, progress, moment):
+        pass
+    _commits(other, event, progress)
+    return {name: slot.key() for name, slot in other.slots.items()}
 
 
 def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -> None:
@@ -170,7 +200,7 @@ def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -
             inner = progress.inner(event)
             if inside:
                 as_built.entered(inner)
-            if inner is not None and mode == "train":
+            if inner is not None and mode == "train" and not machine.recomputes.reentrant:
                 as_built.trained(progress.forwards)
             if inside:
                 as_built.left()
@@ -192,7 +222,7 @@ def _casts(
     policy_of = machine.evidence.policy
     inner = progress.inner(event) if isinstance(event, Forward) else None
     trains = isinstance(event, Forward) and event.mode == "train"
-    call = None
+    call, module = None, Modules()
     for cast in moment.casts:
         if cast.slot is None or cast.at.phase == "recompute":
             continue
@@ -201,7 +231,9 @@ def _casts(
         if settings is None or policy is None:
             continue  # a cast in high precision is another rule's business
         if call is not None and cast.at.call != call and _own_region(machine, event, progress):
-            machine.commit("forward")
+            _leave_own_region(machine)
+        if cast.at.phase == "backward" and module.begins(cast.slot) and machine.recomputes.owns:
+            machine.commit("backward")
         call = cast.at.call
         machine.ran.add(cast.slot)
         if cast.at.phase == "forward":
@@ -248,9 +280,32 @@ def _commits(machine: _Machine, event: Event, progress: Progress) -> None:
         if not high:
             machine.commit("forward")
     if isinstance(event, Forward) and event.inside and event.mode == "train" and not progress.open:
-        machine.commit("forward")  # in no_grad, a region is left without an update
-    if isinstance(event, Backward) and _updates_gradients(machine, event, progress):
-        machine.commit("backward")
+        _leave_own_region(machine)  # in no_grad, a region is left without an update
+    if isinstance(event, Backward):
+        if machine.recomputes.told_again:
+            told = machine.recomputes.owns
+        else:
+            told = _updates_gradients(machine, event, progress)
+        if told:
+            machine.commit("backward")
+        _update_again(machine)
+
+
+def _leave_own_region(machine: _Machine) -> None:
+    waits = any(name.direction == "forward" for name in machine.waiting)
+    if not machine.recomputes.keeps(waits):
+        machine.commit("forward")
+
+
+def _update_again(machine: _Machine) -> None:
+    """Recomputes that leave a region of their own update what runs forward once more."""
+    again = machine.recomputes.updates
+    if again and machine.as_built.follows("recompute_updates_forward", differs=False):
+        before = dict(machine.slots)
+        for _ in range(again):
+            machine.commit("forward")
+        differs = any(not machine.slots[name].equals(before[name]) for name in before)
+        machine.as_built.follows("recompute_updates_forward", differs=differs)
 
 
 def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -> bool:
@@ -261,8 +316,8 @@ def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -
         policy is not None and (policy.backward_commits == "each" or region.first in event.of)
         for policy, region in policies
     )
-    if machine.arm != "eager":
-        return owed
+    if machine.arm.endswith("reentrant"):
+        return owed  # what each segment's recompute is told is another matter
     updates = as_built.updates(event.of, owed)
     # the first layer is told to, unless each layer has a region of its own
     each = schedule.checkpoint in ("each", "nested") and any(region.own for _, region in ran)
@@ -336,6 +391,7 @@ def _told(slot: Slot) -> str:
 def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     where = f"{place(evidence.schedule, event)}: {verdict.where}"
     symptom = verdict.symptom + _circumstances(evidence.schedule)
+    symptom += circumstances(evidence.schedule, trace.arm)
     return replace(
         verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
     )

@@ -17,6 +17,8 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
+from harness.oracles.schedule_machine import check_machine
+from harness.oracles.schedule_recompute import circumstances, unfinished
 from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
@@ -34,6 +36,8 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
         else:
             symptom = f"{error.type} in {error.where}{_after(evidence.schedule, error)}"
+            if _of_state(error):
+                symptom += circumstances(evidence.schedule, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
@@ -42,14 +46,20 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
 
 
 def _after(schedule: Schedule, error: ScheduleError) -> str:
-    """What a library's state fails with once another history has resized its windows is another
-    cause."""
-    state = error.where.split(".")[0] in ("quantization", "fp8", "base")
+    """What separates failures of one function: what it fails with once another history has resized
+    its windows, or where parameters in the narrow format meet a product outside regions."""
     history = schedule.settings.history
-    for event in schedule.events[: max(error.event, 0)] if state else ():
+    for event in schedule.events[: max(error.event, 0)] if _of_state(error) else ():
         if isinstance(event, Switch) and event.history not in (None, history):
             return ", after a switch of the history"
+    for i, event, progress in steps_of(schedule):
+        if i == error.event and isinstance(event, Forward) and schedule.quantized_init:
+            return "" if progress.inner(event) else ", quantised parameters outside regions"
     return ""
+
+
+def _of_state(error: ScheduleError) -> bool:
+    return error.where.split(".")[0] in ("quantization", "fp8", "base")
 
 
 def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
@@ -101,6 +111,7 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 if symptom == _OTHER_SCALE and _of_another(product, key, i, first):
                     symptom = "recomputed with the scales of another forward"
                 if symptom:
+                    symptom += circumstances(evidence.schedule, trace.arm)
                     return Verdict(
                         "O13", "", "output", "diverged", symptom,
                         located(evidence, moment.event, product.at), _sides(product),
@@ -179,8 +190,9 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
             if wrong:
                 symptom = "product in high precision" if narrow else "product in FP8"
+                symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
                 return Verdict(
-                    "O20", "", product.role, "diverged", f"{symptom} ({product.at.phase})",
+                    "O20", "", product.role, "diverged", symptom,
                     located(evidence, i, product.at), _sides(product),
                     "FP8" if narrow else "high precision", index=(i,),
                 )  # fmt: skip
@@ -257,9 +269,8 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
         yield plain("R20", "eager", "output", "not_applicable")
         return
-    uninterrupted = evidence.run(
-        msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
-    )
+    schedule = msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
+    uninterrupted = evidence.run(schedule)
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
@@ -267,7 +278,24 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
     shifted = replace(base, moments=tuple(base.moments[i] for i in kept), outputs=outputs)
     # what is created lazily is absent from a fresh model until its first forward
-    yield _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    if verdict.status == "diverged":
+        yield _blamed(
+            verdict, replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
+        )
+    else:
+        yield verdict
+
+
+def _blamed(verdict: Verdict, uninterrupted: ScheduleEvidence) -> Verdict:
+    """A difference that the run without a reload has brought about is not the reload's."""
+    for other in check_machine(uninterrupted):
+        if other.status == "known":
+            return verdict.known(other.explained_by)
+        if other.status == "diverged":
+            reason = "the run without it breaks the state machine's rules"
+            return plain("R20", "eager", "output", "inconclusive", reason)
+    return verdict
 
 
 def _renumbered(name: str, position: Mapping[int, int]) -> str:
@@ -331,8 +359,10 @@ def check_balance(evidence: ScheduleEvidence) -> Iterator[Verdict]:
                 continue
             left = {name: n for name, n in moment.pending.items() if n}
             if left:
+                symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.schedule)}"
+                symptom += circumstances(evidence.schedule, arm)
                 found = Verdict(
-                    "O19", arm, "state", "diverged", f"left over: {', '.join(sorted(left))}",
+                    "O19", arm, "state", "diverged", symptom,
                     place(evidence.schedule, i), str(left), "empty", index=(i,),
                 )  # fmt: skip
                 break

@@ -93,7 +93,7 @@ class _Walk:
 
 def walk(choose: Choose, habits: Habits) -> tuple[Event, ...]:
     """The events of one training, every step taken and every region left."""
-    way = _Walk(choose, habits, todo=_microbatches(choose))
+    way = _Walk(choose, habits, todo=_microbatches(choose, habits))
     goal = habits.steps
     due = [(habits.reload_at, "reload"), (habits.switch_at, "switch")]
     while way.steps < goal:
@@ -111,8 +111,9 @@ def walk(choose: Choose, habits: Habits) -> tuple[Event, ...]:
     return tuple(way.events)
 
 
-def _microbatches(choose: Choose) -> int:
-    return int(choose("events", 1, 1, 1, 1, 2, 2, 3))
+def _microbatches(choose: Choose, habits: Habits) -> int:
+    # weights are kept for a microbatch that comes after
+    return int(choose("events", *((1, 2, 2, 3) if habits.caches else (1, 1, 1, 1, 2, 2, 3))))
 
 
 def _done(way: _Walk, after: int, what: str) -> bool:
@@ -204,7 +205,7 @@ def _go(way: _Walk, move: str) -> None:
     way.todo -= move in ("forward", "inside")
     if move == "step":
         way.steps += 1
-        way.todo = _microbatches(way.choose)
+        way.todo = _microbatches(way.choose, way.habits)
 
 
 def _forward(way: _Walk, move: str) -> Forward:

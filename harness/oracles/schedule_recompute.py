@@ -1,0 +1,131 @@
+"""What a library's checkpoint does to scaling state where it departs from the rules: nothing.
+
+A recompute stages and commits nothing, says the rule. TransformerEngine's opens a region of its own
+for each, and tells layers anew who updates gradients; this follows it where the ledger says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from harness.oracles.schedule_as_built import AsBuilt
+from harness.oracles.schedule_evidence import Progress, steps_of
+from harness.schedule.events import Backward, Event, Forward, Schedule
+from harness.schedule.trace import Moment, SlotName
+
+#: Arms of the library's own checkpoint.
+_ARMS = ("eager+checkpoint", "eager+checkpoint_reentrant")
+
+
+@dataclass
+class Recomputes:
+    """One arm's checkpoints: what stood around each forward, and what it was told."""
+
+    arm: str
+    schedule: Schedule
+    as_built: AsBuilt
+    #: Forwards whose checkpoint stood in an enabled region.
+    around: set[int] = field(default_factory=set)
+    #: Was the next layer told to update gradients, when each waiting segment ran? Oldest first.
+    told: deque[bool] = field(default_factory=deque)
+    #: Updates of the forward direction that this event's recomputes make.
+    updates: int = 0
+    #: Are layers told in this event's recomputes whether they update gradients?
+    told_again: bool = False
+    #: Does each of them?
+    owns: bool = False
+
+    @property
+    def library(self) -> bool:
+        """False on arms whose recomputes, if any, the library knows nothing of."""
+        return self.arm in _ARMS
+
+    @property
+    def reentrant(self) -> bool:
+        """A forward builds no graph; layers are told what to update when they are recomputed."""
+        return self.library and self.schedule.reentrant
+
+    def event(self, event: Event, progress: Progress, moment: Moment) -> None:
+        """Before the machine takes an event."""
+        self.updates, self.told_again, self.owns = 0, False, False
+        if not self.library:
+            return
+        if isinstance(event, Forward) and event.mode == "train":
+            self._forward(event, progress, len(moment.calls))
+        elif isinstance(event, Backward):
+            self._backward(progress, moment)
+
+    def keeps(self, waits: bool) -> bool:
+        """Does a region opened in a checkpoint end without an update? There is no graph there."""
+        graphless = self.arm.endswith("_reentrant")
+        return graphless and self.as_built.follows("checkpointed_region_keeps", differs=waits)
+
+    def _forward(self, event: Forward, progress: Progress, calls: int) -> None:
+        if progress.open and progress.open[-1] is not None:
+            self.around.add(progress.forwards)
+        first = self.as_built.first
+        takes = progress.inner(event) is not None and not event.inside and not self.reentrant
+        segments = {"each": calls, "whole": 1, "nested": calls + 1}[self.schedule.checkpoint]
+        taken = 2 if self.schedule.checkpoint == "nested" else 1  # the outer one asks first
+        self.told += [first and not (takes and i >= taken) for i in range(segments)]
+
+    def _backward(self, progress: Progress, moment: Moment) -> None:
+        again = [call.at.forward for call in moment.calls if call.at.phase == "recompute"]
+        if self.schedule.checkpoint == "whole":
+            again = sorted(set(again))
+        told = [self.told.popleft() for _ in again if self.told]
+        if told:
+            self.as_built.recomputed(told[-1])
+        if not progress.open:
+            self.updates = sum(forward in self.around for forward in again)
+        if self.reentrant and self.as_built.follows("segments_update_gradients", differs=False):
+            self.told_again = True
+            self.owns = bool(again) and (not progress.open or any(told))
+
+
+@dataclass
+class Modules:
+    """Tells the casts of one layer's backward from the next's."""
+
+    seen: set[SlotName] = field(default_factory=set)
+
+    def begins(self, slot: SlotName) -> bool:
+        """True if this cast is another backward's first, which comes after one that ended."""
+        new = bool(self.seen) and (slot in self.seen or slot.layer != next(iter(self.seen)).layer)
+        self.seen = {slot} if new else self.seen | {slot}
+        return new
+
+
+def circumstances(schedule: Schedule, arm: str) -> str:
+    """What separates causes on the arms of a library's checkpoint; part of the symptom."""
+    if arm not in _ARMS:
+        return ""
+    told = {
+        "nested": schedule.checkpoint == "nested" and schedule.reentrant,
+        "another precision in between": _changes_precision(schedule),
+    }
+    return "".join(f", {name}" for name, holds in told.items() if holds)
+
+
+def unfinished(schedule: Schedule) -> str:
+    """Is there a checkpointed layer call that no backward reaches?"""
+    forwards = [e for e in schedule.events if isinstance(e, Forward)]
+    trained = {i for i, event in enumerate(forwards) if event.mode == "train"}
+    used = {f for event in schedule.events if isinstance(event, Backward) for f in event.of}
+    alone = schedule.layout in ("dangling", "frozen_first") or bool(trained - used)
+    return ", some forward unused" if alone else ""
+
+
+def _changes_precision(schedule: Schedule) -> bool:
+    """Did a layer that is recomputed run in the other precision last?"""
+    last: dict[int, bool] = {}
+    ran: dict[int, tuple[int, bool]] = {}
+    for _, event, progress in steps_of(schedule):
+        if isinstance(event, Forward):
+            narrow = progress.inner(event) is not None
+            last[event.path] = narrow
+            ran[progress.forwards] = (event.path, narrow)
+        elif isinstance(event, Backward) and any(last[ran[f][0]] != ran[f][1] for f in event.of):
+            return True
+    return False
