@@ -125,7 +125,7 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
         assert [run_here(script, tmp_path) for script in scripts] == [1, 1]
     assert [run_here(script, tmp_path) for script in scripts] == [0, 0]
     assert small.spec.schedule is not None
-    assert len(small.spec.schedule.events) <= 5
+    assert len(small.spec.schedule.events) <= 8
     assert len(scripts[1].splitlines()) <= MAX_LINES
 
 
