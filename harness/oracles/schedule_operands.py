@@ -60,7 +60,7 @@ def _keys(codes: NDArray[np.uint8]) -> set[bytes]:
 
 def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     casts = _Casts()
-    sources = _sources(evidence.schedule)
+    sources = sources_of(evidence.schedule)
     judged = False
     for moment in trace.moments:
         for cast in moment.casts:
@@ -92,7 +92,7 @@ def _uniform(codes: NDArray[np.uint8]) -> bool:
     return not codes.size or bool((codes == codes.flat[0]).all())
 
 
-def _sources(schedule: Schedule) -> list[set[int]]:
+def sources_of(schedule: Schedule) -> list[set[int]]:
     """Of each forward: itself, and the one whose weights it reuses."""
     sources: list[set[int]] = []
     kept: dict[int, int] = {}

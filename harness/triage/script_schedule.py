@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.stateful import ScheduleScript, Stateful
+from harness.triage.script_operands import check_operands
 from harness.triage.script_schedule_checks import CHECKS, Check
 from harness.triage.script_state import check_state
 from harness.triage.script_tensors import build, tensors
@@ -42,7 +43,7 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
         *dict.fromkeys(getattr(text, name) for name in check.uses),
         check.before,
         model(play),
-        training(play, check.mark, check.arguments),
+        training(play, check.mark, check.lead, check.arguments),
         check.after,
     ]
     body = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -62,7 +63,7 @@ def _check(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -
     return _MAKERS[verdict.oracle](evidence, verdict, text)
 
 
-_MAKERS = {"O14": check_state, **CHECKS, **TWINS}
+_MAKERS = {"O3": check_operands, "O14": check_state, **CHECKS, **TWINS}
 
 
 def _quoted(sentence: str) -> str:

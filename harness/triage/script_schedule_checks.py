@@ -34,12 +34,15 @@ class Check:
     arguments: str = ""
     #: A line for every fresh ``layers``.
     built: str = ""
+    #: The line before an event.
+    lead: Mark = no_mark
 
 
 Maker = Callable[[ScheduleEvidence, Verdict, ScheduleScript], Check]
 #: The last lines of a script that kept ``broken``.
 EXIT = '\nprint("BROKEN" if broken else "holds")\nsys.exit(1 if broken else 0)'
-_RUN = "with listening(hear):\n    train()"
+#: Runs it while ``hear`` listens.
+RUN = "with listening(hear):\n    train()"
 
 
 def _play(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Play:
@@ -76,40 +79,8 @@ def hear(seen):
 
 
 def _casts(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    after = f'{_RUN}\nprint(f"{{casts}} casts, {{broken}} wrong"){EXIT}'
+    after = f'{RUN}\nprint(f"{{casts}} casts, {{broken}} wrong"){EXIT}'
     return Check(_play(evidence, verdict, text), ("scales", "listen"), _CAST, no_mark, after)
-
-
-_INVERSE = '''\
-made, broken = {}, False
-def rows(codes):
-    return codes.view(torch.uint8).reshape(-1, codes.shape[-1])
-def key(codes):
-    return bytes(codes.contiguous().cpu().numpy())
-def hear(seen):
-    """An operand's codes were made with the scale that the product divides by."""
-    global broken
-    if isinstance(seen, Cast) and seen.scale.dtype == torch.float32:
-        for codes in (rows(seen.codes), rows(seen.codes).t()):
-            made.setdefault(key(codes), set()).add((1 / seen.scale).item())
-    elif isinstance(seen, Product):
-        for codes, inverse, _ in sides(seen):
-            if inverse is None or inverse.dtype != torch.float32 or inverse.numel() != 1:
-                continue
-            used = made.get(key(rows(codes)))
-            if used is None:
-                UNKNOWN
-            elif inverse.item() not in used:
-                print(f"a product times {inverse.item():.8g}, cast with {sorted(used)}")
-                broken = True'''
-
-
-def _inverse(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    unknown = 'print("a product of codes that no cast made")\n                broken = True'
-    if evidence.schedule.quantized_init:
-        unknown = "continue  # the parameter itself, made before"
-    after, before = f"{_RUN}{EXIT}", _INVERSE.replace("UNKNOWN", unknown)
-    return Check(_play(evidence, verdict, text), ("scales", "listen"), before, no_mark, after)
 
 
 _RECOMPUTE = '''\
@@ -151,7 +122,7 @@ for first, *others in filter(None, checkpoints):
 def _recompute(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     play = Play(evidence.case.spec, text, True, own_checkpoint=True)
     before = _RECOMPUTE.replace("CHECKPOINT", checkpoint_call(evidence.case.spec, text, "run", "x"))
-    after = f"{_RUN}{_RECOMPUTED}{EXIT}"
+    after = f"{RUN}{_RECOMPUTED}{EXIT}"
     return Check(play, ("scales", "listen"), before, no_mark, after)
 
 
@@ -190,7 +161,7 @@ def _precision(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScrip
         asks = weights and isinstance(event, Forward) and narrow[i] and event.first is not False
         return f"after({told}, fp8={narrow[i]}{', weight=True' if asks else ''})"
 
-    after = f"{_RUN}{EXIT}"
+    after = f"{RUN}{EXIT}"
     return Check(_play(evidence, verdict, text), ("scales", "listen"), _PRECISION, mark, after)
 
 
@@ -230,7 +201,6 @@ def _balance(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript)
 CHECKS: dict[str, Maker] = {
     "contract": _contract,
     "O2": _casts,
-    "O3": _inverse,
     "O13": _recompute,
     "O20": _precision,
     "O19": _balance,

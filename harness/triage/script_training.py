@@ -150,8 +150,8 @@ def _calls(schedule: Schedule, call: Callable[[object], str]) -> list[str]:
     return [*lines[:-1], "return" + lines[-1].removeprefix("x =")]
 
 
-def training(play: Play, mark: Mark, arguments: str = "") -> str:
-    """Defines ``train()``: the schedule, event by event."""
+def training(play: Play, mark: Mark, lead: Mark, arguments: str = "") -> str:
+    """Defines ``train()``: the schedule, event by event, with a line before and after each."""
     lines = [f"def train({arguments}):", "    global layers"]
     if play.schedule.quantized_init:  # quantising initial values leaves their maximum behind
         lines.append("    torch.manual_seed(0)")
@@ -160,14 +160,14 @@ def training(play: Play, mark: Mark, arguments: str = "") -> str:
         lines.append(f"    recipe = {play.text.recipe(play.schedule.settings)}")
     if any(isinstance(event, Step) for event in play.schedule.events):
         lines.append(f"    {_OPTIMIZER}")
-    lines += [f"    {line}" for line in _events(play, mark)]
+    lines += [f"    {line}" for line in _events(play, mark, lead)]
     return "\n".join(lines)
 
 
 _OPTIMIZER = f"optimizer = torch.optim.SGD(layers.parameters(), lr={LEARNING_RATE['sgd']})"
 
 
-def _events(play: Play, mark: Mark) -> Iterator[str]:
+def _events(play: Play, mark: Mark, lead: Mark) -> Iterator[str]:
     depth = forwards = backwards = 0
     empty = False
     settings = play.schedule.settings
@@ -198,9 +198,13 @@ def _events(play: Play, mark: Mark) -> Iterator[str]:
         else:
             lines = _between(play, event, settings)
         empty = False
+        if first := lead(i, event, made):
+            yield indent + first
         yield from (indent + line for line in lines)
         if after := mark(i, event, made):
             yield indent + after
+        if isinstance(event, Step):  # a mark may look at the gradients
+            yield f"{indent}optimizer.zero_grad()"
     if empty:
         yield "    " * depth + "pass"
 
@@ -242,7 +246,7 @@ def gradient_name(backward: int, forward: int, event: Backward) -> str:
 
 def _between(play: Play, event: Event, settings: Settings) -> list[str]:
     if isinstance(event, Step):
-        return ["optimizer.step()", "optimizer.zero_grad()"]
+        return ["optimizer.step()"]
     assert isinstance(event, Reload)
     lines = [
         "file = io.BytesIO()",

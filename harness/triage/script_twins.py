@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.oracles.schedule_evidence import ScheduleEvidence, order_lost
-from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Switch
+from harness.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
 from harness.schedule.text import sentence
 from harness.stateful import ScheduleScript
 from harness.triage.script_schedule_checks import EXIT, Check, Maker
@@ -27,7 +27,10 @@ def logged(**how):
 
 _COMPARED = """
 broken = False
-for (event, first), (_, second) in zip(BASE, OTHER):
+for (event, first), (other, second) in zip(BASE, OTHER):
+    if event != other:
+        print(f"{event}\\n    OTHERS {other}")
+        broken = True
     for name in [name for name in first if name in second]:
         x, y = first[name], second[name]
         if x.shape != y.shape or not torch.allclose(x, y, rtol=0, atol=0, equal_nan=True):
@@ -52,8 +55,9 @@ def _comparing(evidence: ScheduleEvidence, until: int) -> Mark:
         told = "leave the region" if isinstance(event, Close) else sentence(event, number)
         if isinstance(event, Backward):
             clear = "".join(f"; {x} = None" for x in results)
-            grads = "*[p.grad for p in layers.parameters()]"
-            return f"after({', '.join([quoted(told), *results, grads])}){clear}"
+            return f"after({', '.join([quoted(told), *results])}){clear}"
+        if isinstance(event, Step):
+            results = ["*[p.grad for p in layers.parameters()]"]
         return f"after({', '.join([quoted(told), *results])})"
 
     return mark
@@ -86,12 +90,22 @@ def _twin(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) ->
 
 
 def _company(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    play = Play(evidence.case.spec, text, False)
+    play = Play(evidence.case.spec, text, verdict.arm != "eager")
     before = _COMPARE.replace("    reset()\n", "").replace("**how", "")
+    if "after other models" in verdict.symptom:
+        before = before.replace("    train()\n", _RAISES)
     after = "alone, later = logged(), logged()"
     after += _compared("alone", "later", "alone             ", "after other models")
     mark = _comparing(evidence, len(evidence.schedule.events))
     return Check(play, ("scales",), before, mark, after)
+
+
+_RAISES = """\
+    try:
+        train()
+    except Exception as error:
+        log.append((f"{type(error).__name__}: {error}", {}))
+"""
 
 
 def _reload(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
