@@ -274,7 +274,8 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
 
     folder = Path("out")
     folder.mkdir(exist_ok=True)
-    config = Config(out=folder, seed=seed, part=part, arms=("eager",), draws=2)
+    models = ("torch.*", "torchao.*")  # what schedules run on takes turns with these
+    config = Config(out=folder, seed=seed, part=part, recipes=models, arms=("eager",), draws=2)
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with receiving, sending:
         worker = _Worker(config, number, generation, time.monotonic() + 600, sending)
