@@ -82,7 +82,8 @@ class Recomputes:
         first = self.as_built.first
         takes = progress.inner(event) is not None and not event.inside and not self.reentrant
         segments = {"each": calls, "whole": 1, "nested": calls + 1}[self.schedule.checkpoint]
-        taken = 2 if self.schedule.checkpoint == "nested" else 1  # the outer one asks first
+        # the outer one of nested checkpoints asks first, and a frozen layer takes no update
+        taken = 1 + (self.schedule.checkpoint == "nested") + (self.schedule.layout == "frozen_first")
         self.told += [first and not (takes and i >= taken) for i in range(segments)]
 
     def _backward(self, progress: Progress, moment: Moment) -> None:

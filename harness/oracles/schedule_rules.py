@@ -229,7 +229,8 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             _until(evidence.schedule, base, until),
             _until(evidence.schedule, trace, until),
         )
-        yield _same(evidence, "O12", arm, base, trace, range(until), "without it")
+        verdict = _same(evidence, "O12", arm, base, trace, range(until), "without it")
+        yield _blamed(verdict, evidence, base) if verdict.status == "diverged" else verdict
 
 
 def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
@@ -278,21 +279,19 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     # what is created lazily is absent from a fresh model until its first forward
     verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
     if verdict.status == "diverged":
-        yield _blamed(
-            verdict, replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
-        )
+        yield _blamed(verdict, replace(evidence, schedule=schedule), uninterrupted)
     else:
         yield verdict
 
 
-def _blamed(verdict: Verdict, uninterrupted: ScheduleEvidence) -> Verdict:
-    """A difference that the run without a reload has brought about is not the reload's."""
-    for other in check_machine(uninterrupted):
+def _blamed(verdict: Verdict, evidence: ScheduleEvidence, base: StateTrace) -> Verdict:
+    """A difference that the plain run itself has brought about is no other's fault."""
+    for other in check_machine(replace(evidence, traces={"eager": base})):
         if other.status == "known":
             return verdict.known(other.explained_by)
         if other.status == "diverged":
-            reason = "the run without it breaks the state machine's rules"
-            return plain("R20", "eager", "output", "inconclusive", reason)
+            reason = "the plain run breaks the state machine's rules"
+            return plain(verdict.oracle, verdict.arm, verdict.role, "inconclusive", reason)
     return verdict
 
 
