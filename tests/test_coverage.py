@@ -149,10 +149,11 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
 
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))
-    found = _universe(RECIPES, arms)
+    found = _universe(RECIPES, {}, arms)
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
     worker = object.__new__(_Worker)
     worker.arms = select_arms(arms)
+    worker.recipes, worker.stateful = list(RECIPES.values()), []
     taken = {"eager" if kind == "none" else kind for kind, _ in worker._kinds()}
     assert taken == rungs
 

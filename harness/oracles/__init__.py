@@ -171,11 +171,12 @@ ORACLES: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 
-#: By name; of a rule that both kinds of case have, the one for single runs.
-BY_NAME = {oracle.name: oracle for oracle in (*SCHEDULE_ORACLES, *ORACLES)}
+_OF_MODELS = {oracle.name: oracle for oracle in ORACLES}
 _OF_SCHEDULES = {oracle.name: oracle for oracle in SCHEDULE_ORACLES}
+#: By name; of a rule that both kinds of case have, the one for models.
+BY_NAME = _OF_MODELS | {n: o for n, o in _OF_SCHEDULES.items() if n not in _OF_MODELS}
 
 
 def rules_of(spec: Spec) -> dict[str, Oracle]:
     """The rules that judge this Spec's cases, in order, by name."""
-    return BY_NAME if spec.schedule is None else _OF_SCHEDULES
+    return _OF_MODELS if spec.schedule is None else _OF_SCHEDULES

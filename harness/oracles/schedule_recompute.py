@@ -83,7 +83,11 @@ class Recomputes:
         takes = progress.inner(event) is not None and not event.inside and not self.reentrant
         segments = {"each": calls, "whole": 1, "nested": calls + 1}[self.schedule.checkpoint]
         # the outer one of nested checkpoints asks first, and a frozen layer takes no update
-        taken = 1 + (self.schedule.checkpoint == "nested") + (self.schedule.layout == "frozen_first")
+        nested, frozen = (
+            self.schedule.checkpoint == "nested",
+            self.schedule.layout == "frozen_first",
+        )
+        taken = 1 + nested + frozen
         self.told += [first and not (takes and i >= taken) for i in range(segments)]
 
     def _backward(self, progress: Progress, moment: Moment) -> None:
