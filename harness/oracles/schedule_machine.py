@@ -11,18 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 from harness.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
 from harness.oracles.oracle import number, plain
 from harness.oracles.schedule_as_built import AsBuilt
 from harness.oracles.schedule_evidence import (
     Progress,
     ScheduleEvidence,
-    place,
     steps_of,
 )
-from harness.oracles.schedule_recompute import Modules, Recomputes, circumstances
+from harness.oracles.schedule_recompute import Modules, Recomputes
+from harness.oracles.schedule_symptoms import placed, symptom_of, told
 from harness.schedule.events import (
     Backward,
     Close,
@@ -30,9 +28,7 @@ from harness.schedule.events import (
     Forward,
     Open,
     Reload,
-    Schedule,
     Settings,
-    Switch,
 )
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
 from harness.verdict import FOLLOWED, Verdict
@@ -154,7 +150,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
         for verdict in _casts(machine, event, progress, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
-                yield _placed(verdict, evidence, trace, i)
+                yield placed(verdict, evidence, trace, i)
         _commits(machine, event, progress)
         if rule is not None:
             differs = rule != {name: machine.slots[name].key() for name in machine.slots}
@@ -162,7 +158,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
         for verdict in _compare(machine, before, event, moment):
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
-                yield _placed(verdict, evidence, trace, i)
+                yield placed(verdict, evidence, trace, i)
     for entry in sorted(machine.as_built.followed):
         yield plain("O14", trace.arm, FOLLOWED, "ok").known(entry)
 
@@ -341,86 +337,9 @@ def _compare(
             want = resized(want, len(got.window)) if want.equals(fresh(len(want.window))) else want
         if not got.equals(want):
             unstaged = machine.uncommitted.get(name)
-            symptom = _symptom(name, event, before.get(name), want, got, unstaged, machine)
+            symptom = symptom_of(name, event, before.get(name), want, got, unstaged)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, str(name), _told(got), _told(want),
+                "O14", "", name.direction, "diverged", symptom, str(name), told(got), told(want),
                 side=name.layer, index=(name.index,),
             )  # fmt: skip
         machine.slots[name] = got
-
-
-def _symptom(
-    name: SlotName,
-    event: Event,
-    before: Slot | None,
-    want: Slot,
-    got: Slot,
-    uncommitted: Slot | None,
-    machine: _Machine,
-) -> str:
-    """The class of a divergence, in words that say what did not happen."""
-    direction = name.direction
-    if uncommitted is not None and got.equals(uncommitted):
-        return f"{direction} scale not updated"
-    if uncommitted is None and before is not None and want.equals(before):
-        if isinstance(event, Backward | Close | Forward):
-            if np.array_equal(got.window[1:], want.window[1:]) and got.scale == want.scale:
-                return f"{direction} maximum staged by {_kind(event)}"
-            return f"{direction} state moved without a commit by {_kind(event)}"
-        return f"{direction} state changed by {_kind(event)}"
-    if uncommitted is not None and got.window.tobytes() == want.window.tobytes():
-        return f"{direction} scale"
-    if got.scale == want.scale and len(got.window) == len(want.window):
-        if np.array_equal(got.window[1:], want.window[1:]):
-            return f"{direction} staged maximum"
-        return f"{direction} window"
-    return f"{direction} scale and window"
-
-
-def _kind(event: Event) -> str:
-    if isinstance(event, Forward) and event.mode != "train":
-        return "an evaluation"
-    return f"a {type(event).__name__.lower()}"
-
-
-def _told(slot: Slot) -> str:
-    window = ", ".join(f"{x:.4g}" for x in slot.window)
-    return f"scale {number(float(slot.scale))} window [{window}]"
-
-
-def _placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
-    where = f"{place(evidence.schedule, event)}: {verdict.where}"
-    symptom = verdict.symptom + _circumstances(evidence.schedule)
-    symptom += circumstances(evidence.schedule, trace.arm)
-    return replace(
-        verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
-    )
-
-
-def _spans_regions(schedule: Schedule) -> bool:
-    """True if one backward runs through what ran in several regions, nested ones among them."""
-    each = schedule.checkpoint in ("each", "nested") and schedule.calls > 1
-    for _, event, progress in steps_of(schedule):
-        if isinstance(event, Backward):
-            regions = {progress.ran[f][1] for f in event.of if f in progress.ran}
-            inner = sum(f in progress.nested for f in event.of)
-            if len(regions) + inner > 1 or (each and inner + sum(r.own for r in regions)):
-                return True
-    return False
-
-
-def _circumstances(schedule: Schedule) -> str:
-    """What separates causes that look alike: another code path updates, an unused layer is there
-    whose backward never comes, or one backward runs through several regions. Part of the symptom,
-    so minimising keeps it."""
-    switches = [e.algorithm for e in schedule.events if isinstance(e, Switch)]
-    by_tensor = not schedule.settings.fused or "callable" in (
-        schedule.settings.algorithm,
-        *switches,
-    )
-    told = {
-        "unfused": by_tensor,
-        "unused layer": schedule.layout == "dangling",
-        "several regions": _spans_regions(schedule),
-    }
-    return "".join(f", {name}" for name, holds in told.items() if holds)
