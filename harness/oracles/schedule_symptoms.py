@@ -1,4 +1,4 @@
-"""What O14 says of a divergence: its class in words, and what tells causes apart that look alike."""
+"""What O14 says of a divergence: its class in words, and what tells like-looking causes apart."""
 
 from __future__ import annotations
 
