@@ -34,6 +34,7 @@ STATE_DEVIATIONS = {
     "evaluation_stages": "a forward without a graph leaves its maxima for the next update",
     "first_layer_owns_update": "gradients update only if the first layer's backward runs",
     "idle_windows_roll": "an update shifts windows of what has not run, too",
+    "inner_recompute_updates_forward": "a region inside a checkpoint updates again when recomputed",
     "inner_region_owns_update": "an inner region makes another forward update gradients",
     "margin_of_first_forward": "a layer keeps the margin it ran with first",
     "recompute_leaves_ownership": "a recompute lets the next layer of its region update gradients",
@@ -41,6 +42,7 @@ STATE_DEVIATIONS = {
     "saved_after_fp8_only": "state is saved only if the last forward was in FP8",
     "segments_update_gradients": "each layer of a reentrant checkpoint updates all gradients",
     "window_resized_at_its_newest_end": "another history cuts or pads the newest maxima",
+    "writing_parameters_updates_forward": "an optimizer step updates forward scales once more",
 }
 
 

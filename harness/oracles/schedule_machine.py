@@ -29,6 +29,7 @@ from harness.schedule.events import (
     Open,
     Reload,
     Settings,
+    Step,
 )
 from harness.schedule.trace import CastSeen, Moment, SlotName, StateTrace
 from harness.verdict import FOLLOWED, Verdict
@@ -152,6 +153,8 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
                 told.add(verdict.symptom)
                 yield placed(verdict, evidence, trace, i)
         _commits(machine, event, progress)
+        if isinstance(event, Step) and evidence.schedule.quantized_init:
+            _written(machine, moment)
         if rule is not None:
             differs = rule != {name: machine.slots[name].key() for name in machine.slots}
             machine.as_built.follows("segments_update_gradients", differs=differs)
@@ -163,21 +166,26 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
         yield plain("O14", trace.arm, FOLLOWED, "ok").known(entry)
 
 
+def _copy(machine: _Machine) -> _Machine:
+    """To try something out on."""
+    return replace(
+        machine,
+        as_built=replace(machine.as_built, followed=set()),
+        moves=[],
+        slots=dict(machine.slots),
+        uncommitted={},
+        waiting=dict(machine.waiting),
+    )
+
+
 def _by_the_rule(
     machine: _Machine, event: Event, progress: Progress, moment: Moment
 ) -> dict[SlotName, tuple[bytes, bytes]] | None:
     """Gradients' state after a backward whose layers update them again and again, had they not."""
     if not (isinstance(event, Backward) and machine.recomputes.told_again):
         return None
-    other = replace(
-        machine,
-        as_built=replace(machine.as_built, followed=set()),
-        recomputes=replace(machine.recomputes, told_again=False, owns=False),
-        moves=[],
-        slots=dict(machine.slots),
-        uncommitted={},
-        waiting=dict(machine.waiting),
-    )
+    other = _copy(machine)
+    other.recomputes = replace(machine.recomputes, told_again=False, owns=False)
     for _ in _casts(other, event, progress, moment):
         pass
     _commits(other, event, progress)
@@ -295,13 +303,32 @@ def _leave_own_region(machine: _Machine) -> None:
 
 def _update_again(machine: _Machine) -> None:
     """Recomputes that leave a region of their own update what runs forward once more."""
-    again = machine.recomputes.updates
-    if again and machine.as_built.follows("recompute_updates_forward", differs=False):
+    for deviation, times in machine.recomputes.updates.items():
+        _commit_forward_by(machine, deviation, times)
+
+
+def _written(machine: _Machine, moment: Moment) -> None:
+    """Parameters in the narrow format are written one by one, and the last may update: that it is
+    the last depends on models long gone, so what was observed decides."""
+    deviation = "writing_parameters_updates_forward"
+    trial = _copy(machine)
+    trial.commit("forward")
+    moved = [
+        name
+        for name, slot in moment.state.items()
+        if name in machine.ran and not slot.equals(machine.slots[name])
+    ]
+    if moved and all(moment.state[name].equals(trial.slots[name]) for name in moved):
+        _commit_forward_by(machine, deviation, 1)
+
+
+def _commit_forward_by(machine: _Machine, deviation: str, times: int) -> None:
+    if times and machine.as_built.follows(deviation, differs=False):
         before = dict(machine.slots)
-        for _ in range(again):
+        for _ in range(times):
             machine.commit("forward")
         differs = any(not machine.slots[name].equals(before[name]) for name in before)
-        machine.as_built.follows("recompute_updates_forward", differs=differs)
+        machine.as_built.follows(deviation, differs=differs)
 
 
 def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -> bool:

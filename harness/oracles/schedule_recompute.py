@@ -31,8 +31,8 @@ class Recomputes:
     inside: set[int] = field(default_factory=set)
     #: Was the next layer told to update gradients, when each waiting segment ran? Oldest first.
     told: deque[bool] = field(default_factory=deque)
-    #: Updates of the forward direction that this event's recomputes make.
-    updates: int = 0
+    #: Deviation -> updates of the forward direction that this event's recomputes make by it.
+    updates: dict[str, int] = field(default_factory=dict)
     #: Are layers told in this event's recomputes whether they update gradients?
     told_again: bool = False
     #: Does each of them?
@@ -50,7 +50,7 @@ class Recomputes:
 
     def event(self, event: Event, progress: Progress, moment: Moment) -> None:
         """Before the machine takes an event."""
-        self.updates, self.told_again, self.owns = 0, False, False
+        self.updates, self.told_again, self.owns = {}, False, False
         if isinstance(event, Forward) and event.inside:
             self.inside.add(progress.forwards)
         if isinstance(event, Forward) and event.mode == "train" and self.library:
@@ -83,11 +83,8 @@ class Recomputes:
         takes = progress.inner(event) is not None and not event.inside and not self.reentrant
         segments = {"each": calls, "whole": 1, "nested": calls + 1}[self.schedule.checkpoint]
         # the outer one of nested checkpoints asks first, and a frozen layer takes no update
-        nested, frozen = (
-            self.schedule.checkpoint == "nested",
-            self.schedule.layout == "frozen_first",
-        )
-        taken = 1 + nested + frozen
+        nested = self.schedule.checkpoint == "nested"
+        taken = 1 + nested + (self.schedule.layout == "frozen_first")
         self.told += [first and not (takes and i >= taken) for i in range(segments)]
 
     def _backward(self, progress: Progress, moment: Moment) -> None:
@@ -101,7 +98,12 @@ class Recomputes:
         if told:
             self.as_built.recomputed(told[-1])
         if not progress.open:
-            self.updates = sum(forward in self.around for forward in again)
+            around = [forward for forward in again if forward in self.around]
+            inner = [forward for forward in around if forward in self.inside]
+            self.updates = {
+                "recompute_updates_forward": len(around),
+                "inner_recompute_updates_forward": len(inner),
+            }
         if self.reentrant and self.as_built.follows("segments_update_gradients", differs=False):
             self.told_again = True
             narrow = any(forward in progress.ran for forward in again)
@@ -128,6 +130,12 @@ def circumstances(schedule: Schedule, arm: str) -> str:
     told = {
         "nested": schedule.checkpoint == "nested",
         "another precision in between": _changes_precision(schedule),
+        "high precision recomputed in a region": any(
+            isinstance(event, Backward)
+            and any(progress.open[-1:])
+            and not set(event.of) <= progress.ran.keys()
+            for _, event, progress in steps_of(schedule)
+        ),
     }
     return "".join(f", {name}" for name, holds in told.items() if holds)
 

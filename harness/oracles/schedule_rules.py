@@ -257,7 +257,9 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         )  # fmt: skip
         return
     base, moments = evidence.traces[after.arm], range(len(after.moments))
-    yield _same(evidence, "O1", after.arm, base, after, moments, "alone in its process")
+    verdict = _same(evidence, "O1", after.arm, base, after, moments, "alone in its process")
+    quantised = ", FP8 parameters" if evidence.schedule.quantized_init else ""
+    yield replace(verdict, symptom=verdict.symptom + quantised if verdict.symptom else "")
 
 
 def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:

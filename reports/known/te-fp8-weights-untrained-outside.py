@@ -1,0 +1,22 @@
+"""1.12: FP8 parameters get no gradient from a forward outside autocast regions.
+"""
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("NARROWFUZZ_TE_VERSION", "1.12.0")
+import sys
+from harness.emulated_te.environment import enter
+enter()
+import torch
+import transformer_engine.pytorch as te
+
+bad = 0
+for quantised in (False, True):
+    torch.manual_seed(0)
+    with te.fp8_model_init(enabled=quantised):
+        layer = te.Linear(32, 32, bias=False)
+    x = torch.randn(32, 32).cuda().requires_grad_()
+    layer(x).sum().backward()
+    missing = layer.weight.grad is None
+    print("parameters in FP8:" if quantised else "parameters in fp32:", "no gradient" if missing else "gradient")
+    bad += missing
+sys.exit(1 if bad else 0)
