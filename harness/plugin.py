@@ -6,13 +6,14 @@ the fixtures, not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from harness.case import Compile, Spec
+    from harness.oracles.oracle import Oracle
 
 #: Eager cases per property, and compiled Specs per rung, which all properties share.
 PROFILES = {
@@ -21,7 +22,7 @@ PROFILES = {
     "nightly": {"none": 1500, "aot_eager": 200, "aot_eager_decomp_partition": 60, "inductor": 25},
 }
 #: Seconds of the campaign over recipes that run in processes of their own.
-PATCHED_SECONDS = {"smoke": 10.0, "ci": 30.0, "nightly": 300.0}
+PATCHED_SECONDS = {"smoke": 6.0, "ci": 30.0, "nightly": 300.0}
 #: Data draws on each compiled Spec.
 _DRAWS = 6
 
@@ -198,13 +199,14 @@ class Harness:
 
     def check_schedules(self, rules: tuple[str, ...]) -> None:
         """As ``check``, on schedules of the stateful recipes that patch nothing."""
+        from harness.oracles.schedule import SCHEDULE_ORACLES
         from harness.strategies import schedule_cases
 
         __tracebackhide__ = True
         here = [r for r in self.stateful if not r.process]
         if not here:
             pytest.skip("none of the selected recipes keeps a state and patches nothing")
-        self.check(schedule_cases(here), rules)
+        self.check(schedule_cases(here), rules, SCHEDULE_ORACLES)
 
     def check_patched(self) -> None:
         """A short campaign, in processes of its own, over the recipes that have to patch a library.
@@ -225,19 +227,22 @@ class Harness:
             main(["run", *chosen, "--minutes", str(seconds / 60), "--seed", "1"])
         assert ended.value.code == 0, "new findings; see above"
 
-    def check(self, strategy: Any, rules: tuple[str, ...]) -> None:
-        """Draw eager cases and fail with the full sentence of every first cause of these rules.
+    def check(
+        self, strategy: Any, rules: tuple[str, ...], among: Sequence[Oracle] | None = None
+    ) -> None:
+        """Draw eager cases and fail with the full sentence of every first cause of these rules, which
+        are ``among`` those of models unless told otherwise.
 
         Fails if no case was ever judged: a property that never applies is not one that holds.
         """
         from hypothesis import given
 
-        from harness.oracles import BY_NAME
+        from harness.oracles import ORACLES
         from harness.triage.triage import needed
 
         __tracebackhide__ = True
-        oracles = tuple({o.name: o for rule in rules for o in needed(rule)}.values())
-        assert all(rule in BY_NAME for rule in rules)
+        known = among or ORACLES
+        oracles = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
         judged = 0
 
         @self.settings()

@@ -297,6 +297,12 @@ def _script(kind: Kind, spec: Spec) -> ScheduleScript:
     return te_script.script(kind, CHOICE, chosen_version(), spec)
 
 
+def _may_refuse(kind: Kind, spec: Spec) -> str:
+    if kind == "mx" and (spec.m % 32 or spec.k % 32):
+        return "MXFP8 quantises blocks of 32 along both dimensions"
+    return ""
+
+
 def _unavailable(kind: Kind, device: str) -> str:
     if kind != "delayed" and _v1():
         return f"TransformerEngine {chosen_version()} has delayed scaling only"
@@ -314,6 +320,8 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         carries=functools.partial(_carries, kind),
         script=functools.partial(_script, kind),
         dtypes=("bf16", "fp32"),
+        may_refuse=functools.partial(_may_refuse, kind),
+        alignment=32 if kind == "mx" else 16,
         process="te",
         provide=provide,
         prepare=enter,
