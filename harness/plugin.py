@@ -230,8 +230,8 @@ class Harness:
     def check(
         self, strategy: Any, rules: tuple[str, ...], among: Sequence[Oracle] | None = None
     ) -> None:
-        """Draw eager cases and fail with the full sentence of every first cause of these rules, which
-        are ``among`` those of models unless told otherwise.
+        """Draw eager cases and fail with the full sentence of every first cause of these rules,
+        which are ``among`` those of models unless told otherwise.
 
         Fails if no case was ever judged: a property that never applies is not one that holds.
         """
