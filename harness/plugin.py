@@ -22,7 +22,7 @@ PROFILES = {
     "nightly": {"none": 1500, "aot_eager": 200, "aot_eager_decomp_partition": 60, "inductor": 25},
 }
 #: Seconds of the campaign over recipes that run in processes of their own.
-PATCHED_SECONDS = {"smoke": 6.0, "ci": 30.0, "nightly": 300.0}
+PATCHED_SECONDS = {"smoke": 0.0, "ci": 30.0, "nightly": 300.0}
 #: Data draws on each compiled Spec.
 _DRAWS = 6
 
@@ -214,6 +214,8 @@ class Harness:
         from harness.cli import main
 
         patched = [r for r in self.stateful if r.process]
+        if not PATCHED_SECONDS[self.profile]:
+            pytest.skip(f"profile {self.profile} starts no campaign")
         if not patched:
             pytest.skip("none of the selected recipes patches a library")
         try:

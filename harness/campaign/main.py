@@ -18,7 +18,7 @@ from harness.campaign.store import Store
 from harness.content import in_checkout
 from harness.environment import prepare
 from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, runnable, select
-from harness.stateful import Stateful
+from harness.stateful import Stateful, process_of
 
 
 def run_command(
@@ -52,9 +52,11 @@ def run_command(
 
     if device == "cuda":
         _require_cuda()
-    chosen, stateful, lacking = _runnable(
-        select({**load_recipes(recipe_files), **load_stateful(recipe_files)}, recipes), device
-    )
+    there = {**load_recipes(recipe_files), **load_stateful(recipe_files)}
+    unasked = [] if recipes else [name for name, r in there.items() if process_of(r)]
+    asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
+    chosen, stateful, lacking = _runnable(asked, device)
+    lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
     # all of them: what is installed in a worker's process only may have entries, too
     loaded = Ledger(load_entries() if ledger else [])
     folder = _output(out, resume)
