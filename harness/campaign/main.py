@@ -52,7 +52,10 @@ def run_command(
 
     if device == "cuda":
         _require_cuda()
-    there = {**load_recipes(recipe_files), **load_stateful(recipe_files)}
+    there: dict[str, Recipe | Stateful] = {
+        **load_recipes(recipe_files),
+        **load_stateful(recipe_files),
+    }
     unasked = [] if recipes else [name for name, r in there.items() if process_of(r)]
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
     chosen, stateful, lacking = _runnable(asked, device)
