@@ -144,6 +144,13 @@ class TestDraw:
         found = drawn(100, Carries(switch=True, unfused=True))
         assert not any(census(schedule) & {"switch", "unfused"} for schedule in found)
 
+    def test_graphs_are_kept_where_that_is_carried(self) -> None:
+        def kept(carries: Carries) -> bool:
+            found = drawn(300, carries)
+            return any(isinstance(e, Backward) and e.retain for s in found for e in s.events)
+
+        assert kept(Carries()) and not kept(Carries(keeps_graphs=False))
+
     @pytest.mark.parametrize("factor", sorted(FACTORS))
     def test_a_slice_varies_what_it_may_and_nothing_else(self, factor: str) -> None:
         found = drawn(100, vary=frozenset({factor}))

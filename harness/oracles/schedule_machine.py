@@ -19,7 +19,7 @@ from harness.oracles.schedule_evidence import (
     ScheduleEvidence,
     steps_of,
 )
-from harness.oracles.schedule_recompute import Modules, Recomputes
+from harness.oracles.schedule_recompute import Recomputes
 from harness.oracles.schedule_symptoms import placed, symptom_of, told
 from harness.schedule.events import (
     Backward,
@@ -156,7 +156,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
         if isinstance(event, Step) and evidence.schedule.quantized_init:
             _written(machine, moment)
         if rule is not None:
-            differs = rule != {name: machine.slots[name].key() for name in machine.slots}
+            differs = rule != {name: slot.key() for name, slot in machine.slots.items()}
             machine.as_built.follows("segments_update_gradients", differs=differs)
         for verdict in _compare(machine, before, event, moment):
             if verdict.symptom not in told:
@@ -181,13 +181,14 @@ def _copy(machine: _Machine) -> _Machine:
 def _by_the_rule(
     machine: _Machine, event: Event, progress: Progress, moment: Moment
 ) -> dict[SlotName, tuple[bytes, bytes]] | None:
-    """Gradients' state after a backward whose layers update them again and again, had they not."""
+    """State after a backward whose layers update gradients again and again, had they not; nothing,
+    which no state is, if they already saw other scales."""
     if not (isinstance(event, Backward) and machine.recomputes.told_again):
         return None
     other = _copy(machine)
     other.recomputes = replace(machine.recomputes, told_again=False, owns=False)
-    for _ in _casts(other, event, progress, moment):
-        pass
+    if any(_casts(other, event, progress, moment)):
+        return {}
     _commits(other, event, progress)
     return {name: slot.key() for name, slot in other.slots.items()}
 
@@ -226,7 +227,7 @@ def _casts(
     policy_of = machine.evidence.policy
     inner = progress.inner(event) if isinstance(event, Forward) else None
     trains = isinstance(event, Forward) and event.mode == "train"
-    call, module = None, Modules()
+    call, modules = None, machine.recomputes.modules()
     for cast in moment.casts:
         if cast.slot is None or cast.at.phase == "recompute":
             continue
@@ -236,7 +237,8 @@ def _casts(
             continue  # a cast in high precision is another rule's business
         if call is not None and cast.at.call != call and _own_region(machine, event, progress):
             _leave_own_region(machine)
-        if cast.at.phase == "backward" and module.begins(cast.slot) and machine.recomputes.owns:
+        backward = cast.at.phase == "backward"
+        if backward and modules.updates_before(cast.slot) and machine.recomputes.owns:
             machine.commit("backward")
         call = cast.at.call
         machine.ran.add(cast.slot)
@@ -308,18 +310,17 @@ def _update_again(machine: _Machine) -> None:
 
 
 def _written(machine: _Machine, moment: Moment) -> None:
-    """Parameters in the narrow format are written one by one, and the last may update: that it is
-    the last depends on models long gone, so what was observed decides."""
-    deviation = "writing_parameters_updates_forward"
+    """Parameters in the narrow format are written one by one, and the last may update: which is
+    the last depends on models long gone, so what was observed decides, layer by layer."""
     trial = _copy(machine)
     trial.commit("forward")
-    moved = [
-        name
-        for name, slot in moment.state.items()
-        if name in machine.ran and not slot.equals(machine.slots[name])
-    ]
-    if moved and all(moment.state[name].equals(trial.slots[name]) for name in moved):
-        _commit_forward_by(machine, deviation, 1)
+    for name, now in moment.state.items():
+        after = trial.slots.get(name)
+        if name not in machine.ran or after is None or after.equals(machine.slots[name]):
+            continue
+        if now.equals(after) and machine.as_built.follows("writing_parameters_updates_forward"):
+            machine.slots[name] = after
+            machine.waiting.pop(name, None)
 
 
 def _commit_forward_by(machine: _Machine, deviation: str, times: int) -> None:

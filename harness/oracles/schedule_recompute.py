@@ -48,6 +48,16 @@ class Recomputes:
         """A forward builds no graph; layers are told what to update when they are recomputed."""
         return self.library and self.schedule.reentrant
 
+    @property
+    def grouped(self) -> bool:
+        """Of the layers recomputed together only the first is told: GroupedLinear does not put
+        back what it was told, as others do."""
+        return self.schedule.layer == "grouped_linear" and self.schedule.checkpoint == "whole"
+
+    def modules(self) -> Modules:
+        """Splits a backward's casts by the updates that come in between."""
+        return Modules(self.schedule.calls if self.grouped else 1)
+
     def event(self, event: Event, progress: Progress, moment: Moment) -> None:
         """Before the machine takes an event."""
         self.updates, self.told_again, self.owns = {}, False, False
@@ -108,19 +118,25 @@ class Recomputes:
             self.told_again = True
             narrow = any(forward in progress.ran for forward in again)
             self.owns = narrow and (not progress.open or any(told))
+            if self.grouped and self.schedule.layout == "dangling":
+                self.owns = False  # the layer that is told is not reached
 
 
 @dataclass
 class Modules:
     """Tells the casts of one layer's backward from the next's."""
 
+    #: Layers that share an update.
+    every: int = 1
     seen: set[SlotName] = field(default_factory=set)
+    ended: int = 0
 
-    def begins(self, slot: SlotName) -> bool:
-        """True if this cast is another backward's first, which comes after one that ended."""
+    def updates_before(self, slot: SlotName) -> bool:
+        """True if this cast is another layer's first, and those that ended had an update due."""
         new = bool(self.seen) and (slot in self.seen or slot.layer != next(iter(self.seen)).layer)
         self.seen = {slot} if new else self.seen | {slot}
-        return new
+        self.ended += new
+        return new and self.ended % self.every == 0
 
 
 def circumstances(schedule: Schedule, arm: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -19,8 +19,8 @@ from harness.oracles.schedule_evidence import (
 )
 from harness.oracles.schedule_machine import check_machine
 from harness.oracles.schedule_recompute import circumstances, unfinished
-from harness.schedule.events import Backward, Forward, Reload, Schedule, Step, Switch
-from harness.schedule.trace import CastSeen, ProductSeen, ScheduleError, Side, StateTrace
+from harness.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
+from harness.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
 
 
@@ -230,7 +230,10 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             _until(evidence.schedule, trace, until),
         )
         verdict = _same(evidence, "O12", arm, base, trace, range(until), "without it")
-        yield _blamed(verdict, evidence, base) if verdict.status == "diverged" else verdict
+        if verdict.status == "diverged":
+            runs = [replace(evidence, traces={t.arm: t}) for t in (base, trace)]
+            verdict = _blamed(verdict, *runs, alike=True)
+        yield verdict
 
 
 def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
@@ -277,24 +280,47 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         return
     position = {event: i for i, event in enumerate(kept)}
     outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
-    shifted = replace(base, moments=tuple(base.moments[i] for i in kept), outputs=outputs)
-    # what is created lazily is absent from a fresh model until its first forward
+    moments = _run_since_reload(events, base.moments)
+    shifted = replace(base, moments=tuple(moments[i] for i in kept), outputs=outputs)
     verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
     if verdict.status == "diverged":
-        yield _blamed(verdict, replace(evidence, schedule=schedule), uninterrupted)
+        whole = replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
+        yield _blamed(verdict, whole, replace(evidence, traces={"eager": base}), alike=False)
     else:
         yield verdict
 
 
-def _blamed(verdict: Verdict, evidence: ScheduleEvidence, base: StateTrace) -> Verdict:
-    """A difference that the plain run itself has brought about is no other's fault."""
-    for other in check_machine(replace(evidence, traces={"eager": base})):
-        if other.status == "known":
-            return verdict.known(other.explained_by)
-        if other.status == "diverged":
+def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> list[Moment]:
+    """The moments with the state of layers that have run since they were loaded: before that, a
+    layer takes part in no update, and may have no state at all."""
+    ran: set[str] | None = None
+    found = []
+    for event, moment in zip(events, moments, strict=True):
+        if isinstance(event, Reload):
+            ran = set()
+        elif ran is not None:
+            ran |= {call.layer for call in moment.calls}
+            state = {n: slot for n, slot in moment.state.items() if n.layer.split(".")[0] in ran}
+            moment = replace(moment, state=state)
+        found.append(moment)
+    return found
+
+
+def _blamed(
+    verdict: Verdict, one: ScheduleEvidence, other: ScheduleEvidence, *, alike: bool
+) -> Verdict:
+    """A difference of two runs, each alone in its evidence, that is owed to another cause: the
+    first breaks the state machine's rules, or a deviation is followed: where the runs had the same
+    events and are ``alike``, by one of them only."""
+    followed: list[set[str]] = []
+    for run in (one, other):
+        found = list(check_machine(run))
+        followed.append({v.explained_by for v in found if v.status == "known"})
+        if run is one and any(v.status == "diverged" for v in found):
             reason = "the plain run breaks the state machine's rules"
             return plain(verdict.oracle, verdict.arm, verdict.role, "inconclusive", reason)
-    return verdict
+    entries = sorted(followed[0] ^ followed[1] if alike else followed[0] | followed[1])
+    return verdict.known(entries[0]) if entries else verdict
 
 
 def _renumbered(name: str, position: Mapping[int, int]) -> str:
