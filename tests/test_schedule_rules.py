@@ -4,6 +4,7 @@ divergence where it does not, and explains nothing else."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,7 +248,8 @@ def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
     before = (moment(0, {}), staged, moment(2, first))
     rolled = moment(4, {IDLE: slot(112, 0, 0, 4, 0)})
     without = StateTrace("eager", (*before, moment(3, first), rolled))
-    loaded = StateTrace("eager", (*before, *(moment(i, first) for i in (3, 4, 5))))
+    ran = replace(moment(5, first), calls=(CallSeen(At("forward", 1, 0), IDLE.layer),))
+    loaded = StateTrace("eager", (*before, moment(3, first), moment(4, first), ran))
     schedule = Schedule(events=events, layout="branch", settings=Settings(fused=False))
     for deviations, want in (
         ({}, "inconclusive"),
