@@ -67,6 +67,8 @@ class _Tape:
     trains: bool
     recipe: DelayedScaling | None
     scales: list[torch.Tensor] = field(default_factory=list)
+    #: Number of the call -> codes and scale of the weight that it took from the cache.
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     position: int = 0
 
 
@@ -222,11 +224,10 @@ class DelayedLinear(nn.Module):
         scales = self._scales(recipe)
         stages = not _state.replaying and _trains()
         if is_first_microbatch is False:
-            assert self.cached is not None, "no forward has cached the weight"
-            weight = self.cached
+            weight = self._kept()
         else:
             weight = (self.cast("forward", WEIGHT, self.weight, scales, recipe), scales[WEIGHT])
-            if is_first_microbatch:
+            if is_first_microbatch and not _state.replaying:
                 self.cached = weight
         if stages:
             _state.staged[self] = recipe
@@ -251,6 +252,19 @@ class DelayedLinear(nn.Module):
         for tape in _state.recording:
             tape.scales.append(scales)
         return scales
+
+    def _kept(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The cached weight; in a recompute the one that the first pass took, for a later forward
+        may have cached another by now."""
+        if _state.replaying:
+            tape = _state.replaying[-1]
+            kept = tape.kept[tape.position - 1]
+        else:
+            assert self.cached is not None, "no forward has cached the weight"
+            kept = self.cached
+        for tape in _state.recording:
+            tape.kept[len(tape.scales) - 1] = kept
+        return kept
 
     def resize(self, history: int) -> None:
         """Give the windows ``history`` cells: the oldest go, or older empty ones are added."""
