@@ -198,7 +198,7 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
         if missing:
             return Verdict(
                 "O20", "", "output", "diverged", missing, place(evidence.schedule, i),
-                "the weight as cast before", "a fresh cast of the weight", index=(i,),
+                "none in the window the layer has", "a fresh cast of the weight", index=(i,),
             )  # fmt: skip
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
@@ -211,8 +211,11 @@ def _weight_cast_missing(
         return ""
     if evidence.schedule.quantized_init:
         return ""
-    cast = any(c.slot is not None and c.slot.index == 1 and c.at.phase == "forward" for c in casts)
-    return "" if cast else "weight not cast"
+    forward = [c.slot for c in casts if c.at.phase == "forward"]
+    if any(slot is not None and slot.index == 1 for slot in forward):
+        return ""
+    # scales of all tensors are state here: a cast that belongs to no slot feeds a state nobody has
+    return "weight cast into a window that is gone" if None in forward else "weight not cast"
 
 
 def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
