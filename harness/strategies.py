@@ -74,6 +74,9 @@ DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
 
 WIDE: tuple[ModelName, ...] = tuple(name for name in get_args(ModelName) if name != "linear")
 
+#: Where partial recompute of a fused chain is compiled, code may differ from itself.
+FRAGILE: tuple[ModelName, ...] = ("llama_block", "two_blocks", "joined_blocks")
+
 
 @st.composite
 def specs(
@@ -85,10 +88,12 @@ def specs(
     wild_shapes: bool = True,
     vary: frozenset[str] = FACTORS,
     models: tuple[ModelName, ...] = WIDE,
+    fragile: tuple[ModelName, ...] = FRAGILE,
 ) -> Spec:
     """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
 
-    ``wild_shapes`` allows misaligned and empty dimensions. ``models`` are those besides the linear.
+    ``wild_shapes`` allows misaligned and empty dimensions. ``models`` are those besides the linear,
+    ``fragile`` those that compiled code meets partly recomputed.
     """
 
     def choose(factor: str, *values: Any) -> Any:
@@ -97,9 +102,10 @@ def specs(
     recipe = draw(one_of(*recipes))
     # half of all Specs are a single linear: it is cheapest, and judged by the most rules
     model: ModelName = draw(one_of(*models)) if choose("model", False, True) else "linear"
-    fragile = compile == "inductor" and model != "linear" and choose("checkpoint", False, True)
-    if fragile:  # partial recompute of a fused chain is where compiled code differs from itself
-        model = draw(one_of("llama_block", "two_blocks", "joined_blocks"))
+    breaks = compile == "inductor" and model != "linear" and bool(fragile)
+    breaks = breaks and choose("checkpoint", False, True)
+    if breaks:
+        model = draw(one_of(*fragile))
     wide = model != "linear"
     off = wild_shapes and choose("shape", False, False, True)
     dims = dict.fromkeys(("m", "k", "n"), 32)  # every recipe runs it
@@ -114,7 +120,7 @@ def specs(
     dtype = choose("dtype", *recipe.dtypes)
     grad_mode = choose("grad_mode", *["train"] * 9, "no_grad", "inference")
     checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
-    if fragile:
+    if breaks:
         checkpoint, grad_mode = "selective", "train"
     fields: dict[str, Any] = {}
     if checkpoint == "reentrant" and model == "tied_embedding":
@@ -241,6 +247,7 @@ def batches(
     largest: int = 128,
     vary: frozenset[str] = FACTORS,
     models: tuple[ModelName, ...] = WIDE,
+    fragile: tuple[ModelName, ...] = FRAGILE,
 ) -> tuple[Case, ...]:
     """One Spec with several DataSpecs, for campaigns; a dynamic Spec with several row counts."""
     wild_shapes = compile == "none" or draw(one_of(False, False, True))
@@ -252,6 +259,7 @@ def batches(
             wild_shapes=wild_shapes,
             vary=vary,
             models=models,
+            fragile=fragile,
         )
     )
     drawn = []

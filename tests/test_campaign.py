@@ -278,7 +278,7 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
     config = Config(out=folder, seed=seed, part=part, recipes=models, arms=("eager",), draws=2)
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with receiving, sending:
-        worker = _Worker(config, number, generation, time.monotonic() + 600, sending)
+        worker = _Worker(config, number, generation, 0, time.monotonic() + 600, sending)
         cases: list[Case] = []
 
         def record(case: Case, oracles: Any, only: Any = None, *, thorough: bool = True) -> Any:

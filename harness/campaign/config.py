@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.case import ModelName
+
 
 @dataclass(frozen=True)
 class Config:
@@ -23,6 +25,12 @@ class Config:
     part: int = 0
     #: Plant this fault in every worker: (fault file or "", fault id).
     fault: tuple[str, str] | None = None
+    #: Plant this legal rewrite in every worker: (control file or "", control id).
+    control: tuple[str, str] | None = None
+    #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
+    models: tuple[ModelName, ...] = ()
+    #: Stop after so many judged cases, all workers together; 0: when the time is up.
+    cases: int = 0
     #: A worker silent for this long is killed and its case becomes a finding.
     hang_seconds: float = 600.0
     #: Data draws per Spec: eager, and at most per compiled artefact, which is drawn on until that
@@ -42,3 +50,17 @@ class Config:
             raise ValueError(f"--workers must be between 1 and 64, got {self.workers}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
+        assert self.cases >= 0 and (self.fault is None or self.control is None)
+
+    @property
+    def plant(self) -> tuple[str, str] | None:
+        """What is planted in workers, and in the scripts of what they find."""
+        if self.control is None:
+            return self.fault
+        file, control_id = self.control
+        return file, f"control:{control_id}"
+
+    @property
+    def share(self) -> int:
+        """Cases that each worker judges; 0: as many as it can."""
+        return -(-self.cases // self.workers)

@@ -57,6 +57,8 @@ class _Seat:
     process: Any = None
     channel: Connection | None = None
     done: bool = False
+    #: Cases its processes have told of.
+    judged: int = 0
     #: Its process has ended on purpose and wants a successor.
     recycled: bool = False
 
@@ -114,7 +116,9 @@ def _start(seat: _Seat, config: Config, context: Any, deadline: float) -> None:
 
     receiving, sending = context.Pipe(duplex=False)
     seat.process = context.Process(
-        target=work, args=(config, seat.number, seat.generation, deadline, sending), daemon=False
+        target=work,
+        args=(config, seat.number, seat.generation, seat.judged, deadline, sending),
+        daemon=False,
     )
     seat.process.start()
     sending.close()
@@ -137,6 +141,7 @@ def _receive(seats: list[_Seat], tally: Tally, store: Store) -> None:
 def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> None:
     if kind == "counts":
         tally.counts.update(value)
+        seat.judged += value.get("cases", 0)
         if not tally.first_verdict and value:
             tally.first_verdict = tally.seconds
     elif kind == "finding":
@@ -207,7 +212,7 @@ def _how(code: int | None) -> str:
 def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
     from harness.triage.loss import triage_loss
 
-    result = triage_loss(case, how, config.recipe_files, config.fault)
+    result = triage_loss(case, how, config.recipe_files, config.plant)
     if result is None:
         tally.notes.append(
             f"a worker {how} on case {case.id} but a fresh process does not: not reported"

@@ -27,14 +27,21 @@ from harness.campaign.store import claim
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
 from harness.environment import settle
-from harness.faults.registry import find_fault
+from harness.faults.registry import planted
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
 from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.recipe import Recipe, load_recipes, load_stateful, runnable, select
 from harness.stateful import Stateful, process_of, processes
-from harness.strategies import FACTORS, SCHEDULE_FACTORS, WIDE, batches, schedule_cases
+from harness.strategies import (
+    FACTORS,
+    FRAGILE,
+    SCHEDULE_FACTORS,
+    WIDE,
+    batches,
+    schedule_cases,
+)
 from harness.triage.triage import triage
 from harness.verdict import fingerprint
 
@@ -58,28 +65,40 @@ _LEAST_DRAWS = 20
 _SCHEDULE_SECONDS = 10.0
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
 _SWARM = 0.6
+#: Eager Specs in a slice where the number of cases is given: many slices see many models.
+_FEW_SPECS = 12
 #: Recipes, and models besides the linear, in one slice.
 _TOGETHER = 4
 
 
-def work(config: Config, number: int, generation: int, deadline: float, out: Connection) -> None:
-    """Process entry point. ``deadline`` is on the monotonic clock, which processes share."""
+def work(
+    config: Config, number: int, generation: int, judged: int, deadline: float, out: Connection
+) -> None:
+    """Process entry point. ``judged``: cases that its predecessors have judged. ``deadline`` is on
+    the monotonic clock, which processes share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     settle()
-    worker = _Worker(config, number, generation, deadline, out)
+    worker = _Worker(config, number, generation, judged, deadline, out)
     with ExitStack() as stack:
-        if config.fault is not None:
-            stack.enter_context(find_fault(*config.fault).plant())
+        if config.plant is not None:
+            stack.enter_context(planted(*config.plant))
         worker.loop()
-    worker.flush(final="recycled" if worker.worn_out else "done")
+    worker.flush(final="recycled" if worker.worn_out and not worker.has_enough else "done")
     out.close()
 
 
 class _Worker:
     def __init__(
-        self, config: Config, number: int, generation: int, deadline: float, out: Connection
+        self,
+        config: Config,
+        number: int,
+        generation: int,
+        judged: int,
+        deadline: float,
+        out: Connection,
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
+        self.judged = judged
         recipes = load_recipes(config.recipe_files)
         stateful = load_stateful(config.recipe_files)
         chosen = select({**recipes, **stateful}, config.recipes).values()
@@ -106,8 +125,11 @@ class _Worker:
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
+        self.models = tuple(m for m in WIDE if not config.models or m in config.models)
+        #: So many cases in all leave no time for factors to stand still.
+        self.swarms = not config.cases
         #: What the slices may vary of a Spec.
-        self.vary = FACTORS
+        self.vary = FACTORS if self.models else FACTORS - {"model"}
         self.began = time.monotonic()
         #: Schedules that have been played.
         self.played: set[str] = set()
@@ -125,7 +147,7 @@ class _Worker:
         """Slices in turn until the time is up or this process has compiled enough."""
         kinds = self._kinds()
         turn = self.first_slice if len(kinds) > 1 else 0
-        while time.monotonic() < self.deadline and not self.worn_out:
+        while time.monotonic() < self.deadline and not self.over:
             kind, seconds = kinds[turn % len(kinds)]
             until = min(self.deadline, time.monotonic() + seconds)
             if kind == "schedule":
@@ -141,6 +163,16 @@ class _Worker:
         turn = self.turns and time.monotonic() - self.began > self.config.turn_seconds
         return turn or self.judge.compiles >= self.config.recycle_compiles
 
+    @property
+    def has_enough(self) -> bool:
+        """This worker's share of the cases is judged."""
+        return 0 < self.config.share <= self.judged
+
+    @property
+    def over(self) -> bool:
+        """Nothing more to draw in this process."""
+        return self.worn_out or self.has_enough
+
     def _kinds(self) -> list[tuple[Compile | Literal["schedule"], float]]:
         rungs = rungs_of(self.arms)
         models = [(kind, seconds) for kind, seconds in _SLICES if kind in rungs and self.recipes]
@@ -151,7 +183,8 @@ class _Worker:
         draws = self.config.draws if kind == "none" else 4
         largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
         vary = self.vary
-        if self.rng.random() < 0.75:  # swarm: some factors stand still for this slice
+        # swarm: some factors stand still for this slice
+        if self.swarms and self.rng.random() < 0.75:
             vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
         # few recipes and models at a time: left to itself the engine favours some for hours
         batch = batches(
@@ -160,13 +193,14 @@ class _Worker:
             draws=draws,
             largest=largest,
             vary=vary,
-            models=tuple(self.rng.sample(WIDE, _TOGETHER)),
+            models=tuple(self.rng.sample(self.models, min(_TOGETHER, len(self.models)))),
+            fragile=tuple(m for m in FRAGILE if m in self.models),
         )
         candidates = 1 if kind == "none" else _CANDIDATES
 
         @seed(self.rng.getrandbits(64))
         @settings(
-            max_examples=40 if kind == "none" else 6,
+            max_examples=6 if kind != "none" else 40 if self.swarms else _FEW_SPECS,
             phases=[Phase.generate],
             database=None,
             deadline=None,
@@ -174,7 +208,7 @@ class _Worker:
         )
         @given(st.lists(batch, min_size=candidates, max_size=candidates))
         def run(drawn: list[tuple[Case, ...]]) -> None:
-            if time.monotonic() < until and not self.worn_out:
+            if time.monotonic() < until and not self.over:
                 chosen = max(drawn, key=self._novelty)
                 if kind != "none" and self.close and self.rng.random() < _CLOSE_CHANCE:
                     chosen = self._closest(kind)
@@ -186,7 +220,7 @@ class _Worker:
     def _schedules(self, until: float) -> None:
         """Draw stateful cases until the slice's time is up; generation only."""
         vary = SCHEDULE_FACTORS
-        if self.rng.random() < 0.5:
+        if self.swarms and self.rng.random() < 0.5:
             vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
 
         @seed(self.rng.getrandbits(64))
@@ -200,7 +234,7 @@ class _Worker:
         @given(schedule_cases(self.stateful, vary=vary))
         def run(case: Case) -> None:
             key = compile_key(case.spec)
-            if time.monotonic() > until or self.worn_out or key in self.played:
+            if time.monotonic() > until or self.over or key in self.played:
                 return  # Hypothesis repeats itself
             self.played.add(key)
             self.counts["specs"] += 1
@@ -243,7 +277,7 @@ class _Worker:
         started, aside = time.monotonic(), self.triage_seconds
         self.triage_compiling = 0.0
         for i, case in enumerate(self._more(batch, kind)):
-            if time.monotonic() > until and i >= 2:
+            if self.has_enough or (time.monotonic() > until and i >= 2):
                 break
             compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
@@ -293,6 +327,7 @@ class _Worker:
         if only is not None and judgement.causes:
             judgement = self.judge.judge(case)  # which rung is the first to show it?
         self.counts["cases"] += 1
+        self.judged += 1
         for pair in pairs(case):
             self.counts["pair", pair] += 1
             self.seen.add(pair)
@@ -313,7 +348,7 @@ class _Worker:
         self.flush()
         started, compiling = time.monotonic(), self.judge.compile_seconds
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
-        result = triage(self.judge, case, verdict, seconds=left, plant=self.config.fault)
+        result = triage(self.judge, case, verdict, seconds=left, plant=self.config.plant)
         self.out.send(("finding", result))
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.compile_seconds - compiling

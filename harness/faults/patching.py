@@ -45,6 +45,13 @@ def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 @contextmanager
 def float8_mm(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[None]:
     """``change(a, b, result, role)`` replaces the result of every float8 mm of torchao."""
+    with float8_products(lambda multiply, a, b, role: change(a, b, multiply(a, b), role)):
+        yield
+
+
+@contextmanager
+def float8_products(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[None]:
+    """``change(multiply, a, b, role)`` replaces every float8 mm of torchao."""
     import torch
     from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
     from torchao.float8.float8_training_tensor import GemmInputRole
@@ -59,7 +66,7 @@ def float8_mm(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[None]:
 
     def multiply(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
         a, b = args
-        return change(a, b, original(aten_op, args, kwargs), role_of(a, b))
+        return change(lambda x, y: original(aten_op, (x, y), kwargs), a, b, role_of(a, b))
 
     FLOAT8_OPS_TABLE[op] = multiply
     try:
@@ -118,6 +125,40 @@ def mx_quantiser(change: Callable[..., Any]) -> Iterator[None]:
 
     with replaced(mx_tensor, "to_mx", make):
         yield
+
+
+@contextmanager
+def mx_products(change: Callable[..., Any]) -> Iterator[None]:
+    """``change(multiply, a, b, *args)`` replaces every multiply of two MX tensors of torchao."""
+    from torchao.prototype.mx_formats import mx_tensor
+
+    def make(original: Any) -> Any:
+        return lambda a, b, *args, **kwargs: change(original, a, b, *args, **kwargs)
+
+    with replaced(mx_tensor, "_addmm_mx_dispatch", make):
+        yield
+
+
+@contextmanager
+def recompiled() -> Iterator[None]:
+    """Nothing compiled outside is used inside, and the other way round.
+
+    No cache key of torch.compile sees a monkey-patched library: neither Dynamo's (code objects and
+    guards) nor those of the artefacts on disk.
+    """
+    import torch
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    torch._dynamo.reset()
+    try:
+        with (
+            inductor.patch(force_disable_caches=True),
+            functorch.patch(enable_autograd_cache=False),
+        ):
+            yield
+    finally:
+        torch._dynamo.reset()
 
 
 def in_backward() -> bool:

@@ -31,6 +31,9 @@ class DelayedScaling:
     margin: int = 0
     forward: Literal["e4m3", "e5m2"] = "e4m3"
     backward: Literal["e4m3", "e5m2"] = "e5m2"
+    #: False: the update of one tensor after the other, which shifts a window for a maximum of 0,
+    #: too.
+    fused: bool = True
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,8 @@ class DelayedLinear(nn.Module):
             self.register_buffer(f"{direction}_window", torch.zeros(history, slots))
             self.register_buffer(f"{direction}_scale", torch.ones(slots))
         self.cached: tuple[torch.Tensor, torch.Tensor] | None = None
+        #: What was staged since the last commit.
+        self.waiting: set[tuple[str, int]] = set()
 
     def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
         """x [..., k] -> [..., n]."""
@@ -295,6 +300,7 @@ class DelayedLinear(nn.Module):
 
     def stage(self, direction: str, slot: int, x: torch.Tensor) -> None:
         """Take max|x| into the staging cell; NaN elements leave no mark."""
+        self.waiting.add((direction, slot))
         cell = getattr(self, f"{direction}_window")[0]
         numbers = x.detach().abs().nan_to_num(nan=0.0, posinf=float("inf"))
         cell[slot] = torch.maximum(cell[slot], numbers.amax().float())
@@ -303,6 +309,9 @@ class DelayedLinear(nn.Module):
         """Next scales from the windows, which move on by one cell."""
         window, scale = getattr(self, f"{direction}_window"), getattr(self, f"{direction}_scale")
         ran = window[0] != 0
+        if not recipe.fused:
+            ran = torch.tensor([(direction, slot) in self.waiting for slot in range(len(scale))])
+        self.waiting -= {(direction, slot) for slot in range(len(scale))}
         amax = window.amax(0) if recipe.algorithm == "max" else window[0]
         # a number divided by a tensor is the tensor's reciprocal, multiplied: rounded twice
         largest = torch.full_like(amax, FMAX[getattr(recipe, direction)])

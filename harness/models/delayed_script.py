@@ -57,6 +57,8 @@ def _recipe(settings: Settings) -> str:
         told.append(f'algorithm="{settings.algorithm}"')
     if settings.margin:
         told.append(f"margin={settings.margin}")
+    if not settings.fused:
+        told.append("fused=False")
     if settings.format == "e4m3":
         told.append('backward="e4m3"')
     return f"delayed.DelayedScaling({', '.join(told)})"

@@ -56,18 +56,24 @@ def policy(settings: Settings) -> Policy:
     """The recipe's rules: every backward pass commits what it staged, and nothing else moves."""
     scaling = _scaling(settings)
     return Policy(
-        settings.history, scaling.algorithm, scaling.margin, scaling.forward, scaling.backward
+        settings.history,
+        scaling.algorithm,
+        scaling.margin,
+        scaling.forward,
+        scaling.backward,
+        rolls_on_zero=not scaling.fused,
     )
 
 
 def _scaling(settings: Settings) -> DelayedScaling:
-    assert settings.algorithm != "callable" and settings.fused
+    assert settings.algorithm != "callable"
     return DelayedScaling(
         settings.history,
         settings.algorithm,
         settings.margin,
         "e4m3",
         "e5m2" if settings.format == "hybrid" else "e4m3",
+        fused=settings.fused,
     )
 
 

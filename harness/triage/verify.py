@@ -38,7 +38,7 @@ def run_script(
     plant: tuple[str, str] | None = None,
     harness: bool = False,
 ) -> ScriptRun:
-    """Run ``path``; with ``plant`` = (fault file or "", fault id), under that planted fault.
+    """Run ``path``; with ``plant`` = (file or "", id), under that planted fault or control.
 
     ``harness`` lets it import ours: an emulated extension, or our own layers.
     """

@@ -1,0 +1,196 @@
+"""Controls: what is right, or legally different, raises no finding; what is wrong does."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from harness.arms.ladder import EAGER, LADDER, climb, select_arms
+from harness.arms.program import Program
+from harness.campaign.config import Config
+from harness.case import Case, DataSpec, ModelName, Spec
+from harness.controls.control import Control
+from harness.controls.registry import builtin_controls, find_control
+from harness.controls.run import ControlResult, lacking, run_control
+from harness.data import make_tensors
+from harness.environment import prepare, settle
+from harness.judge import Judge
+from harness.ledger import load_ledger
+from harness.recipe import Recipe, load_recipes, load_stateful, select
+from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Step
+from harness.schedule.story import FEATURES
+from harness.stateful import Stateful
+from harness.triage.verify import run_script
+
+prepare()
+settle()
+
+CONTROLS = builtin_controls()
+PLANTED = [c for c in CONTROLS.values() if c.plant is not nullcontext]
+TWO_STEPS = Schedule(
+    events=(
+        Open(), Forward(), Close(), Backward(of=(0,)), Step(),
+        Open(), Forward(), Close(), Backward(of=(1,)), Step(),
+    ),
+    checkpoint="whole",
+)  # fmt: skip
+#: A control that hides a real fault, and one that is what it says.
+FILE = """
+from harness.controls.control import Control
+from harness.faults.registry import find_fault
+CONTROLS = [
+    Control("gains", "3 % too large", "not legal", ("torchao.float8.rowwise",), ("linear",),
+            ("eager",), find_fault("", "gemm-gain").plant),
+    Control("plain", "torch", "its own definition", ("torch.fp32",), ("linear",), ("eager",)),
+]
+"""
+
+
+def recipes_of(control: Control) -> dict[str, Recipe | Stateful]:
+    files = control.recipe_files
+    there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
+    return select(there, control.recipes)
+
+
+@pytest.mark.parametrize("control", CONTROLS.values(), ids=lambda control: control.id)
+def test_a_control_names_what_exists(control: Control) -> None:
+    assert recipes_of(control)
+    assert select_arms(control.arms)
+    assert set(control.models) <= set(get_args(ModelName))
+    assert all(file.is_file() for file in control.recipe_files)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(CONTROLS) >= 30
+
+
+def case_of(control: Control) -> Case:
+    """A case on which the control's own code has to run."""
+    name, recipe = next(iter(recipes_of(control).items()))
+    if isinstance(recipe, Stateful):
+        return Case(spec=Spec(recipe=name, schedule=TWO_STEPS), data=DataSpec())
+    backend = "emulated" if "emulated" in recipe.backends else ""
+    model = control.models[0] if control.models else "linear"
+    spec = Spec(recipe=name, backend=backend, model=model, steps=2)
+    return Case(spec=spec, data=DataSpec())
+
+
+@pytest.mark.parametrize("control", PLANTED, ids=lambda control: control.id)
+def test_what_a_control_plants_runs_and_is_silent(control: Control) -> None:
+    ran: set[str] = set()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).parent.name == "controls":
+            ran.add(frame.f_code.co_name)
+
+    case = case_of(control)
+    judge = Judge(load_recipes(), load_ledger(), stateful=load_stateful(control.recipe_files))
+    with control.plant():
+        sys.setprofile(note)
+        try:
+            judgement = judge.judge(case)
+        finally:
+            sys.setprofile(None)
+    assert ran
+    assert judgement.ran
+    assert [v.sentence() for v in judgement.causes] == []
+
+
+@pytest.mark.parametrize(
+    "control_id", ["float8-reversed-sums", "float8-blocked-sums", "linear-blocked-sums"]
+)
+def test_sums_in_another_order_have_other_bits(control_id: str) -> None:
+    control = CONTROLS[control_id]
+    recipe = next(r for r in recipes_of(control).values() if isinstance(r, Recipe))
+    backend = "emulated" if "emulated" in recipe.backends else ""
+    spec = Spec(recipe=recipe.name, backend=backend, dtype="fp32", k=128)
+    case = Case(spec=spec, data=DataSpec(seed=5))
+    tensors = make_tensors(case, recipe.plan(spec))
+
+    def output() -> Any:
+        return Program(spec, recipe, EAGER).run(tensors, tap=False).outputs["output"]
+
+    plain = output()
+    with control.plant():
+        planted = output()
+    assert not np.array_equal(plain, planted)
+    np.testing.assert_allclose(plain, planted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_user_brings_controls(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    assert find_control(str(file), "plain").title == "torch"
+    with pytest.raises(ValueError, match="unknown control 'plane': did you mean 'plain'"):
+        find_control(str(file), "plane")
+    file.write_text("CONTROLS = 3")
+    with pytest.raises(ValueError, match="must define CONTROLS"):
+        find_control(str(file), "plain")
+    with pytest.raises(ValueError, match="does not exist"):
+        find_control(str(tmp_path / "nothing.py"), "plain")
+    with pytest.raises(ValueError, match="the rule that makes it legal"):
+        Control("x", "", "", ("torch.fp32",))
+
+
+def test_a_script_runs_under_a_control(tmp_path: Path) -> None:
+    script = tmp_path / "repro.py"
+    script.write_text(
+        "import sys\n"
+        "from torch.nn import functional\n"
+        "sys.exit(functional.linear.__module__ == 'harness.controls.rewrites_torch')\n"
+    )
+    assert run_script(script, plant=("", "control:linear-blocked-sums")).shown
+    assert run_script(script).code == 0
+
+
+def test_a_config_tells_what_is_planted_and_how_much_each_worker_judges() -> None:
+    plain = Config(out=Path("out"))
+    assert plain.plant is None and plain.share == 0
+    assert Config(out=Path("out"), fault=("", "x")).plant == ("", "x")
+    controlled = Config(out=Path("out"), control=("f.py", "x"), cases=7, workers=3)
+    assert controlled.plant == ("f.py", "control:x") and controlled.share == 3
+
+
+def test_what_no_control_has_run_is_named() -> None:
+    empty = ControlResult("x", 0, 0.0, (), (), frozenset(), frozenset(), ())
+    assert len(lacking([empty])) == len(get_args(ModelName)) + len(LADDER) + len(FEATURES)
+    model, feature = get_args(ModelName)[1], next(iter(FEATURES))
+    met = ControlResult(
+        "y", 1, 0.0, (), (),
+        frozenset({
+            (("recipe", "r"), ("model", model)), (("recipe", "r"), ("schedule", feature)),
+        }),
+        frozenset(arm.name for arm in climb(Spec(recipe="r", checkpoint="full"))), (),
+    )  # fmt: skip
+    missing = set(lacking([empty, met]))
+    assert missing.isdisjoint({f"model {model}", f"schedule {feature}", "rung eager+checkpoint"})
+    assert "rung inductor" in missing
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("campaign")
+@pytest.mark.parametrize("control_id", ["plain-norms", "float8-power-by-bits", "delayed-unfused"])
+def test_a_control_is_silent(control_id: str) -> None:
+    result = run_control(CONTROLS[control_id], 60, seed=3, minutes=3.0)
+    assert (result.cases, result.findings, result.notes) == (60, (), ())
+    if control_id == "delayed-unfused":
+        assert "unfused" in result.met("schedule")
+    else:
+        assert len(result.met("model")) > 3 and "eager" in result.arms
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("campaign")
+def test_a_fault_is_no_control(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    control = find_control(str(file), "gains")
+    result = run_control(control, 60, seed=3, file=str(file), minutes=3.0)
+    assert any(found.startswith("O5") for found in result.findings), result
+    plain = find_control(str(file), "plain")
+    assert run_control(plain, 60, seed=3, file=str(file), minutes=3.0).findings == ()
