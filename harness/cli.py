@@ -66,6 +66,36 @@ def replay(
     raise typer.Exit(replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version))
 
 
+@app.command()
+def score(
+    faults: Annotated[
+        list[Path] | None, typer.Option("--faults", help="file defining FAULTS")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="faults and controls by id (glob)")
+    ] = None,
+    no_builtin: Annotated[bool, typer.Option(help="leave out the shipped faults")] = False,
+    no_controls: Annotated[bool, typer.Option(help="leave out the clean controls")] = False,
+    seconds: Annotated[float, typer.Option(help="budget of a hunt; 10 times for compiled")] = 60.0,
+    cases: Annotated[int, typer.Option(help="end a hunt after so many cases; 0: by time")] = 0,
+    control_cases: Annotated[int, typer.Option(help="cases of each control")] = 500,
+    workers: Annotated[int, typer.Option(help="hunts at a time; 0: one per core")] = 0,
+    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 0,
+    arm: ArmGlobs = None,
+    json: Annotated[Path | None, typer.Option(help="write the result here")] = None,
+    against: Annotated[Path | None, typer.Option(help="an earlier result to compare with")] = None,
+) -> None:
+    """Hunt planted faults, run clean controls. Exit 1: recall lost or a false alarm."""
+    from harness.score.main import Asked, score_command
+
+    asked = Asked(
+        faults=tuple(faults or ()), only=tuple(only or ()), builtin=not no_builtin,
+        controls=not no_controls, seconds=seconds, cases=cases, control_cases=control_cases,
+        workers=workers, seed=seed, arms=tuple(arm or ()), out=json, against=against,
+    )  # fmt: skip
+    raise typer.Exit(score_command(asked))
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="recipes, models, arms, oracles, faults or known")],

@@ -21,7 +21,7 @@ from harness.arms.program import Program
 from harness.arms.twin import twin_outputs
 from harness.case import Case, Spec, compile_key
 from harness.data import make_model_tensors, make_tensors
-from harness.judge_schedule import arms_of, judge_schedule, look
+from harness.judge_schedule import arms_of, judge_schedule, look, run_arms
 from harness.ledger import Ledger
 from harness.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from harness.numerics.formats import F32
@@ -36,6 +36,7 @@ from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.recipe import Recipe, unknown
 from harness.schedule.carries import check_carried
 from harness.schedule.rules import check_schedule
+from harness.schedule.trace import StateTrace
 from harness.stateful import Stateful, Subject
 from harness.trace import Trace
 from harness.verdict import BAD, FOLLOWED, Verdict, fingerprint
@@ -172,6 +173,13 @@ class Judge:
             only,
         )
         return self._fold(case, recipe.family, verdicts, ran)
+
+    def run_arms(self, case: Case) -> Mapping[str, Trace | StateTrace]:
+        """What every rung of a case leaves, unjudged."""
+        if case.spec.schedule is not None:
+            return run_arms(case, self._subject(self.stateful_recipe(case.spec)), self.arms)
+        traces, _ = self._run(case.spec, tensors_of(case, self.recipe(case.spec)), None, None)
+        return traces
 
     def look(self, case: Case) -> ScheduleEvidence:
         """What the rules judge of a schedule: its runs, event by event."""

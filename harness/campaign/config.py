@@ -42,6 +42,8 @@ class Config:
     #: Where recipes need processes of their own, a worker tests one kind this long, then is
     #: replaced by one that tests the next.
     turn_seconds: float = 60.0
+    #: End after so many findings; 0: when the time is up.
+    stop_after: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes <= 60 * 24 * 7:

@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -20,10 +21,21 @@ from typing import Any
 from harness.campaign.config import Config
 from harness.campaign.store import Store, claim
 from harness.case import Case, dump_case, load_case
+from harness.triage.finding import Finding
 
 Progress = Callable[["Tally"], None]
 #: How long workers may go on after the deadline, to finish a finding they are triaging.
 GRACE_SECONDS = 75.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """One confirmed finding, and how far the campaign was when it had been confirmed."""
+
+    finding: Finding
+    cases: int
+    #: Since the campaign began.
+    seconds: float
 
 
 @dataclass
@@ -31,17 +43,24 @@ class Tally:
     """Running totals of a campaign."""
 
     counts: Counter[Any] = field(default_factory=Counter)
-    new: int = 0
+    #: Confirmed findings in the order they came, each with the cases judged and the time by then.
+    found: list[Found] = field(default_factory=list)
     unconfirmed: int = 0
     lost_workers: int = 0
     interrupted: bool = False
     #: A worker ended by an exception of ours: what it found stands, but the run is not complete.
     broken: bool = False
     started: float = field(default_factory=time.monotonic)
+    #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
+    ready: float = 0.0
     first_verdict: float = 0.0
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def new(self) -> int:
+        return len(self.found)
 
     @property
     def seconds(self) -> float:
@@ -66,14 +85,27 @@ class _Seat:
 def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
     """Run workers until the time is up or the user interrupts; everything found is in ``store``."""
     tally = Tally()
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["harness.campaign.preload", "harness.campaign.worker"])
-    deadline = time.monotonic() + config.minutes * 60.0
-    seats = [_Seat(number) for number in range(config.workers)]
+    start_server()
+    with interruptible([tally]):
+        play(config, store, progress, tally)
+    return tally
+
+
+def start_server() -> None:
+    """Start the process that workers are forked from; it imports torch once."""
+    mp.get_context("forkserver").set_forkserver_preload(
+        ["harness.campaign.preload", "harness.campaign.worker"]
+    )
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, usual)
-    stop = _Interrupt(tally)
+
+
+def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None:
+    """Run workers until the time is up, enough is found, or ``tally`` says it was interrupted."""
+    context = mp.get_context("forkserver")
+    deadline = time.monotonic() + config.minutes * 60.0
+    seats = [_Seat(number) for number in range(config.workers)]
     try:
         for seat in seats:
             _start(seat, config, context, deadline)
@@ -82,32 +114,33 @@ def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
             progress(tally)
             for seat in seats:
                 _look_after(seat, config, context, deadline, tally, store)
-            if tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
+            enough = 0 < config.stop_after <= tally.new
+            if enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
         _drain(seats, tally, store)
         for loss in () if tally.interrupted else tally.losses:
             loss.join()
     finally:
-        stop.restore()
         for seat in seats:
             if seat.process is not None and seat.process.is_alive():
                 seat.process.kill()
             if seat.process is not None:
                 seat.process.join(5)
-    return tally
 
 
-class _Interrupt:
+@contextmanager
+def interruptible(tallies: Sequence[Tally]) -> Iterator[None]:
     """Ctrl-C sets a flag; nothing is lost because the store is written as findings arrive."""
 
-    def __init__(self, tally: Tally) -> None:
-        def note(signum: int, frame: Any) -> None:
+    def note(signum: int, frame: Any) -> None:
+        for tally in tallies:
             tally.interrupted = True
 
-        self.previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore(self) -> None:
-        for number, handler in self.previous.items():
+    previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -147,8 +180,11 @@ def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> Non
     elif kind == "finding":
         status = "new" if value.confirmed else "unconfirmed"
         store.add(value.finding, value.script, status)
-        tally.new += value.confirmed
+        if value.confirmed:
+            tally.found.append(Found(value.finding, tally.counts["cases"], tally.seconds))
         tally.unconfirmed += not value.confirmed
+    elif kind == "ready":
+        tally.ready = tally.ready or tally.seconds
     elif kind == "recycled":
         seat.recycled = True
     else:
@@ -220,7 +256,7 @@ def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Stor
         (store.out / f"lost-{case.id}.json").write_bytes(dump_case(case))
     elif claim(config.out, result.finding.fingerprint):
         store.add(result.finding, result.script, "new")
-        tally.new += 1
+        tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
 
 
 def _drain(seats: list[_Seat], tally: Tally, store: Store) -> None:

@@ -26,8 +26,8 @@ from harness.campaign.config import Config
 from harness.campaign.store import claim
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
-from harness.environment import settle
-from harness.faults.registry import planted
+from harness.environment import prepare, settle
+from harness.faults.registry import identity, planted
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
@@ -81,7 +81,9 @@ def work(
     worker = _Worker(config, number, generation, judged, deadline, out)
     with ExitStack() as stack:
         if config.plant is not None:
+            prepare(identity(*config.plant))
             stack.enter_context(planted(*config.plant))
+        out.send(("ready", None))
         worker.loop()
     worker.flush(final="recycled" if worker.worn_out and not worker.has_enough else "done")
     out.close()

@@ -13,11 +13,10 @@ from harness.arms.ladder import LADDER, REFERENCE, climb, select_arms
 from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.campaign.summary import pairs_seen
-from harness.campaign.supervisor import run_campaign
+from harness.campaign.supervisor import Tally, play, start_server
 from harness.case import ModelName, Spec
 from harness.controls.control import Control
 from harness.coverage import Pair
-from harness.environment import prepare
 from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, select
 from harness.schedule.story import FEATURES
 from harness.stateful import Stateful
@@ -57,13 +56,13 @@ def run_control(
     *,
     file: str = "",
     minutes: float = 30.0,
+    tally: Tally | None = None,
 ) -> ControlResult:
     """Judge so many cases of a control, or as many as the time allows. ``file`` is where the
-    control is defined; "": built in.
+    control is defined; "": built in. ``tally`` lets the caller watch and interrupt.
 
     Raises ValueError if a recipe of it cannot run here, RuntimeError if the campaign broke.
     """
-    prepare(f"control:{control.id}")
     recipes = _recipes(control)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-control-") as folder:
@@ -82,7 +81,9 @@ def run_control(
             draws=_DRAWS,
             compiled_draws=_COMPILED_DRAWS,
         )
-        tally = run_campaign(config, store, lambda tally: None)
+        tally = tally or Tally()
+        start_server()
+        play(config, store, lambda tally: None, tally)
         if tally.broken:
             raise RuntimeError(f"control {control.id}: {'; '.join(tally.notes)}")
         pairs = pairs_seen(tally.counts)

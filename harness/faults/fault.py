@@ -21,6 +21,8 @@ class Fault:
     link: str
     recipes: tuple[str, ...]
     plant: Callable[[], AbstractContextManager[object]]
+    #: Only a compiled rung can show it: it is hunted longer and counted apart.
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         if not self.id or not self.recipes:

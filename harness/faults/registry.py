@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import runpy
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -53,6 +54,12 @@ def find_fault(file: str, fault_id: str) -> Fault:
     if fault_id not in faults:
         raise ValueError(unknown("fault", fault_id, faults))
     return faults[fault_id]
+
+
+def identity(file: str, name: str) -> str:
+    """Tells what is planted apart from all else that compiled artefacts are cached for."""
+    content = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    return f"{content}:{name}"
 
 
 def planted(file: str, name: str) -> AbstractContextManager[object]:

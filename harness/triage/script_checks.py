@@ -107,7 +107,8 @@ def check_operand(verdict: Verdict) -> str:
     return (
         "run(input, weight, grad_output)\n"
         f"got = {read}\n"
-        f'expected = float("{expected}")\n'
+        # nine digits name one fp32 number; as a float64 they would be another
+        f'expected = torch.tensor(float("{expected}"), dtype=torch.float32).item()\n'
         f'print("{verdict.where}:", got, "must be {verdict.allowed}")\n'
         "sys.exit(0 if got == expected or (math.isnan(got) and math.isnan(expected)) else 1)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from harness.triage.minimise import minimise
 from harness.triage.script import write_script
 from harness.triage.script_schedule import write_schedule_script
 from harness.triage.story import tell
-from harness.triage.verify import ScriptRun, run_script
+from harness.triage.verify import GONE, run_script
 from harness.verdict import Verdict, fingerprint
 
 _BUILDS = 14
@@ -73,8 +74,7 @@ def triage(
     minimal = small.case if final is not verdict else case
     try:
         script = _script(judge, minimal, final)
-        run = _run(script, plant, harness=case.spec.schedule is not None)
-        confirmed, output = run.shown or run.crashed, run.output
+        confirmed, output = _confirm(script, plant, harness=case.spec.schedule is not None)
     except ValueError as error:
         script, confirmed, output = f"# no stand-alone script: {error}\n", False, str(error)
     flake: Flake = "always" if shown_again and confirmed else "flaky"
@@ -160,8 +160,16 @@ def needed(name: str, rules: Sequence[Oracle] = ORACLES) -> tuple[Oracle, ...]:
     return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
 
 
-def _run(script: str, plant: tuple[str, str] | None, *, harness: bool) -> ScriptRun:
+def _confirm(script: str, plant: tuple[str, str] | None, *, harness: bool) -> tuple[bool, str]:
+    """Does the script show it in a fresh process, and what did it print? With a fault planted it
+    must not show it without."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
         path = Path(folder) / "repro.py"
         path.write_text(script)
-        return run_script(path, plant=plant, harness=harness)
+        with ThreadPoolExecutor(2) as pool:
+            clean = pool.submit(run_script, path, harness=harness) if plant else None
+            run = run_script(path, plant=plant, harness=harness)
+            shown, output = run.shown or run.crashed, run.output
+            if clean is not None and shown and clean.result().code != GONE:
+                return False, f"{output}\nwithout the fault: {clean.result().output}"
+    return shown, output

@@ -1,0 +1,1 @@
+"""How much the tool finds: planted faults hunted by ordinary campaigns, and clean controls."""

@@ -1,0 +1,215 @@
+"""``narrowfuzz score``: hunt every planted fault, run every control, say what was missed."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from harness.campaign.supervisor import Tally, interruptible, start_server
+from harness.controls.control import Control
+from harness.controls.registry import builtin_controls
+from harness.controls.run import run_control
+from harness.environment import prepare, versions
+from harness.faults.fault import Fault
+from harness.faults.registry import builtin_faults, load_fault_file
+from harness.recipe import Recipe, load_recipes, load_stateful, runnable
+from harness.score.hunt import Options, Quarry, hunt
+from harness.score.record import (
+    Change,
+    Controlled,
+    Score,
+    compare,
+    false_alarms,
+    load_score,
+    to_json,
+)
+from harness.score.report import print_control, print_fault, print_summary, summary_json
+from harness.stateful import Stateful, process_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+#: A fault that only a compiled rung shows is hunted this many times longer.
+COMPILED_TIMES = 10.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``narrowfuzz score`` was asked for."""
+
+    faults: tuple[Path, ...] = ()
+    only: tuple[str, ...] = ()
+    builtin: bool = True
+    controls: bool = True
+    seconds: float = 60.0
+    cases: int = 0
+    control_cases: int = 500
+    workers: int = 0
+    seed: int = 0
+    arms: tuple[str, ...] = ()
+    out: Path | None = None
+    against: Path | None = None
+
+
+def score_command(asked: Asked) -> int:
+    """Returns the exit code: 1 for lost recall or a false alarm, 2 for faults that could not be
+    hunted, else 0. Raises ValueError for what cannot be asked for."""
+    _check(asked)
+    before = load_score(asked.against) if asked.against else None
+    prepare()
+    faults, problems = _faults(asked)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    quarries = _quarries(faults, console)
+    controls = _controls(asked)
+    if not quarries and not controls and not problems:
+        raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
+    options = Options(
+        seconds=asked.seconds,
+        compiled_seconds=asked.seconds * COMPILED_TIMES,
+        seed=asked.seed,
+        cases=asked.cases,
+        arms=asked.arms,
+    )
+    workers = asked.workers or os.cpu_count() or 1
+    tallies: list[Tally] = []
+    start_server()
+    with interruptible(tallies):
+        hunted = _side_by_side(
+            quarries, workers, tallies, lambda q, t: hunt(q, options, t),
+            lambda done: print_fault(console, done),
+        )  # fmt: skip
+        quiet = _side_by_side(
+            controls, workers, tallies,
+            lambda control, tally: _controlled(control, asked, tally),
+            lambda done: print_control(console, done),
+        )  # fmt: skip
+    interrupted = any(tally.interrupted for tally in tallies)
+    score = Score(
+        versions=versions(),
+        seed=asked.seed,
+        seconds=options.seconds,
+        compiled_seconds=options.compiled_seconds,
+        faults=tuple(hunted),
+        controls=tuple(quiet),
+        problems=tuple(problems),
+    )
+    change = compare(before, score) if before else None
+    print_summary(console, score, change)
+    if asked.out is not None:
+        asked.out.write_bytes(to_json(score, summary_json(score)))
+    return 130 if interrupted else _code(score, change)
+
+
+def _check(asked: Asked) -> None:
+    if not asked.builtin and not asked.faults and not asked.controls:
+        raise ValueError("--no-builtin and --no-controls without --faults leave nothing to do")
+    if not 0 < asked.seconds <= 86_400:
+        raise ValueError(f"--seconds must be above 0 and at most a day, got {asked.seconds:g}")
+    if asked.cases < 0 or asked.control_cases < 1:
+        raise ValueError("--cases must be at least 0 and --control-cases at least 1")
+    if asked.out is not None and not asked.out.parent.is_dir():
+        raise ValueError(f"--json {asked.out}: there is no folder {asked.out.parent}")
+
+
+def _faults(asked: Asked) -> tuple[list[tuple[str, Fault]], list[str]]:
+    """(file, fault) of all that is asked for, and what is wrong with fault files."""
+    found = [("", fault) for fault in builtin_faults().values()] if asked.builtin else []
+    problems: list[str] = []
+    for file in asked.faults:
+        try:
+            found += [(str(file), fault) for fault in load_fault_file(file).values()]
+        except ValueError as error:
+            problems.append(str(error))
+    return [(file, fault) for file, fault in found if _asked_for(fault.id, asked.only)], problems
+
+
+def _controls(asked: Asked) -> list[Control]:
+    if not asked.controls:
+        return []
+    return [c for c in builtin_controls().values() if _asked_for(c.id, asked.only)]
+
+
+def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
+    result = run_control(control, asked.control_cases, asked.seed, tally=tally)
+    return Controlled(
+        id=control.id,
+        title=control.title,
+        cases=result.cases,
+        seconds=round(result.seconds, 1),
+        findings=result.findings,
+        unconfirmed=result.unconfirmed,
+        problem="; ".join(result.notes),
+    )
+
+
+def _asked_for(name: str, globs: Sequence[str]) -> bool:
+    return not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)
+
+
+def _quarries(faults: Sequence[tuple[str, Fault]], console: Console) -> list[Quarry]:
+    """With the recipes that run here; a fault that can hit none of them is named."""
+    known: dict[str, Recipe | Stateful] = {**load_recipes(), **load_stateful()}
+    able = {name for name, recipe in known.items() if _runs(recipe)}
+    quarries = []
+    for file, fault in faults:
+        recipes = tuple(name for name in sorted(able) if _hits(fault.recipes, name, known[name]))
+        if recipes:
+            quarries.append(Quarry(fault, file, recipes))
+        else:
+            console.print(f"not hunted: {fault.id}: none of {', '.join(fault.recipes)} runs here")
+    return quarries
+
+
+def _hits(globs: Sequence[str], name: str, recipe: Recipe | Stateful) -> bool:
+    """A recipe that patches a library takes part only where it is meant."""
+    meant = [glob for glob in globs if glob != "*"] if process_of(recipe) else globs
+    return any(fnmatch.fnmatch(name, glob) for glob in meant)
+
+
+def _runs(recipe: Recipe | Stateful) -> bool:
+    if isinstance(recipe, Stateful):
+        if recipe.unavailable("cpu"):
+            return False
+        recipe.provide()
+        return True
+    return runnable(recipe, "cpu") is not None
+
+
+def _side_by_side(
+    work: Sequence[T],
+    workers: int,
+    tallies: list[Tally],
+    one: Callable[[T, Tally], R],
+    done: Callable[[R], None],
+) -> list[R]:
+    """Each piece of work with a tally of its own, so many at a time, in the order given."""
+    waiting = [(piece, Tally()) for piece in work]
+    tallies += [tally for _, tally in waiting]
+
+    def run(piece: T, tally: Tally) -> R:
+        tally.started = time.monotonic()
+        result = one(piece, tally)
+        done(result)
+        return result
+
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(run, *item) for item in waiting]
+        return [future.result() for future in running]
+
+
+def _code(score: Score, change: Change | None) -> int:
+    if false_alarms(score.controls) or (change and change.lost):
+        return 1
+    unusable = [f"{f.id}: {f.problem}" for f in score.faults if f.problem]
+    wrong = [*score.problems, *unusable]
+    for sentence in wrong:
+        print(f"narrowfuzz: {sentence}", file=sys.stderr)
+    return 2 if wrong else 0
