@@ -67,9 +67,7 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         )
         store = Store(Path(folder))
         play(config, store, lambda tally: None, tally)
-        unconfirmed = tuple(
-            f"{f.fingerprint} ({f.flake})" for f in store.findings("unconfirmed")
-        )
+        unconfirmed = tuple(f"{f.fingerprint} ({f.flake})" for f in store.findings("unconfirmed"))
     if tally.found:
         best = tally.found[0]
         return _record(

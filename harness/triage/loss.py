@@ -28,7 +28,8 @@ _HANG = 240.0
 def triage_loss(
     case: Case, how: str, recipe_files: tuple[Path, ...], plant: tuple[str, str] | None
 ) -> Triaged | None:
-    """The finding behind a lost worker, or None if no fresh process is lost on that case."""
+    """The finding behind a lost worker, or None if no fresh process is lost on that case, or one
+    is without the planted fault, too."""
     known = load_recipes if case.spec.schedule is None else load_stateful
     recipe: Recipe | Stateful = known(recipe_files)[case.spec.recipe]
     hangs = how == "hangs"
@@ -37,7 +38,7 @@ def triage_loss(
         return Verdict("contract", arm, "forward", "hung" if hangs else "crashed", how,
                        measured=how, allowed="a result or an exception")  # fmt: skip
 
-    def run(candidate: Case, arm: str) -> ScriptRun:
+    def run(candidate: Case, arm: str, plant: tuple[str, str] | None = plant) -> ScriptRun:
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "repro.py"
             path.write_text(_script(candidate, verdict_of(arm), recipe))
@@ -52,6 +53,8 @@ def triage_loss(
     if guilty is None:
         return None
     small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
+    if plant is not None and lost(run(small.case, guilty, None)):
+        return None
     verdict = verdict_of(guilty)
     name = fingerprint(verdict, recipe.family)
     finding = Finding(

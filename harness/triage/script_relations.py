@@ -220,7 +220,8 @@ def _check_value(verdict: Verdict, plan: Plan) -> str:
     return (
         "run(input, weight, grad_output)\n"
         f"got = {_value(role, verdict.side, plan, verdict.index)}\n"
-        f'want = float("{verdict.allowed.split()[0]}")  # {verdict.allowed}\n'
+        # nine digits name one fp32 number; as a float64 they would be another
+        f'want = torch.tensor(float("{verdict.allowed.split()[0]}"), dtype=torch.float32).item()\n'
         f"{_same_number(verdict)}"
     )
 

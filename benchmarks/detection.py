@@ -1,0 +1,147 @@
+"""Everything that says how much the tool finds, in one run: ``make score``.
+
+``narrowfuzz score`` hunts every planted fault and runs every clean control; two plain tests hunt the
+same faults; ``harness.vacuity`` asks of every passing check whether it could have failed. What comes
+out is printed side by side; ``--write`` puts the tables into docs/detection.md.
+
+    python benchmarks/detection.py --seconds 60 --out reports/runs/score --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "detection.md"
+#: Why a fault is missed, by id: what is not written there is not understood.
+MISSED = HERE / "missed.toml"
+BEGIN, END = "<!-- tables: make score -->", "<!-- end of tables -->"
+_PLAIN = {
+    "hypothesis": "plain Hypothesis test: eager against torch.compile",
+    "suite": "fixed shapes, the libraries' own thresholds",
+}
+
+
+def measure(told: argparse.Namespace) -> dict[str, Any]:
+    """Run the parts that are asked for; each leaves its JSON in the folder."""
+    told.out.mkdir(parents=True, exist_ok=True)
+    seconds = str(told.seconds)
+    commands = {
+        "score": [sys.executable, "-m", "harness.cli", "score", "--seconds", seconds],
+        "baselines": [sys.executable, str(HERE / "baselines.py"), "--seconds", seconds],
+        "vacuity": [sys.executable, "-m", "harness.vacuity", "--cases", str(told.cases)],
+    }
+    found: dict[str, Any] = {}
+    for name, command in commands.items():
+        file = told.out / f"{name}.json"
+        if name in told.parts:
+            started = time.monotonic()
+            print(f"== {name}", flush=True)
+            code = subprocess.run([*command, "--json", str(file)], check=False).returncode
+            print(f"== {name}: exit {code}, {time.monotonic() - started:.0f} s", flush=True)
+            found[f"{name} exit"] = code
+        if file.is_file():
+            found[name] = json.loads(file.read_text())
+    return found
+
+
+def recalls(found: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
+    """(test, found, of, cries wolf on so many) of the three, on the same faults."""
+    faults = [f for f in found["score"]["faults"] if not f["problem"]]
+    yield "narrowfuzz", sum(f["found"] for f in faults), len(faults), 0
+    plain = found.get("baselines", {"faults": {}})["faults"]
+    for name, words in _PLAIN.items():
+        both = [plain[f["id"]][name] for f in faults if f["id"] in plain]
+        if both:
+            alarms = sum(r["false_alarm"] for r in both)
+            yield words, sum(r["found"] for r in both), len(both), alarms
+
+
+def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
+    """The page's tables, in Markdown."""
+    score, told = found["score"], found["score"]["summary"]
+    versions = score["versions"]
+    yield (
+        f"Measured with torch {versions['torch']}, torchao {versions['torchao']}, two cores, no GPU; "
+        f"seed {score['seed']}, {score['seconds']:g} s a fault, {score['compiled_seconds']:g} s where "
+        "only a compiled rung shows it.\n"
+    )
+    yield "| test | faults found | of | cries wolf |\n| --- | ---: | ---: | ---: |"
+    for name, hits, of, alarms in recalls(found):
+        yield f"| {name} | {hits} | {of} | {alarms} |"
+    controls = score["controls"]
+    yield (
+        f"\nIn libraries {_of(told['libraries'])}, in our own references {_of(told['references'])}; "
+        f"that need a compiler {_of(told['compiled'])}. Seconds to a verified finding: median "
+        f"{told['median_seconds']}, 90th percentile {told['ninetieth_seconds']}; compiled, slowest "
+        f"{told['compiled_slowest_seconds']}. Clean controls: {len(controls)}, "
+        f"{sum(c['cases'] for c in controls)} cases, {len(told['false_alarms'])} false alarms.\n"
+    )
+    yield "| family | found | of | 95 % interval |\n| --- | ---: | ---: | --- |"
+    for name, share in told["families"].items():
+        interval = f"{share['low']:.0%} to {share['high']:.0%}"
+        yield f"| {name} | {share['found']} | {share['of']} | {interval} |"
+    yield from _misses(score["faults"], why)
+    if "vacuity" in found:
+        yield from _vacuity(found["vacuity"])
+
+
+def _of(share: Mapping[str, Any]) -> str:
+    return f"{share['found']} of {share['of']}"
+
+
+def _misses(faults: Sequence[Mapping[str, Any]], why: Mapping[str, str]) -> Iterator[str]:
+    missed = [f for f in faults if not f["found"]]
+    if not missed:
+        return
+    yield "\n| missed | what it is | why |\n| --- | --- | --- |"
+    for fault in missed:
+        reason = fault["problem"] or why.get(fault["id"], "not understood yet")
+        yield f"| {fault['id']} | {fault['title']} | {reason} |"
+
+
+def _vacuity(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "\n| rule | passes | could not have failed | share |\n| --- | ---: | ---: | ---: |"
+    for oracle in sorted({row["oracle"] for row in rows}):
+        mine = [row for row in rows if row["oracle"] == oracle]
+        passes, idle = sum(r["passes"] for r in mine), sum(r["vacuous"] for r in mine)
+        if passes:
+            yield f"| {oracle} | {passes} | {idle} | {idle / passes:.1%} |"
+
+
+def write(page: Path, lines: Sequence[str]) -> None:
+    """Put the tables between their marks. Raises ValueError if the page lacks them."""
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{page} lacks the marks {BEGIN} and {END}")
+    before, _, rest = text.partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{rest.partition(END)[2]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="a fault; 10 times if compiled")
+    parser.add_argument("--cases", type=int, default=300, help="for vacuity")
+    parser.add_argument("--out", type=Path, default=Path(f"reports/runs/score-{int(time.time())}"))
+    parser.add_argument("--parts", nargs="*", default=["score", "baselines", "vacuity"])
+    parser.add_argument("--write", action="store_true", help="renew the tables of the page")
+    told = parser.parse_args()
+    found = measure(told)
+    if "score" in found:
+        lines = list(tables(found, tomllib.loads(MISSED.read_text())))
+        print("\n".join(lines))
+        if told.write:
+            write(PAGE, lines)
+    return max((code for name, code in found.items() if name.endswith(" exit")), default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The score: hunts from outside, and what is counted of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from harness.case import Case, DataSpec, Spec
+from harness.schedule.events import Backward, Close, Forward, Open, Schedule
+from harness.score.hunt import in_our_reference, size_of
+from harness.score.observe import digest
+from harness.score.recall import percentile, recall, summarise, wilson
+from harness.score.record import (
+    Controlled,
+    Hunted,
+    Score,
+    compare,
+    false_alarms,
+    load_score,
+    to_json,
+)
+
+FILE = """
+from contextlib import contextmanager, nullcontext
+from harness import Fault
+
+@contextmanager
+def doubled(lifts):
+    from torchao.float8 import float8_utils
+    original = float8_utils.amax_to_scale
+    float8_utils.amax_to_scale = lambda *args, **kwargs: original(*args, **kwargs) * 2
+    yield
+    if lifts:
+        float8_utils.amax_to_scale = original
+
+def nowhere():
+    raise RuntimeError("no such place")
+
+def fault(id, plant):
+    return Fault(id=id, family="mine", title=id, link="none", plant=plant,
+                 recipes=("torchao.float8.tensorwise",))
+
+FAULTS = [
+    fault("doubled", lambda: doubled(True)),
+    fault("stays", lambda: doubled(False)),
+    fault("nothing", nullcontext),
+    fault("raises", nowhere),
+]
+"""
+
+
+def hunted(id: str, found: bool, **more: Any) -> Hunted:
+    return Hunted(id=id, title=id, link="", found=found, **{"family": "scale", **more})
+
+
+def score(*faults: Hunted, controls: tuple[Controlled, ...] = ()) -> Score:
+    return Score(
+        versions={}, seed=0, seconds=60.0, compiled_seconds=600.0, faults=faults, controls=controls
+    )
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness.cli", "score", *args],
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.xdist_group("campaign")
+def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> None:
+    faults, broken = tmp_path / "faults.py", tmp_path / "broken.py"
+    faults.write_text(FILE)
+    broken.write_text("raise RuntimeError('a mistake')")
+    out, before = tmp_path / "score.json", tmp_path / "before.json"
+    done = run(
+        "--faults", str(faults), "--faults", str(broken), "--no-builtin", "--no-controls",
+        "--seconds", "60", "--cases", "40", "--arm", "eager", "--json", str(out),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    told = json.loads(out.read_text())
+    by_id = {fault["id"]: fault for fault in told["faults"]}
+    assert by_id["doubled"]["found"] and by_id["doubled"]["oracle"] == "O3"
+    assert by_id["doubled"]["seconds"] > 0 and by_id["doubled"]["cases"] >= 1
+    assert by_id["doubled"]["fingerprint"].startswith("O3--operand--eager--scale off")
+    assert "cannot be lifted" in by_id["stays"]["problem"]
+    assert "plants nothing" in by_id["nothing"]["problem"]
+    assert "raises RuntimeError when planted: no such place" in by_id["raises"]["problem"]
+    assert told["summary"]["all"]["of"] == 1 and told["controls"] == []
+    for sentence in ("broken.py raised RuntimeError: a mistake", "nothing: plants nothing"):
+        assert sentence in done.stderr
+    # an earlier score that found what this one cannot: recall is lost
+    claimed = score(hunted("nothing", True), hunted("gone", True))
+    before.write_bytes(to_json(claimed, {}))
+    again = run(
+        "--faults", str(faults), "--only", "nothing", "--no-builtin", "--no-controls",
+        "--seconds", "2", "--against", str(before),
+    )  # fmt: skip
+    assert again.returncode == 1 and "lost since the earlier score: nothing" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--only", "no-such-fault"), "matches no fault and no control"),
+        (("--seconds", "0"), "--seconds must be above 0"),
+        (("--no-builtin", "--no-controls"), "leave nothing to do"),
+        (("--against", "no-such.json"), "no-such.json is not a score's JSON"),
+        (("--json", "no/such/folder/x.json"), "there is no folder"),
+        (("--arm", "no-such-arm"), "unknown arm"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(args: tuple[str, ...], sentence: str) -> None:
+    done = run(*args)
+    assert done.returncode == 2 and sentence in done.stderr and not done.stdout
+
+
+class TestRecall:
+    def test_the_interval_is_wilsons(self) -> None:
+        low, high = wilson(8, 10)  # Newcombe, Statistics in Medicine 17 (1998), method 3
+        assert (low, high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+        assert wilson(0, 0) == (0.0, 1.0)
+        assert wilson(10, 10)[1] == 1.0 and wilson(0, 10)[0] == 0.0
+
+    def test_a_percentile_is_one_of_the_values(self) -> None:
+        assert percentile([3.0, 1.0, 2.0], 0.9) == 3.0
+        assert percentile(range(1, 11), 0.9) == 9
+        assert np.isnan(percentile([], 0.9))
+
+    def test_what_could_not_be_hunted_is_not_counted(self) -> None:
+        share = recall(
+            [hunted("a", True), hunted("b", False), hunted("c", False, problem="raises")]
+        )
+        assert (share.found, share.of) == (1, 2)
+
+    def test_compiled_faults_are_timed_apart(self) -> None:
+        found = summarise(
+            [
+                hunted("a", True, seconds=1.0),
+                hunted("b", True, seconds=3.0, ours=True),
+                hunted("c", True, seconds=500.0, compiled=True, family="fusion"),
+            ]
+        )
+        assert (found.median, found.ninetieth, found.compiled_slowest) == (2.0, 3.0, 500.0)
+        assert (found.libraries.of, found.references.of, found.compiled.of) == (2, 1, 1)
+        assert sorted(found.families) == ["fusion", "scale"]
+
+
+class TestRecord:
+    def test_json_survives_and_its_schema_is_checked(self, tmp_path: Path) -> None:
+        first = score(hunted("a", True, seconds=1.5), controls=(control("c"),))
+        path = tmp_path / "score.json"
+        path.write_bytes(to_json(first, {"summary": {"more": 1}}))
+        assert load_score(path) == first
+        path.write_bytes(to_json(msgspec.structs.replace(first, schema=99), {}))
+        with pytest.raises(ValueError, match="schema 99"):
+            load_score(path)
+
+    def test_two_scores_compared(self) -> None:
+        before = score(hunted("a", True), hunted("b", False), hunted("old", True))
+        now = score(hunted("a", False), hunted("b", True), hunted("new", True))
+        change = compare(before, now)
+        assert (change.lost, change.gained) == (("a",), ("b",))
+        assert (change.only_before, change.only_now) == (("old",), ("new",))
+
+    def test_a_finding_on_a_control_is_a_false_alarm(self) -> None:
+        assert false_alarms([control("c"), control("d", "O1--output")]) == ("d: O1--output",)
+
+
+def control(id: str, *findings: str) -> Controlled:
+    return Controlled(id=id, title=id, cases=500, seconds=1.0, findings=findings)
+
+
+class TestDigest:
+    def test_every_bit_counts(self) -> None:
+        x = np.arange(4, dtype=np.float32)
+        y = x.copy()
+        y.view(np.uint8)[0] ^= 1
+        assert digest({"a": (x, None)}) == digest({"a": (x.copy(), None)})
+        assert len({digest({"a": v}) for v in (x, y, x[:3], x.astype(np.float64))}) == 4
+        assert digest([1, "1"]) != digest(["1", 1])
+
+    def test_records_count_but_for_what_names_places_in_memory(self) -> None:
+        @dataclasses.dataclass
+        class Record:
+            value: float
+            traceback: str
+
+        assert digest(Record(1.0, "here")) == digest(Record(1.0, "there"))
+        assert digest(Record(1.0, "")) != digest(Record(2.0, ""))
+
+
+def test_size_is_elements_or_events() -> None:
+    assert size_of(Case(spec=Spec(recipe="r", m=2, k=3, n=5), data=DataSpec())) == 6 + 15 + 10
+    schedule = Schedule(events=(Open(), Forward(), Close(), Backward(of=(0,))))
+    assert size_of(Case(spec=Spec(recipe="r", schedule=schedule), data=DataSpec())) == 4
+
+
+def test_which_faults_are_in_our_own_references() -> None:
+    assert in_our_reference(("reference.delayed",))
+    assert not in_our_reference(("reference.*", "torchao.*"))
