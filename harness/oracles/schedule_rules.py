@@ -169,13 +169,16 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             judged = True
             formats = {product.a.format, product.b.format}
             wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
+            symptom = "product in high precision" if narrow else "product in FP8"
+            allowed = "FP8" if narrow else "high precision"
+            if narrow and not wrong:
+                allowed = _formats(evidence, product)
+                symptom, wrong = "product in other FP8 formats", formats != set(allowed.split())
             if wrong:
-                symptom = "product in high precision" if narrow else "product in FP8"
                 symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
                 return Verdict(
                     "O20", "", product.role, "diverged", symptom,
-                    located(evidence, i, product.at), _sides(product),
-                    "FP8" if narrow else "high precision", index=(i,),
+                    located(evidence, i, product.at), _sides(product), allowed, index=(i,),
                 )  # fmt: skip
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
@@ -184,6 +187,12 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 "the weight as cast before", "a fresh cast of the weight", index=(i,),
             )  # fmt: skip
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
+
+
+def _formats(evidence: ScheduleEvidence, product: ProductSeen) -> str:
+    """What a product multiplies: one gradient in a backward, none elsewhere."""
+    wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
+    return "e5m2 e4m3" if wide and product.at.phase == "backward" else "e4m3"
 
 
 def _weight_cast_missing(
