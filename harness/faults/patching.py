@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -39,6 +40,41 @@ def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
             *of, name = path.split(".")
             owner = getattr(delayed, of[0]) if of else delayed
             stack.enter_context(replaced(owner, name, partial(caller, change)))
+        yield
+
+
+@contextmanager
+def te_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """``change(original, *args)`` answers calls of each named part of TransformerEngine 2.x's
+    Python, a function or a method (``module.base:TransformerEngineBaseModule.end_forward``).
+
+    For the rest of the process this is one that tests TransformerEngine. Raises ValueError for 1.x.
+    """
+    from harness.emulated_te.environment import DEFAULT, chosen_version, enter
+
+    if chosen_version().startswith("1."):
+        raise ValueError(
+            f"this fault is planted in the code of TransformerEngine 2.x, not {chosen_version()}; "
+            f"run it with --te-version {DEFAULT}"
+        )
+    enter()
+
+    def caller(owner: Any, name: str, change: Callable[..., Any], original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return change(original, *args, **kwargs)
+
+        # a class or static method comes bound, and must not be bound to instances instead
+        bound = isinstance(vars(owner).get(name), classmethod | staticmethod)
+        return staticmethod(call) if bound else call
+
+    with ExitStack() as stack:
+        for path, change in changes.items():
+            module, _, parts = path.partition(":")
+            owner: Any = importlib.import_module(f"transformer_engine.pytorch.{module}")
+            *of, name = parts.split(".")
+            for part in of:
+                owner = getattr(owner, part)
+            stack.enter_context(replaced(owner, name, partial(caller, owner, name, change)))
         yield
 
 

@@ -26,11 +26,17 @@ def builtin_faults() -> dict[str, Fault]:
         layout,
         recompute,
         scales,
+        te_operands,
+        te_recompute,
+        te_scales,
+        te_state,
+        te_updates,
     )
 
     families = (
         scales, casts, gemm, layout, recompute, compile, contract, census,
         delayed_state, delayed_updates, delayed_recompute, delayed_operands,
+        te_state, te_updates, te_recompute, te_operands, te_scales,
     )  # fmt: skip
     return {fault.id: fault for family in families for fault in family.FAULTS}
 

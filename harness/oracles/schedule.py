@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from harness.oracles.oracle import Oracle
+from harness.oracles.schedule_casts import check_casts
 from harness.oracles.schedule_machine import check_machine
 from harness.oracles.schedule_operands import check_operands
 from harness.oracles.schedule_rules import (
     check_balance,
-    check_casts,
     check_company,
     check_contract,
     check_precision,

@@ -31,6 +31,7 @@ class _Made:
 
     at: At
     event: int
+    #: 1 / scale, or block scales.
     inverse: bytes
     #: A tensor of the forward, quantised outside it.
     late: bool
@@ -43,12 +44,10 @@ class _Casts:
     made: dict[bytes, list[_Made]] = field(default_factory=dict)
 
     def take(self, cast: CastSeen, event: int) -> None:
-        if cast.scale is None:
+        if not cast.inverse:
             return
-        with np.errstate(divide="ignore"):
-            inverse = np.float32(np.float32(1.0) / cast.scale).tobytes()
         forward = cast.slot is not None and cast.slot.direction == "forward"
-        made = _Made(cast.at, event, inverse, forward and cast.at.phase == "backward")
+        made = _Made(cast.at, event, cast.inverse, forward and cast.at.phase == "backward")
         for key in _keys(cast.codes):
             self.made.setdefault(key, []).append(made)
 
@@ -69,7 +68,7 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
         through = event.of if isinstance(event, Backward) else ()
         for product in moment.products:
             for name, side in (("a", product.a), ("b", product.b)):
-                if side.codes is None or side.scale_inv is None:
+                if side.codes is None or not side.inverse:
                     continue
                 found = casts.made.get(side.codes.tobytes(), [])
                 own = [m for m in found if _belongs(m, product, moment.event, through, sources)]
@@ -120,16 +119,23 @@ def _belongs(
 
 def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, str] | None:
     """Symptom, what was seen and what is right; None if nothing is wrong."""
-    assert side.scale_inv is not None
     if not found:
         return "operand that no cast made", "", "codes of a cast of this run"
     if not own:
         if any(made.late for made in found):
             return "input quantised again in backward", "", "the codes that the forward multiplied"
         return "operand of another forward", "", "codes of a cast of its own"
-    if side.scale_inv.tobytes() not in {made.inverse for made in own}:
-        right = np.frombuffer(own[0].inverse, np.float32)[0]
-        return (
-            "scale and inverse out of step", number(float(side.scale_inv)), number(float(right))
-        )  # fmt: skip
+    if side.inverse not in {made.inverse for made in own}:
+        return "scale and inverse out of step", *_apart(side.inverse, own[0].inverse)
     return None
+
+
+def _apart(got: bytes, right: bytes) -> tuple[str, str]:
+    """Two different inverses, for people."""
+    kind = np.float32 if len(right) == 4 == len(got) else np.uint8
+    one, other = np.frombuffer(got, kind), np.frombuffer(right, kind)
+    if kind is np.float32 or len(one) != len(other):
+        return number(float(one[0])), number(float(other[0]))
+    wrong = np.flatnonzero(one != other)
+    at = int(wrong[0])
+    return f"byte {one[at]} for block {at} ({len(wrong)} bytes differ)", f"byte {other[at]}"

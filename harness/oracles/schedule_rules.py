@@ -58,23 +58,6 @@ def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
     return ""
 
 
-def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
-    """O2: codes are the saturating cast of the tensor times its scale."""
-    for arm, trace in evidence.traces.items():
-        casts = [(m.event, c) for m in trace.moments for c in m.casts]
-        wrong = next(((i, c) for i, c in casts if not c.exact), None)
-        if wrong is None:
-            yield plain("O2", arm, "operand", "ok" if casts else "not_applicable")
-            continue
-        event, cast = wrong
-        yield Verdict(
-            "O2", arm, "operand", "diverged", f"{cast.format} codes",
-            located(evidence, event, cast.at),
-            "codes that are not the tensor's", "the saturating cast of tensor times scale",
-            index=(event,),
-        )  # fmt: skip
-
-
 def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O13: what a recompute quantises and multiplies is what the forward did."""
     for arm, trace in evidence.traces.items():
@@ -124,9 +107,9 @@ def _of_another(
 ) -> bool:
     """True if another call of the same layer ran the same product with these scales."""
     others = [k for k in first if k != key and layers.get(k) == layers.get(key)]
-    scales = (product.a.scale_inv, product.b.scale_inv)
+    scales = (product.a.inverse, product.b.inverse)
     return any(
-        (other.a.scale_inv, other.b.scale_inv) == scales
+        (other.a.inverse, other.b.inverse) == scales
         for other in (first[k][i % len(first[k])] for k in others)
     )
 
@@ -141,7 +124,7 @@ def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
         if got.format != side.format:
             return "recomputed in another precision"
     for got, side in ((product.a, want.a), (product.b, want.b)):
-        if got.scale_inv != side.scale_inv:
+        if got.inverse != side.inverse:
             return _OTHER_SCALE
     for got, side in ((product.a, want.a), (product.b, want.b)):
         if got.codes is not None and not np.array_equal(got.codes, side.codes):  # type: ignore[arg-type]
@@ -186,13 +169,16 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             judged = True
             formats = {product.a.format, product.b.format}
             wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
+            symptom = "product in high precision" if narrow else "product in FP8"
+            allowed = "FP8" if narrow else "high precision"
+            if narrow and not wrong:
+                allowed = _formats(evidence, product)
+                symptom, wrong = "product in other FP8 formats", formats != set(allowed.split())
             if wrong:
-                symptom = "product in high precision" if narrow else "product in FP8"
                 symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
                 return Verdict(
                     "O20", "", product.role, "diverged", symptom,
-                    located(evidence, i, product.at), _sides(product),
-                    "FP8" if narrow else "high precision", index=(i,),
+                    located(evidence, i, product.at), _sides(product), allowed, index=(i,),
                 )  # fmt: skip
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
@@ -201,6 +187,12 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 "none in the window the layer has", "a fresh cast of the weight", index=(i,),
             )  # fmt: skip
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
+
+
+def _formats(evidence: ScheduleEvidence, product: ProductSeen) -> str:
+    """What a product multiplies: one gradient in a backward, none elsewhere."""
+    wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
+    return "e5m2 e4m3" if wide and product.at.phase == "backward" else "e4m3"
 
 
 def _weight_cast_missing(

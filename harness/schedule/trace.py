@@ -51,8 +51,18 @@ class CastSeen:
     amax: np.float32
     #: uint8, rows of the tensor as it was quantised.
     codes: NDArray[Any]
-    #: Are the codes the saturating cast of x * scale, and the scale bytes those of the plan?
+    #: Are the codes the saturating cast of x * scale, and block scales those of their blocks?
     exact: bool
+    #: E8M0 bytes, row by row; empty where there is one scale.
+    blocks: bytes = b""
+
+    @property
+    def inverse(self) -> bytes:
+        """What a product must divide by: 1 / scale, or the block scales; empty if not known."""
+        if self.scale is None:
+            return self.blocks
+        with np.errstate(divide="ignore"):
+            return np.float32(np.float32(1.0) / self.scale).tobytes()
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,13 @@ class Side:
     codes: NDArray[Any] | None = None
     #: 1 / scale, one element; None in high precision and for block scales.
     scale_inv: np.float32 | None = None
+    #: E8M0 bytes, row by row; empty where there is one scale.
+    blocks: bytes = b""
+
+    @property
+    def inverse(self) -> bytes:
+        """What the product divides by, in one form for all scalings; empty in high precision."""
+        return self.blocks if self.scale_inv is None else self.scale_inv.tobytes()
 
 
 @dataclass(frozen=True)

@@ -23,25 +23,28 @@ def rows(codes):
     return codes.view(torch.uint8).reshape(-1, codes.shape[-1])
 def key(codes):
     return bytes(codes.contiguous().cpu().numpy())
+def told(scale, inverse):
+    """1/scale as a number, block scales as their bytes."""
+    return inverse.item() if scale.dtype == torch.float32 else key(scale)
 def hear(seen):
     """Operands are codes of casts of their own, with the scale that the product divides by."""
     global broken
     event, forwards, kept, backward = now or (None, (-1,), (), False)
     phase = "forward" if not backward else "recompute" if running else "backward"
-    if isinstance(seen, Cast) and seen.scale.dtype == torch.float32:
+    if isinstance(seen, Cast):
         owner = event if backward else forwards[0]
         late = phase == "backward" and " forward " in slot_of(seen)
         for codes in (rows(seen.codes), rows(seen.codes).t()):
-            record = (phase, owner, late, (1 / seen.scale).item())
+            record = (phase, owner, late, told(seen.scale, 1 / seen.scale))
             made.setdefault(key(codes), []).append(record)
     elif isinstance(seen, Product):
         for codes, inverse, _ in sides(seen):
-            if inverse is None or inverse.dtype != torch.float32 or inverse.numel() != 1:
+            if inverse is None:
                 continue
             own = [cast[3] for cast in made.get(key(rows(codes)), []) if mine(cast, phase)]
-            if inverse.item() not in own{unless}:
-                print(f"{phase} product divides by {1 / inverse.item():.8g}, its codes were cast "
-                      f"with {[1 / x for x in own] or 'another forward, or never'}")
+            if told(inverse, inverse) not in own{unless}:
+                print(f"{phase} product has 1/scale {told(inverse, inverse)}, its codes were cast "
+                      f"with {own or 'another forward, or never'}")
                 broken = True
 def mine(cast, phase):
     """May a product of this phase multiply what this cast made?"""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.stateful import ScheduleScript, Stateful
+from harness.triage.script_casts import check_casts
 from harness.triage.script_operands import check_operands
 from harness.triage.script_schedule_checks import CHECKS, Check
 from harness.triage.script_state import check_state
@@ -63,7 +64,7 @@ def _check(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -
     return _MAKERS[verdict.oracle](evidence, verdict, text)
 
 
-_MAKERS = {"O3": check_operands, "O14": check_state, **CHECKS, **TWINS}
+_MAKERS = {"O2": check_casts, "O3": check_operands, "O14": check_state, **CHECKS, **TWINS}
 
 
 def _quoted(sentence: str) -> str:

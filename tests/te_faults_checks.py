@@ -1,0 +1,96 @@
+"""Run by test_te_faults.py in a process of its own: prints what each fault did, one line each."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from harness.case import Case
+from harness.emulated_te.environment import enter
+from harness.environment import prepare, settle
+from harness.faults.fault import Fault
+from harness.faults.registry import builtin_faults
+from harness.judge import Judge
+from harness.ledger import load_ledger
+from harness.recipe import load_recipes, load_stateful
+from harness.strategies import schedule_cases
+
+#: Fault -> its recipe, and how many schedules are drawn.
+HUNTED = {
+    "te-update-lost-at-evaluation": ("te.delayed", 12),
+    "te-current-power-of-two": ("te.current", 6),
+    "te-mx-one-code": ("te.mxfp8", 6),
+}
+
+
+def attributes() -> dict[tuple[str, ...], int]:
+    """Everything TransformerEngine's modules and their classes hold, by identity."""
+    return {path: id(value) for path, value in _held()}
+
+
+def _held() -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("transformer_engine") or not isinstance(module, types.ModuleType):
+            continue
+        for attribute, value in list(vars(module).items()):
+            yield (name, attribute), value
+            if isinstance(value, type) and value.__module__ == name:
+                for inner, held in list(vars(value).items()):
+                    yield (name, attribute, inner), held
+
+
+def planted_and_lifted(fault: Fault) -> str:
+    """What went wrong, or "ok"."""
+    with fault.plant():  # the modules that it needs are imported from here on
+        pass
+    before = attributes()
+    with fault.plant():
+        during = attributes()
+    after = attributes()
+    if during == before:
+        return "changed nothing"
+    left = sorted(".".join(path) for path in before if after.get(path) != before[path])
+    return f"left {left}" if left or after.keys() != before.keys() else "ok"
+
+
+def hunted(fault: Fault, name: str, cases: int) -> str:
+    """The rules that showed the fault in so many schedules, "" if none did."""
+    stateful = load_stateful()
+    judge = Judge(load_recipes(), load_ledger(), stateful=stateful)
+    shown: set[str] = set()
+
+    @seed(4)
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(schedule_cases([stateful[name]]))
+    def hunt(case: Case) -> None:
+        if not shown:
+            with fault.plant():
+                shown.update(verdict.oracle for verdict in judge.judge(case).causes)
+
+    hunt()
+    return " ".join(sorted(shown))
+
+
+def main() -> None:
+    prepare()
+    settle()
+    enter()
+    faults = builtin_faults()
+    for fault in faults.values():
+        if fault.id.startswith("te-"):
+            print("PLANTED", fault.id, planted_and_lifted(fault), flush=True)
+    for id, (name, cases) in HUNTED.items():
+        print("HUNTED", id, hunted(faults[id], name, cases), flush=True)
+
+
+if __name__ == "__main__":
+    main()
