@@ -6,33 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness.faults import graphs, lowering
 from harness.faults.fault import Fault
-from harness.faults.patching import replaced
+from harness.faults.patching import recompiled, replaced
 
 _FLOAT8 = ("torchao.float8.*",)
 _PLAIN = ("torch.*",)
-
-
-@contextmanager
-def _recompiled() -> Iterator[None]:
-    """Nothing compiled outside is used inside, and the other way round.
-
-    No cache key of torch.compile sees a monkey-patched library: neither Dynamo's (code objects and
-    guards) nor those of the artefacts on disk.
-    """
-    import torch
-    from torch._functorch import config as functorch
-    from torch._inductor import config as inductor
-
-    torch._dynamo.reset()
-    try:
-        with (
-            inductor.patch(force_disable_caches=True),
-            functorch.patch(enable_autograd_cache=False),
-        ):
-            yield
-    finally:
-        torch._dynamo.reset()
 
 
 @contextmanager
@@ -54,7 +33,7 @@ def _backward_drift() -> Iterator[None]:
 
         return lowered
 
-    with _recompiled(), replaced(GraphLowering, "run", make):
+    with recompiled(), replaced(GraphLowering, "run", make):
         yield
 
 
@@ -72,7 +51,7 @@ def _under_compile(owner: Any, name: str, change: Callable[..., Any]) -> Iterato
 
         return called
 
-    with _recompiled(), replaced(owner, name, make):
+    with recompiled(), replaced(owner, name, make):
         yield
 
 
@@ -113,4 +92,6 @@ FAULTS = [
 ]  # fmt: skip
 
 #: Faults that only a compiled rung shows.
-NEED_COMPILE = frozenset(fault.id for fault in FAULTS)
+NEED_COMPILE = frozenset(
+    fault.id for family in (FAULTS, lowering.FAULTS, graphs.FAULTS) for fault in family
+)

@@ -12,22 +12,34 @@ from harness.recipe import unknown
 def builtin_faults() -> dict[str, Fault]:
     """All built-in faults by id."""
     from harness.faults import (
+        attention,
         casts,
         census,
+        checkpoint,
         compile,
         contract,
         delayed_operands,
         delayed_recompute,
         delayed_state,
         delayed_updates,
+        device,
         gemm,
+        gradients,
+        graphs,
+        kept,
         layout,
+        lowering,
+        mx_codes,
+        mx_scales,
+        operands,
         recompute,
         scales,
     )
 
     families = (
         scales, casts, gemm, layout, recompute, compile, contract, census,
+        mx_scales, mx_codes, operands, kept, device, attention, checkpoint, gradients,
+        lowering, graphs,
         delayed_state, delayed_updates, delayed_recompute, delayed_operands,
     )  # fmt: skip
     return {fault.id: fault for family in families for fault in family.FAULTS}
