@@ -56,15 +56,6 @@ def _emulation_unknown() -> Iterator[None]:
 
 
 @contextmanager
-def _unhashable_config() -> Iterator[None]:
-    """A configuration that a tensor class carries is no constant to the compiler."""
-    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
-
-    with recompiled(), replaced(MXFP8TrainingOpConfig, "__hash__", lambda original: None):
-        yield
-
-
-@contextmanager
 def _attribute_written() -> Iterator[None]:
     """Every forward leaves the dtype it ran in on its module."""
 
@@ -83,8 +74,6 @@ FAULTS = [
     Fault("emulated-roundings-crash", "contract", "emulate_precision_casts does not compile",
           "https://github.com/pytorch/pytorch/issues/159239", ("torch.bf16", "torchao.float8.*"),
           _emulation_unknown),
-    Fault("config-not-hashable", "contract", "the MX wrapper does not compile",
-          "https://github.com/pytorch/ao/pull/4233", ("torchao.mxfp8.*",), _unhashable_config),
     Fault("forward-writes-attribute", "contract", "checkpointing does not compile",
           "https://github.com/pytorch/ao/pull/1329", _FLOAT8, _attribute_written),
 ]  # fmt: skip
