@@ -26,7 +26,9 @@ from harness.ledger import Ledger
 from harness.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from harness.numerics.formats import F32
 from harness.numerics.plan import Plan
+from harness.numerics.reference import Undivided
 from harness.oracles import BY_NAME, ORACLES, rules_of
+from harness.oracles.contract import accepted
 from harness.oracles.evidence import Evidence
 from harness.oracles.kernels import check_kernels, check_weight_copies
 from harness.oracles.layers import layer_evidences, layer_spec, layer_tensors
@@ -140,13 +142,16 @@ class Judge:
             for oracle in oracles or self.oracles
         ]
         chosen = self.oracles if oracles is None else oracles
-        for oracle in chosen:
-            if not ran and oracle.name != "contract":
-                verdicts.append(plain(oracle.name, EAGER.name, "output", "not_applicable"))
-            elif oracle.scope == "case" or case.spec.direct:
-                verdicts += oracle.check(evidence)
-        if ran and not case.spec.direct:
-            verdicts += _judge_layers(evidence, chosen)
+        try:
+            for oracle in chosen:
+                if not ran and oracle.name != "contract":
+                    verdicts.append(plain(oracle.name, EAGER.name, "output", "not_applicable"))
+                elif oracle.scope == "case" or case.spec.direct:
+                    verdicts += oracle.check(evidence)
+            if ran and not case.spec.direct:
+                verdicts += _judge_layers(evidence, chosen)
+        except Undivided as error:
+            verdicts.append(accepted(case.spec.model, str(error)))
         judgement = self._fold(case, recipe.family, verdicts, ran)
         while confirm:
             ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]

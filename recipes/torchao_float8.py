@@ -106,7 +106,8 @@ def _converted(module: Any) -> bool:
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the float8 tensor's own mm: operands arrive with codes and scales.
 
-    The amax of the two operands is what the two latest calls of ``tensor_to_amax`` returned.
+    The amax of the two operands is what the two latest calls of ``tensor_to_amax`` returned; there
+    are fewer than two since the mm before where an operand was kept, and then nothing is known.
     """
     import torch
     from torchao.float8 import float8_ops, float8_utils
@@ -123,14 +124,18 @@ def _tap(emit: Emit) -> Iterator[None]:
         return amaxes[-1]
 
     def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
+        of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
+        amaxes.clear()
         if not emit.wanted():
             return multiply(aten_op, args, kwargs)
         a, b = args
-        amax_a, amax_b = (fp32_array(t) for t in amaxes[-2:])
-        b_amax = amax_b.T if amax_b.ndim == 2 else amax_b
         emit(
-            Seen(fp8_codes(a._data), fp32_array(a._scale), amax=_as(amax_a, a._scale)),
-            Seen(fp8_codes(b._data).T, fp32_array(b._scale).T, amax=_as(b_amax, b._scale.t())),
+            Seen(fp8_codes(a._data), fp32_array(a._scale), amax=_as(of_a, a._scale)),
+            Seen(
+                fp8_codes(b._data).T,
+                fp32_array(b._scale).T,
+                amax=_as(of_b.t() if of_b is not None and of_b.ndim == 2 else of_b, b._scale.t()),
+            ),
         )
         return multiply(aten_op, args, kwargs)
 
@@ -143,7 +148,9 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 def _as(amax: Any, scale: Any) -> Any:
     """amax in the scale's shape: a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]."""
-    return amax.reshape(tuple(scale.shape))
+    from harness.arms.tensors import fp32_array
+
+    return None if amax is None else fp32_array(amax).reshape(tuple(scale.shape))
 
 
 def _never_refuses(spec: Spec) -> str:
@@ -164,9 +171,10 @@ def _script(recipe: str) -> Any:
             "def watch_amax(*args, **kwargs):\n"
             "    return amaxes.append(to_amax(*args, **kwargs)) or amaxes[-1]\n"
             "def watch(aten_op, args, kwargs=None):\n"
-            "    (a, b), (x, y) = args, amaxes[-2:]\n"
+            "    (a, b), (x, y) = args, amaxes[-2:] if len(amaxes) > 1 else (a._scale, b._scale)\n"
             "    seen.append((a._data, a._scale, b._data.t(), b._scale.t(),\n"
             "                 x.reshape(a._scale.shape), y.reshape(b._scale.t().shape)))\n"
+            "    amaxes.clear()\n"
             "    return multiply(aten_op, args, kwargs)\n"
             "table[op], float8_utils.tensor_to_amax = watch, watch_amax",
             converted="type(m).__name__ == 'Float8Linear'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -18,6 +19,7 @@ from harness.case import Case, DataSpec, Spec, Spike
 from harness.data import make_tensors
 from harness.faults.census import NEED_MODELS
 from harness.faults.compile import NEED_COMPILE
+from harness.faults.gradients import UNSEEN
 from harness.faults.recompute import NEED_ATTENTION
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
@@ -283,10 +285,14 @@ def clean_fingerprints() -> dict[str, set[str]]:
     return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE) for c in draws(r)}
 
 
+#: Those with a drawn case of their own: tests/test_faults.py.
+DRAWN = set(json.loads((Path(__file__).parent / "fault_cases.json").read_text()))
 #: Those that take a schedule: tests/test_state_faults.py.
 OF_SCHEDULES = {id for id, fault in builtin_faults().items() if "delayed" in fault.family}
-#: Shown elsewhere: tests/test_census.py, tests/test_script_models.py.
-ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES
+#: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
+ELSEWHERE = (
+    {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES | DRAWN | UNSEEN
+)
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))

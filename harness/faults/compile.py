@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from harness.faults import graphs, lowering
 from harness.faults.fault import Fault
 from harness.faults.patching import recompiled, replaced
 
@@ -91,4 +92,6 @@ FAULTS = [
 ]  # fmt: skip
 
 #: Faults that only a compiled rung shows.
-NEED_COMPILE = frozenset(fault.id for fault in FAULTS)
+NEED_COMPILE = frozenset(
+    fault.id for family in (FAULTS, lowering.FAULTS, graphs.FAULTS) for fault in family
+)

@@ -14,16 +14,26 @@ from harness.recipe import unknown
 def builtin_faults() -> dict[str, Fault]:
     """All built-in faults by id."""
     from harness.faults import (
+        attention,
         casts,
         census,
+        checkpoint,
         compile,
         contract,
         delayed_operands,
         delayed_recompute,
         delayed_state,
         delayed_updates,
+        device,
         gemm,
+        gradients,
+        graphs,
+        kept,
         layout,
+        lowering,
+        mx_codes,
+        mx_scales,
+        operands,
         recompute,
         scales,
         te_operands,
@@ -35,6 +45,8 @@ def builtin_faults() -> dict[str, Fault]:
 
     families = (
         scales, casts, gemm, layout, recompute, compile, contract, census,
+        mx_scales, mx_codes, operands, kept, device, attention, checkpoint, gradients,
+        lowering, graphs,
         delayed_state, delayed_updates, delayed_recompute, delayed_operands,
         te_state, te_updates, te_recompute, te_operands, te_scales,
     )  # fmt: skip

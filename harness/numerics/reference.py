@@ -73,11 +73,15 @@ def transformed(x: F32, plan: OperandPlan) -> F32:
     return hadamard.transform(x, plan.hadamard) if plan.hadamard else x
 
 
+class Undivided(ValueError):
+    """A shape that a plan's blocks do not divide: the plan says nothing about it."""
+
+
 def amax(x: F32, plan: OperandPlan) -> F32:
     """max|x| of each granule: shape () for tensor, [rows, 1] for row, [rows, C/block] for block,
     [rows/block, C/block] for tile.
 
-    NaN propagates; an empty granule has amax 0. Raises ValueError if C, or rows for tile, is not a
+    NaN propagates; an empty granule has amax 0. Raises Undivided if C, or rows for tile, is not a
     multiple of block.
     """
     magnitude = np.abs(x)
@@ -87,10 +91,10 @@ def amax(x: F32, plan: OperandPlan) -> F32:
         return np.asarray(np.max(magnitude, axis=1, keepdims=True, initial=0.0), dtype=np.float32)
     rows, contracted = x.shape
     if contracted % plan.block:
-        raise ValueError(f"contracted dimension {contracted} is not a multiple of {plan.block}")
+        raise Undivided(f"contracted dimension {contracted} is not a multiple of {plan.block}")
     height = plan.block if plan.granularity == "tile" else 1
     if rows % height:
-        raise ValueError(f"{rows} rows are not a multiple of {height}")
+        raise Undivided(f"{rows} rows are not a multiple of {height}")
     blocked = magnitude.reshape(rows // height, height, contracted // plan.block, plan.block)
     return np.asarray(np.max(blocked, axis=(1, 3), initial=0.0), dtype=np.float32)
 

@@ -79,5 +79,13 @@ def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -
     return ""
 
 
+def accepted(case: str, rule: str) -> Verdict:
+    """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
+    return Verdict(
+        "contract", "eager", "output", "diverged", "accepts what its blocks do not divide", case,
+        "a result", f"a refusal: {rule}",
+    )  # fmt: skip
+
+
 def _first_line(message: str) -> str:
     return message.strip().splitlines()[0][:200] if message.strip() else "(no message)"

@@ -50,8 +50,22 @@ def check_recompute() -> str:
     )
 
 
+#: A layer that should have refused.
+ACCEPTED = """
+try:
+    {call}
+except Exception as error:
+    print(f"refuses: {{type(error).__name__}}: {{error}}")
+    sys.exit(0)
+print("runs; expected {rule}")
+sys.exit(1)
+"""
+
+
 def check_contract(verdict: Verdict) -> str:
-    """A missing gradient, or an exception in the wrong phase or words."""
+    """A missing gradient, or an exception in the wrong phase or words, or none."""
+    if verdict.symptom.startswith("accepts"):
+        return ACCEPTED.format(call="run(input, weight, grad_output)", rule=verdict.allowed)
     if verdict.status == "diverged":
         name = verdict.symptom.split()[-1]
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.case import Spec
 from harness.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
-from harness.triage.script_checks import ELEMENT_RULES, check_element
+from harness.triage.script_checks import ACCEPTED, ELEMENT_RULES, check_element
 from harness.verdict import Verdict
 
 #: How a Trace calls a single linear's results, and how its parameters are called.
@@ -56,6 +56,8 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
     """The lines that look at ``run``'s results. Raises ValueError for a rule they cannot check."""
     oracle = verdict.oracle
     if oracle == "contract":
+        if verdict.symptom.startswith("accepts"):
+            return ACCEPTED.format(call='run("guilty")', rule=verdict.allowed)
         if verdict.status == "diverged":
             names = [_OF_LINEAR.get(name, name) for name in verdict.where.split(", ")]
             return _MISSING.format(names=names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from harness.case import Case, DataSpec, Spec, Spike
 from harness.environment import prepare, settle
 from harness.faults.census import NEED_MODELS
+from harness.faults.gradients import UNSEEN
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
 from harness.ledger import Ledger
@@ -182,7 +185,9 @@ def test_every_fault_is_hunted_or_ends_the_process() -> None:
     hunted = {hunt.fault for hunt in HUNTS}
     elsewhere = {"kernel-aborts", "eps-too-large"} | NEED_MODELS  # those: tests/test_census.py
     of_schedules = {id for id, fault in builtin_faults().items() if "delayed" in fault.family}
-    assert set(builtin_faults()) - hunted - of_schedules == elsewhere  # tests/test_state_faults.py
+    drawn = set(json.loads((Path(__file__).parents[1] / "fault_cases.json").read_text()))
+    left = set(builtin_faults()) - hunted - of_schedules - drawn - UNSEEN
+    assert left == elsewhere  # tests/test_state_faults.py, tests/test_faults.py
 
 
 def test_a_fault_is_gone_after_its_context(recipes: dict[str, Any]) -> None:

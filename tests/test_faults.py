@@ -1,0 +1,145 @@
+"""Planted faults: each changes something, is lifted without a trace, and a drawn case shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.arms.ladder import EAGER, climb, unavailable
+from harness.case import Case, load_case
+from harness.environment import prepare, settle
+from harness.faults.compile import NEED_COMPILE
+from harness.faults.registry import builtin_faults
+from harness.judge import Judge
+from harness.ledger import load_ledger
+from harness.recipe import load_recipes
+from harness.triage.script import write_script
+from harness.verdict import Verdict, fingerprint
+
+prepare()
+settle()
+
+#: A drawn case that shows each fault which no table of tests/oracles or tests/test_state_faults.py
+#: has, as generation found it.
+CASES = {
+    name: load_case(json.dumps(case).encode())
+    for name, case in json.loads((Path(__file__).parent / "fault_cases.json").read_text()).items()
+}
+#: Faults of TransformerEngine run in processes of their own.
+FAULTS = {
+    id: fault
+    for id, fault in builtin_faults().items()
+    if not any(recipe.startswith("te.") for recipe in fault.recipes)
+}
+
+
+def owners() -> Iterator[Any]:
+    """Modules, classes and tables that faults are planted in."""
+    from torch._functorch import partitioners
+    from torch._inductor import decomposition, lowering
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.codegen import cpp
+    from torch._inductor.graph import GraphLowering
+    from torch.optim import optimizer
+    from torch.utils import checkpoint
+    from torchao import float8
+    from torchao.float8 import (
+        Float8LinearConfig,
+        float8_linear,
+        float8_ops,
+        float8_scaling_utils,
+        float8_training_tensor,
+        float8_utils,
+    )
+    from torchao.prototype.moe_training import config, mxfp8_linear, tensor
+    from torchao.prototype.mx_formats import mx_tensor
+    from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
+
+    from harness.models import delayed
+
+    yield from (torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
+    yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)
+    yield from (cpp.CppOverrides, cpp.CppVecOverrides, CppPythonBindingsCodeCache)
+    yield from (lowering.lowerings, decomposition.decompositions)
+    yield from (float8, Float8LinearConfig, float8_linear, float8_linear.Float8Linear, float8_ops)
+    yield from (float8_ops.FLOAT8_OPS_TABLE, float8_scaling_utils, float8_training_tensor)
+    yield from (float8_utils, config.MXFP8TrainingOpConfig, mxfp8_linear, tensor, mx_tensor)
+    yield from (_QUANTIZE_CONFIG_HANDLER, optimizer._global_optimizer_post_hooks)
+    yield delayed
+    yield from (value for value in vars(delayed).values() if isinstance(value, type))
+
+
+def snapshot() -> list[dict[Any, int]]:
+    """What stands in every place that a fault may replace, by identity."""
+    found = [
+        {key: id(value) for key, value in (o if isinstance(o, dict) else vars(o)).items()}
+        for o in owners()
+    ]
+    kernel = torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention_for_cpu")
+    return [*found, {kernel: 0}]
+
+
+@pytest.fixture(scope="module")
+def before() -> list[dict[Any, int]]:
+    return snapshot()
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fault_is_planted_and_lifted_without_a_trace(
+    name: str, before: list[dict[Any, int]]
+) -> None:
+    with FAULTS[name].plant():
+        assert snapshot() != before
+    assert snapshot() == before
+
+
+def test_the_table_of_rows_names_faults_that_exist() -> None:
+    told = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
+    named = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", told.partition("## Row by row")[2]))
+    known = {entry.id for entry in load_ledger().entries}
+    assert not named - set(builtin_faults()) - known
+    assert not set(CASES) - named
+
+
+@cache
+def recipes() -> dict[str, Any]:
+    return load_recipes()
+
+
+def judged(case: Case) -> list[tuple[str, Verdict]]:
+    judge = Judge(recipes(), load_ledger())
+    judgement = judge.judge(case)
+    return [(fingerprint(v, judgement.family), v) for v in judgement.causes]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in NEED_COMPILE else ())
+        for name in sorted(CASES)
+    ],
+)
+def test_the_case_that_generation_found_shows_the_fault_and_has_a_script(name: str) -> None:
+    case = CASES[name]
+    missing = [arm.name for arm in climb(case.spec) if arm is not EAGER and unavailable(arm)]
+    if missing:
+        pytest.skip(f"cannot run {missing[0]} here")
+    clean = {found for found, _ in judged(case)}
+    with FAULTS[name].plant():
+        mine = [verdict for found, verdict in judged(case) if found not in clean]
+    assert mine, "no rule sees it"
+    refusals = []
+    for verdict in mine:
+        try:
+            assert write_script(case, verdict, recipes()[case.spec.recipe])
+            return
+        except ValueError as error:
+            refusals.append(f"{verdict.oracle}: {error}")
+    raise AssertionError("; ".join(refusals))
