@@ -1,8 +1,8 @@
 """Everything that says how much the tool finds, in one run: ``make score``.
 
-``narrowfuzz score`` hunts every planted fault and runs every clean control; two plain tests hunt the
-same faults; ``harness.vacuity`` asks of every passing check whether it could have failed. What comes
-out is printed side by side; ``--write`` puts the tables into docs/detection.md.
+``narrowfuzz score`` hunts every planted fault and runs every clean control; two plain tests hunt
+the same faults; ``harness.vacuity`` asks of every passing check whether it could have failed. What
+comes out is printed side by side; ``--write`` puts the tables into docs/detection.md.
 
     python benchmarks/detection.py --seconds 60 --out reports/runs/score --write
 """
@@ -70,9 +70,9 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     score, told = found["score"], found["score"]["summary"]
     versions = score["versions"]
     yield (
-        f"Measured with torch {versions['torch']}, torchao {versions['torchao']}, two cores, no GPU; "
-        f"seed {score['seed']}, {score['seconds']:g} s a fault, {score['compiled_seconds']:g} s where "
-        "only a compiled rung shows it.\n"
+        f"Measured with torch {versions['torch']}, torchao {versions['torchao']}, two cores, no "
+        f"GPU; seed {score['seed']}, {score['seconds']:g} s a fault, "
+        f"{score['compiled_seconds']:g} s where only a compiled rung shows it.\n"
     )
     yield "| test | faults found | of | cries wolf |\n| --- | ---: | ---: | ---: |"
     for name, hits, of, alarms in recalls(found):
@@ -80,9 +80,9 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
     controls = score["controls"]
     yield (
         f"\nIn libraries {_of(told['libraries'])}, in our own references {_of(told['references'])}; "
-        f"that need a compiler {_of(told['compiled'])}. Seconds to a verified finding: median "
-        f"{told['median_seconds']}, 90th percentile {told['ninetieth_seconds']}; compiled, slowest "
-        f"{told['compiled_slowest_seconds']}. Clean controls: {len(controls)}, "
+        f"that need a compiler {_of(told['compiled'])}. Seconds to a verified finding: "
+        f"median {told['median_seconds']}, 90th percentile {told['ninetieth_seconds']}; compiled, "
+        f"slowest {told['compiled_slowest_seconds']}. Clean controls: {len(controls)}, "
         f"{sum(c['cases'] for c in controls)} cases, {len(told['false_alarms'])} false alarms.\n"
     )
     yield "| family | found | of | 95 % interval |\n| --- | ---: | ---: | --- |"

@@ -15,7 +15,6 @@ import torch
 from harness.arms.ladder import EAGER, climb, unavailable
 from harness.case import Case, load_case
 from harness.environment import prepare, settle
-from harness.faults.compile import NEED_COMPILE
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
 from harness.ledger import load_ledger
@@ -122,7 +121,7 @@ def judged(case: Case) -> list[tuple[str, Verdict]]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in NEED_COMPILE else ())
+        pytest.param(name, marks=pytest.mark.slow if FAULTS[name].compiled else ())
         for name in sorted(CASES)
     ],
 )

@@ -18,7 +18,6 @@ from harness.arms.ladder import LADDER, select_arms
 from harness.case import Case, DataSpec, Spec, Spike
 from harness.data import make_tensors
 from harness.faults.census import NEED_MODELS
-from harness.faults.compile import NEED_COMPILE
 from harness.faults.gradients import UNSEEN
 from harness.faults.recompute import NEED_ATTENTION
 from harness.faults.registry import builtin_faults
@@ -289,6 +288,7 @@ def clean_fingerprints() -> dict[str, set[str]]:
 DRAWN = set(json.loads((Path(__file__).parent / "fault_cases.json").read_text()))
 #: Those that take a schedule: tests/test_state_faults.py.
 OF_SCHEDULES = {id for id, fault in builtin_faults().items() if "delayed" in fault.family}
+NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
 ELSEWHERE = (
     {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES | DRAWN | UNSEEN

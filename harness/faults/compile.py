@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.faults import graphs, lowering
 from harness.faults.fault import Fault
 from harness.faults.patching import recompiled, replaced
 
@@ -84,14 +83,10 @@ FAULTS = [
     Fault("inductor-backward-drift", "recompute",
           "Inductor fuses a recomputed chain otherwise than forward did",
           "https://github.com/pytorch/pytorch/issues/150859", (*_FLOAT8, "torch.bf16"),
-          _backward_drift),
+          _backward_drift, compiled=True),
     Fault("compiled-scale-through-bf16", "scale", "scale rounded through bf16 when compiled",
-          "https://github.com/pytorch/pytorch/issues/136181", _FLOAT8, _scale_through_bf16),
+          "https://github.com/pytorch/pytorch/issues/136181", _FLOAT8, _scale_through_bf16,
+          compiled=True),
     Fault("compiled-norm-in-bf16", "accumulator", "compiled RMSNorm computes in bf16",
-          "https://github.com/pytorch/torchtitan/issues/497", _PLAIN, _narrow_norm),
+          "https://github.com/pytorch/torchtitan/issues/497", _PLAIN, _narrow_norm, compiled=True),
 ]  # fmt: skip
-
-#: Faults that only a compiled rung shows.
-NEED_COMPILE = frozenset(
-    fault.id for family in (FAULTS, lowering.FAULTS, graphs.FAULTS) for fault in family
-)

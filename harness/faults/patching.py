@@ -175,28 +175,6 @@ def mx_products(change: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def recompiled() -> Iterator[None]:
-    """Nothing compiled outside is used inside, and the other way round.
-
-    No cache key of torch.compile sees a monkey-patched library: neither Dynamo's (code objects and
-    guards) nor those of the artefacts on disk.
-    """
-    import torch
-    from torch._functorch import config as functorch
-    from torch._inductor import config as inductor
-
-    torch._dynamo.reset()
-    try:
-        with (
-            inductor.patch(force_disable_caches=True),
-            functorch.patch(enable_autograd_cache=False),
-        ):
-            yield
-    finally:
-        torch._dynamo.reset()
-
-
 def in_backward() -> bool:
     """True while autograd runs a backward, recomputation included."""
     import torch

@@ -53,6 +53,19 @@ def builtin_faults() -> dict[str, Fault]:
     return {fault.id: fault for family in families for fault in family.FAULTS}
 
 
+#: Of the faults in our own references, one for each kind of harm: those are scored. The others
+#: protect a rule each, most have their like in a library, and a score is about libraries.
+SCORED_OWN = frozenset(
+    {
+        "forward-scale-frozen", "history-advances-twice", "scale-a-step-late",
+        "update-before-maxima", "weight-gets-inputs-amax", "history-never-rolls",
+        "idle-history-rolls", "kept-weight-newer-scale", "recompute-default-recipe",
+        "recompute-high-precision", "weight-cache-stale", "amax-overwritten",
+        "evaluation-stages", "saved-without-history", "state-outlives-model",
+    }
+)  # fmt: skip
+
+
 def load_fault_file(file: Path) -> dict[str, Fault]:
     """Faults of a user's file. Raises ValueError naming the file if it cannot be used."""
     if not file.is_file():

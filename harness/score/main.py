@@ -20,9 +20,9 @@ from harness.controls.registry import builtin_controls
 from harness.controls.run import run_control
 from harness.environment import prepare, versions
 from harness.faults.fault import Fault
-from harness.faults.registry import builtin_faults, load_fault_file
+from harness.faults.registry import SCORED_OWN, builtin_faults, load_fault_file
 from harness.recipe import Recipe, load_recipes, load_stateful, runnable
-from harness.score.hunt import Options, Quarry, hunt
+from harness.score.hunt import Options, Quarry, hunt, in_our_reference
 from harness.score.record import (
     Change,
     Controlled,
@@ -121,11 +121,14 @@ def _check(asked: Asked) -> None:
 
 def _faults(asked: Asked) -> tuple[list[tuple[str, Fault]], list[str]]:
     """(file, fault) of all that is asked for, and what is wrong with fault files."""
-    found = [("", fault) for fault in builtin_faults().values()] if asked.builtin else []
+    shipped = builtin_faults() if asked.builtin else {}
+    found = [("", f) for f in shipped.values() if asked.only or _scored(f)]
     problems: list[str] = []
     for file in asked.faults:
         try:
-            found += [(str(file), fault) for fault in load_fault_file(file).values()]
+            found += [
+                (str(file.resolve()), fault) for fault in load_fault_file(file.resolve()).values()
+            ]
         except ValueError as error:
             problems.append(str(error))
     return [(file, fault) for file, fault in found if _asked_for(fault.id, asked.only)], problems
@@ -148,6 +151,10 @@ def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
         unconfirmed=result.unconfirmed,
         problem="; ".join(result.notes),
     )
+
+
+def _scored(fault: Fault) -> bool:
+    return fault.id in SCORED_OWN or not in_our_reference(fault.recipes)
 
 
 def _asked_for(name: str, globs: Sequence[str]) -> bool:
