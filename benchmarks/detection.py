@@ -79,11 +79,12 @@ def tables(found: Mapping[str, Any], why: Mapping[str, str]) -> Iterator[str]:
         yield f"| {name} | {hits} | {of} | {alarms} |"
     controls = score["controls"]
     yield (
-        f"\nIn libraries {_of(told['libraries'])}, in our own references {_of(told['references'])}; "
-        f"that need a compiler {_of(told['compiled'])}. Seconds to a verified finding: "
-        f"median {told['median_seconds']}, 90th percentile {told['ninetieth_seconds']}; compiled, "
-        f"slowest {told['compiled_slowest_seconds']}. Clean controls: {len(controls)}, "
-        f"{sum(c['cases'] for c in controls)} cases, {len(told['false_alarms'])} false alarms.\n"
+        f"\nIn libraries {_of(told['libraries'])}, in our own references "
+        f"{_of(told['references'])}; that need a compiler {_of(told['compiled'])}. Seconds to a "
+        f"verified finding: median {told['median_seconds']}, 90th percentile "
+        f"{told['ninetieth_seconds']}; compiled, slowest {told['compiled_slowest_seconds']}. Clean "
+        f"controls: {len(controls)}, {sum(c['cases'] for c in controls)} cases, "
+        f"{len(told['false_alarms'])} false alarms.\n"
     )
     yield "| family | found | of | 95 % interval |\n| --- | ---: | ---: | --- |"
     for name, share in told["families"].items():

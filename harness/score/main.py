@@ -124,11 +124,9 @@ def _faults(asked: Asked) -> tuple[list[tuple[str, Fault]], list[str]]:
     shipped = builtin_faults() if asked.builtin else {}
     found = [("", f) for f in shipped.values() if asked.only or _scored(f)]
     problems: list[str] = []
-    for file in asked.faults:
+    for file in (named.resolve() for named in asked.faults):
         try:
-            found += [
-                (str(file.resolve()), fault) for fault in load_fault_file(file.resolve()).values()
-            ]
+            found += [(str(file), fault) for fault in load_fault_file(file).values()]
         except ValueError as error:
             problems.append(str(error))
     return [(file, fault) for file, fault in found if _asked_for(fault.id, asked.only)], problems
