@@ -8,7 +8,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench seed-bug nightly clean
+.PHONY: fuzz test lint bench score gate seed-bug nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -23,6 +23,16 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+# everything that says how much is found; --seconds scales it, --write renews docs/detection.md
+score: $(READY)
+	$(BIN)/python benchmarks/detection.py $(ARGS)
+
+# 20 eager faults and 5 controls, counted in cases: recall must not be lost, nothing may cry wolf
+gate: $(READY)
+	$(BIN)/narrowfuzz score $(addprefix --only ,$(shell cat benchmarks/gate.txt)) --seed 1 \
+		--seconds 120 --cases 400 --control-cases 60 --arm eager --arm 'eager+*' \
+		--against benchmarks/gate.json
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)
