@@ -130,9 +130,9 @@ def _imports(kind: Kind, schedule: Schedule, choice: str, version: str) -> Itera
         block = 32 if kind == "mx" else 16
         yield _ADAPTED.format(call=_CALLS[schedule.layer].format(two=2 * block, one=block))
     if schedule.quantized_init:
-        yield _QUANTIZED.format(
-            "fp8_model_init" if version.startswith("1.") else "quantized_model_init"
-        )
+        old = version.startswith("1.")
+        init = "fp8_model_init()" if old else "quantized_model_init(recipe=recipe)"
+        yield _QUANTIZED.format(init)
     switched = any(isinstance(e, Switch) and e.algorithm == "callable" for e in schedule.events)
     if schedule.settings.algorithm == "callable" or switched:
         yield _CALLABLE
@@ -140,7 +140,7 @@ def _imports(kind: Kind, schedule: Schedule, choice: str, version: str) -> Itera
 
 _QUANTIZED = """\
 def quantized(make):
-    with te.{}():
+    with te.{}:
         return make()"""
 
 _CALLABLE = """\

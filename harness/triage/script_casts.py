@@ -30,7 +30,7 @@ _GIVEN = "        other = torch.zeros(0, dtype=torch.bool)  # the scale is anoth
 
 _OWN = """\
         amax = x.abs().nan_to_num(nan=0.0, posinf=math.inf).max()
-        right = (largest / amax).clamp(max=torch.finfo(torch.float32).max)
+        right = torch.tensor(largest).div(amax).clamp(max=torch.finfo(torch.float32).max)
         other = scale != torch.where((amax > 0) & amax.isfinite(), right, 1.0)"""
 
 _BLOCKS = """\
