@@ -19,7 +19,8 @@ from harness.controls.registry import builtin_controls, find_control
 from harness.controls.run import ControlResult, lacking, run_control
 from harness.data import make_tensors
 from harness.environment import prepare, settle
-from harness.judge import Judge
+from harness.faults.patching import replaced
+from harness.judge import Judge, tensors_of
 from harness.ledger import load_ledger
 from harness.recipe import Recipe, load_recipes, load_stateful, select
 from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Step
@@ -120,6 +121,36 @@ def test_sums_in_another_order_have_other_bits(control_id: str) -> None:
         planted = output()
     assert not np.array_equal(plain, planted)
     np.testing.assert_allclose(plain, planted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_kept_weight_is_not_cast_again() -> None:
+    from torchao.float8 import float8_utils
+
+    recipe = load_recipes()["torchao.float8.rowwise"]
+    spec = Spec(recipe=recipe.name, microbatches=2)
+    case = Case(spec=spec, data=DataSpec())
+    scales = 0
+
+    def counted(original: Any) -> Any:
+        def to_scale(*args: Any, **kwargs: Any) -> Any:
+            nonlocal scales
+            scales += 1
+            return original(*args, **kwargs)
+
+        return to_scale
+
+    def scales_of(control: Control | None) -> int:
+        nonlocal scales
+        scales = 0
+        tensors = tensors_of(case, recipe)
+        planted = control.plant() if control else nullcontext()
+        with planted, replaced(float8_utils, "amax_to_scale", counted):
+            assert Program(spec, recipe, EAGER).run(tensors, tap=False).error is None
+        return scales
+
+    # two microbatches of six casts each; the second one's two of the weight are spared
+    assert scales_of(None) == 12
+    assert scales_of(CONTROLS["float8-kept-weights"]) == 10
 
 
 def test_a_user_brings_controls(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def _by_arithmetic(
 
     mode = kwargs.pop("scaling_mode", mode)
     theirs, _ = to_mx(data, dtype, block, mode, *args, **kwargs)  # it refuses what it refuses
-    blocks = data.double().reshape(*data.shape[:-1], -1, block)
+    blocks = data.double().reshape(*data.shape[:-1], data.shape[-1] // block, block)
     amax = blocks.abs().amax(-1)
     finite = amax.isfinite() & (amax > 0)
     half, exponent = torch.frexp(torch.where(finite, amax, torch.ones_like(amax)))

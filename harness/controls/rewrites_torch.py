@@ -31,7 +31,7 @@ def _linear(product: Callable[[Any, Any], Any]) -> Iterator[None]:
         def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
             ctx.save_for_backward(x, weight)
             ctx.biased = bias is not None
-            rows = _wider(x).reshape(-1, x.shape[-1])
+            rows = _wider(x).flatten(0, -2)
             out = product(rows, _wider(weight).t())
             out = out if bias is None else out + _wider(bias)
             return out.to(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
@@ -39,9 +39,9 @@ def _linear(product: Callable[[Any, Any], Any]) -> Iterator[None]:
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
             x, weight = ctx.saved_tensors
-            rows = _wider(grad).reshape(-1, grad.shape[-1])
+            rows = _wider(grad).flatten(0, -2)
             grad_input = product(rows, _wider(weight)).to(x.dtype).reshape(x.shape)
-            tokens = _wider(x).reshape(-1, x.shape[-1])
+            tokens = _wider(x).flatten(0, -2)
             grad_weight = product(rows.t(), tokens).to(weight.dtype)
             grad_bias = None
             if ctx.biased:

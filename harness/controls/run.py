@@ -23,7 +23,7 @@ from harness.stateful import Stateful
 
 #: Draws of each Spec, and of each compiled one: a control has few cases, which should be as many
 #: Specs as it can pay for.
-_DRAWS, _COMPILED_DRAWS = 4, 100
+_DRAWS, _COMPILED_DRAWS = 8, 100
 
 
 @dataclass(frozen=True)
