@@ -1,0 +1,230 @@
+"""Plain tests that hunt the planted faults: what the same bugs cost without narrowfuzz.
+
+``hypothesis`` and ``suite`` are the tests of ``plain_tests``. Each runs first without the fault:
+one that fails there cries wolf, and its failure under the fault is worth nothing. Then it runs with
+the fault planted, on the very examples that passed. Every run is a process of its own, forked from
+one that has imported what they need, so a fault may abort it.
+
+    python benchmarks/baselines.py --only 'cast-*' --seconds 20 --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from harness.environment import prepare, settle
+
+prepare()  # before torch is imported
+
+import torch  # noqa: E402
+from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
+
+from harness.faults.fault import Fault  # noqa: E402
+from harness.faults.registry import builtin_faults, load_fault_file  # noqa: E402
+from harness.recipe import Recipe, load_recipes, load_stateful, runnable  # noqa: E402
+from harness.stateful import Stateful, process_of  # noqa: E402
+
+#: A run that neither ends nor looks at its clock is ended after so many times its seconds.
+_PATIENCE = 15
+
+Test = Callable[[Sequence[Recipe | Stateful], float, int, int], Outcome]
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """What one plain test made of one planted fault."""
+
+    found: bool
+    #: With the fault planted.
+    seconds: float
+    cases: int
+    why: str
+    #: It fails without the fault too.
+    false_alarm: bool = False
+
+
+def hypothesis(fault: Fault, seconds: float, seed: int) -> BaselineResult:
+    """Eager against torch.compile on drawn layers."""
+    return _found(compiled, fault, seconds, seed)
+
+
+def suite(fault: Fault, seconds: float, seed: int) -> BaselineResult:
+    """The libraries' own tests, once."""
+    return _found(as_shipped, fault, seconds, seed)
+
+
+BASELINES = {"hypothesis": hypothesis, "suite": suite}
+
+
+def _found(test: Test, fault: Fault, seconds: float, seed: int) -> BaselineResult:
+    recipes = _under(fault)
+    clean = _without(test, tuple(recipe.name for recipe in recipes), seconds, seed)
+    if clean.failure:
+        return BaselineResult(False, 0.0, clean.cases, f"without it: {clean.failure}", True)
+    if clean.not_applicable:
+        return BaselineResult(False, 0.0, 0, f"not applicable: {clean.not_applicable}")
+    start = time.perf_counter()
+    # as long as it takes for the cases that passed, and no others
+    work = partial(test, recipes, seconds * _PATIENCE, seed, clean.cases)
+    outcome = _apart(work, recipes, fault, seconds)
+    spent = time.perf_counter() - start
+    return BaselineResult(bool(outcome.failure), spent, outcome.cases, outcome.failure)
+
+
+@cache
+def _without(test: Test, names: tuple[str, ...], seconds: float, seed: int) -> Outcome:
+    recipes = [_recipes()[name] for name in names]
+    return _apart(partial(test, recipes, seconds, seed, MOST_EXAMPLES), recipes, None, seconds)
+
+
+@cache
+def _recipes() -> dict[str, Recipe | Stateful]:
+    """Everything that runs on this machine's CPU."""
+    layers = {name: able for name, r in load_recipes().items() if (able := runnable(r, "cpu"))}
+    subjects = {name: r for name, r in load_stateful().items() if not r.unavailable("cpu")}
+    return {**layers, **subjects}
+
+
+def _under(fault: Fault) -> list[Recipe | Stateful]:
+    """The recipes it is tested on: those that share the process of the first."""
+    chosen = [
+        recipe
+        for name, recipe in _recipes().items()
+        if any(fnmatch.fnmatchcase(name, glob) for glob in fault.recipes)
+    ]
+    if not chosen:
+        raise ValueError(f"no recipe runs here that {', '.join(fault.recipes)} names")
+    first = process_of(chosen[0])
+    together = [recipe for recipe in chosen if process_of(recipe) == first]
+    if isinstance(together[0], Stateful):
+        together[0].provide()
+    return [recipe for recipe in together if type(recipe) is type(together[0])]
+
+
+def _apart(
+    work: Callable[[], Outcome],
+    recipes: Sequence[Recipe | Stateful],
+    fault: Fault | None,
+    seconds: float,
+) -> Outcome:
+    """``work`` in a child, with a fault planted or without; a child that dies has failed."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(reading)
+            signal.alarm(int(seconds * _PATIENCE) + 300)
+            os.write(writing, json.dumps(asdict(_planted(work, recipes, fault))).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code <= 0, "the test itself is at fault"
+    if code == 0:
+        return Outcome(**json.loads(told))
+    if code == -signal.SIGALRM:
+        return Outcome(0, not_applicable="it did not end")
+    return Outcome(0, failure=f"{signal.Signals(-code).name} ends its process")
+
+
+def _planted(
+    work: Callable[[], Outcome], recipes: Sequence[Recipe | Stateful], fault: Fault | None
+) -> Outcome:
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    if isinstance(recipes[0], Stateful):
+        recipes[0].prepare()
+    # compiled sources may be shared between faults, what they were made from must not be
+    with (
+        inductor.patch(fx_graph_cache=False),
+        functorch.patch(enable_autograd_cache=False),
+    ):
+        if fault is None:
+            return work()
+        with fault.plant():
+            return work()
+
+
+def _warm_up() -> None:
+    """What children start with: imports, and what the first compilation finds out about the
+    machine. A forward alone, since a child of a process that ran backward may run none."""
+    importlib.import_module("torchao.float8")
+    norm = torch.compile(torch.nn.RMSNorm(32, dtype=torch.bfloat16))
+    with torch.no_grad():
+        norm(torch.randn(32, 32, dtype=torch.bfloat16))
+    torch._dynamo.reset()
+
+
+def recall(
+    faults: dict[str, Fault], seconds: float, seed: int
+) -> dict[str, dict[str, BaselineResult]]:
+    """Both tests on every fault, told as they go."""
+    results: dict[str, dict[str, BaselineResult]] = {}
+    for name, fault in faults.items():
+        results[name] = {b: test(fault, seconds, seed) for b, test in BASELINES.items()}
+        told = (f"{b}: {_word(r)} {r.seconds:.0f} s" for b, r in results[name].items())
+        print(f"{name:38} {'; '.join(told)}", flush=True)
+    return results
+
+
+def _word(result: BaselineResult) -> str:
+    if result.false_alarm:
+        return "false alarm"
+    return "found" if result.found else "missed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", default="*", metavar="GLOB", help="ids of faults")
+    parser.add_argument(
+        "--fault-file", type=Path, help="faults of this file, not the built-in ones"
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="for the Hypothesis test")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    told = parser.parse_args(arguments)
+    settle()
+    known = load_fault_file(told.fault_file) if told.fault_file else builtin_faults()
+    faults = {name: fault for name, fault in known.items() if fnmatch.fnmatch(name, told.only)}
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-baselines-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        _warm_up()
+        results = recall(faults, told.seconds, told.seed)
+    for baseline in BASELINES:
+        words = [_word(each[baseline]) for each in results.values()]
+        counts = ", ".join(f"{words.count(w)} {w}" for w in ("found", "missed", "false alarm"))
+        print(f"{baseline}: {counts} of {len(words)}")
+    if told.json:
+        plain: dict[str, Any] = {
+            name: {b: asdict(r) for b, r in each.items()} for name, each in results.items()
+        }
+        told.json.write_text(json.dumps({"torch": torch.__version__, "faults": plain}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
