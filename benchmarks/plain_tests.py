@@ -78,7 +78,9 @@ def _examples(recipe: Recipe | Stateful) -> Any:
     sizes = st.integers(1, 6).map(lambda n: n * recipe.alignment)
     if isinstance(recipe, Stateful):
         specs = st.builds(
-            lambda m, k, bias: Spec(recipe=recipe.name, m=m, k=k, n=k, bias=bias),
+            lambda m, k, bias: Spec(
+                recipe=recipe.name, m=m, k=k, n=k, bias=bias, schedule=Schedule(events=())
+            ),
             sizes, sizes, st.booleans(),
         )  # fmt: skip
     else:

@@ -111,6 +111,13 @@ def test_hypothesis_finds_what_only_compiled_code_does(monkeypatch: pytest.Monke
     assert "not close" in result.why
 
 
+@pytest.mark.parametrize("name", ["torchao.float8.rowwise", "reference.delayed"])
+def test_hypothesis_is_silent_without_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    outcome = baselines._without(plain_tests.compiled, (name,), 0.0, 1)
+    assert outcome == plain_tests.Outcome(1)
+
+
 def test_hypothesis_draws_the_same_for_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(plain_tests, "_eager_and_compiled", lambda r, s, n: drawn.append((s, n)))
