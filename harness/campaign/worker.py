@@ -43,7 +43,9 @@ from harness.strategies import (
     batches,
     schedule_cases,
 )
+from harness.triage.forked import ForkedScripts
 from harness.triage.triage import triage
+from harness.triage.verify import RunScript, run_script
 from harness.verdict import fingerprint
 
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
@@ -101,6 +103,8 @@ class _Worker:
         out: Connection,
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
+        #: Made while nothing is planted or patched yet.
+        self.scripts: RunScript = ForkedScripts() if config.plant else run_script
         self.judged = judged
         recipes = load_recipes(config.recipe_files)
         stateful = load_stateful(config.recipe_files)
@@ -353,7 +357,9 @@ class _Worker:
         self.flush()
         started, compiling = time.monotonic(), self.judge.compile_seconds
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
-        result = triage(self.judge, case, verdict, seconds=left, plant=self.config.plant)
+        result = triage(self.judge, case, verdict, seconds=left, plant=self.config.plant,
+            scripts=self.scripts,
+        )  # fmt: skip
         self.out.send(("finding", result))
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.compile_seconds - compiling

@@ -26,7 +26,7 @@ from harness.triage.minimise import minimise
 from harness.triage.script import write_script
 from harness.triage.script_schedule import write_schedule_script
 from harness.triage.story import tell
-from harness.triage.verify import GONE, run_script
+from harness.triage.verify import GONE, RunScript, run_script
 from harness.verdict import Verdict, fingerprint
 
 _BUILDS = 14
@@ -48,8 +48,12 @@ def triage(
     *,
     seconds: float = 40.0,
     plant: tuple[str, str] | None = None,
+    scripts: RunScript = run_script,
 ) -> Triaged:
-    """Everything that happens before a divergence may be called a finding."""
+    """Everything that happens before a divergence may be called a finding.
+
+    ``plant``: what is planted, so that its script must show it with that and not without.
+    """
     wanted = fingerprint(verdict, judge.family(case.spec))
     rules = ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES
     oracles = needed(verdict.oracle, rules)
@@ -74,7 +78,7 @@ def triage(
     minimal = small.case if final is not verdict else case
     try:
         script = _script(judge, minimal, final)
-        confirmed, output = _confirm(script, plant, harness=case.spec.schedule is not None)
+        confirmed, output = _confirm(script, plant, scripts, harness=case.spec.schedule is not None)
     except ValueError as error:
         script, confirmed, output = f"# no stand-alone script: {error}\n", False, str(error)
     flake: Flake = "always" if shown_again and confirmed else "flaky"
@@ -160,15 +164,17 @@ def needed(name: str, rules: Sequence[Oracle] = ORACLES) -> tuple[Oracle, ...]:
     return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
 
 
-def _confirm(script: str, plant: tuple[str, str] | None, *, harness: bool) -> tuple[bool, str]:
+def _confirm(
+    script: str, plant: tuple[str, str] | None, scripts: RunScript, *, harness: bool
+) -> tuple[bool, str]:
     """Does the script show it in a fresh process, and what did it print? With a fault planted it
     must not show it without."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
         path = Path(folder) / "repro.py"
         path.write_text(script)
         with ThreadPoolExecutor(2) as pool:
-            clean = pool.submit(run_script, path, harness=harness) if plant else None
-            run = run_script(path, plant=plant, harness=harness)
+            clean = pool.submit(scripts, path, harness=harness) if plant else None
+            run = scripts(path, plant=plant, harness=harness)
             shown, output = run.shown or run.crashed, run.output
             if clean is not None and shown and clean.result().code != GONE:
                 return False, f"{output}\nwithout the fault: {clean.result().output}"

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 SHOWN, GONE = 1, 0
 
@@ -29,6 +30,19 @@ class ScriptRun:
     def crashed(self) -> bool:
         """A signal ended the process: a library aborted it."""
         return self.code is not None and self.code < 0
+
+
+class RunScript(Protocol):
+    """Runs a script in a process of its own, under a planted fault or without."""
+
+    def __call__(
+        self,
+        path: Path,
+        *,
+        timeout: float = ...,
+        plant: tuple[str, str] | None = ...,
+        harness: bool = ...,
+    ) -> ScriptRun: ...
 
 
 def run_script(
@@ -59,11 +73,13 @@ def run_script(
             )
         except subprocess.TimeoutExpired:
             return ScriptRun(None, f"no verdict within {timeout:.0f} s")
+    return ScriptRun(done.returncode, tidy(done.stdout + done.stderr))
+
+
+def tidy(output: str) -> str:
+    """The end of it, without what libraries log about themselves."""
     noise = ("Failed to load ", "W1", "I1")
-    lines = (done.stdout + done.stderr).splitlines()
-    return ScriptRun(
-        done.returncode, "\n".join(line for line in lines if not line.startswith(noise))[-4000:]
-    )
+    return "\n".join(line for line in output.splitlines() if not line.startswith(noise))[-4000:]
 
 
 def _python_path(with_harness: bool) -> str:

@@ -1,0 +1,71 @@
+"""Scripts run in copies of a process: what they say, how they end, and what they leave alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from harness.faults.registry import builtin_faults
+from harness.triage.forked import ForkedScripts
+
+SCALE = """
+import sys, torch
+from torchao.float8.float8_utils import amax_to_scale
+scale = amax_to_scale(torch.tensor(1.0), torch.float8_e4m3fn).item()
+print("scale", scale)
+sys.exit(0 if scale == 448.0 else 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts() -> ForkedScripts:
+    return ForkedScripts()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "output"),
+    [
+        ("print('fine')", 0, "fine"),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('a reason')", 1, ""),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("import os; os.abort()", -6, ""),
+        ("import time; time.sleep(60)", None, "no verdict within 1 s"),
+        ("import sys; print(__name__, sys.argv[0][-4:])", 0, "__main__ a.py"),
+    ],
+)
+def test_how_a_script_ends(
+    scripts: ForkedScripts, tmp_path: Path, text: str, code: int | None, output: str
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    run = scripts(path, timeout=1.0 if code is None else 60.0)
+    assert run.code == code and output in run.output
+
+
+def test_a_fault_is_planted_in_the_copy_alone(scripts: ForkedScripts, tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(SCALE)
+    assert "scale-doubled" in builtin_faults()
+    with ThreadPoolExecutor(2) as pool:  # as triage does
+        planted = pool.submit(scripts, path, plant=("", "scale-doubled"))
+        clean = pool.submit(scripts, path)
+        assert planted.result().shown and "scale 896.0" in planted.result().output
+        assert clean.result().code == 0
+    assert scripts(path).code == 0
+
+
+def test_what_runs_later_sees_nothing_of_what_is_patched_now(
+    scripts: ForkedScripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("import sys; sys.exit(hasattr(sys, 'patched_by_a_test'))")
+    scripts(path)
+    monkeypatch.setattr(sys, "patched_by_a_test", True, raising=False)
+    started = time.monotonic()
+    assert scripts(path).code == 0
+    assert time.monotonic() - started < 30.0
