@@ -227,14 +227,17 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def layer(self, case: Case, module: str) -> tuple[Spec, dict[str, F32]] | None:
-        """What a model's linear was and got when this case ran eager; None if it was not called."""
+    def layer(
+        self, case: Case, module: str, *, last: bool = False
+    ) -> tuple[Spec, dict[str, F32]] | None:
+        """What a model's linear was and got at its first or last eager call; None without one."""
         tensors = tensors_of(case, self.recipe(case.spec))
         trace = self._program(case.spec, EAGER).run(tensors, tap=True, spec=case.spec)
-        for call in trace.calls:
-            if call.module == module and call.phase == "forward":
-                return layer_spec(case.spec, call), layer_tensors(call)
-        return None
+        calls = [c for c in trace.calls if c.module == module and c.phase == "forward"]
+        if not calls:
+            return None
+        call = calls[-1 if last else 0]
+        return layer_spec(case.spec, call), layer_tensors(call)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; eager is always among them."""
@@ -347,10 +350,12 @@ def _judge_layers(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Ver
     """A model's linears one by one in eager, and the kernels its compiled graphs called."""
     names = {oracle.name for oracle in oracles}
     layered = [o for o in oracles if o.scope == "layer" and not o.reruns]
+    begun: set[str] = set()
     for layer, seen in layer_evidences(evidence):
         for oracle in layered:
             for verdict in oracle.check(seen):
-                yield replace(verdict, layer=layer)
+                yield replace(verdict, layer=layer, last_call=layer in begun)
+        begun.add(layer)
     for check in (check_kernels, check_weight_copies):
         yield from (v for v in check(evidence) if v.oracle in names)
 

@@ -39,6 +39,8 @@ class Verdict:
     explained_by: str = ""
     #: The layer of a model it was judged at; "" for a single linear or the model as a whole.
     layer: str = ""
+    #: True: at that layer's last call of several, not at its first.
+    last_call: bool = False
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""

@@ -239,6 +239,22 @@ def test_a_layer_is_what_a_models_linear_was_and_got() -> None:
     assert judge.layer(case, "nowhere") is None
 
 
+def test_a_layers_last_call_is_told_from_its_first() -> None:
+    spec = Spec(recipe=ROWWISE, model="used_twice", m=16, k=32, n=32, dtype="fp32")
+    case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
+    first, last = judge.layer(case, "proj"), judge.layer(case, "proj", last=True)
+    assert first is not None and last is not None
+    assert (first[1]["input"] < 0).any()
+    assert (last[1]["input"] >= 0).all(), "it comes out of a relu"
+
+
+def test_what_blocks_do_not_divide_and_runs_is_a_finding() -> None:
+    case = Case(spec=Spec(recipe="torchao.mxfp8.rceil", k=40), data=DataSpec())
+    with builtin_faults()["mx-ragged-block-dropped"].plant():
+        (cause,) = Judge(recipes(), Ledger([]), frozenset({"eager"})).judge(case).causes
+    assert (cause.oracle, cause.symptom) == ("contract", "accepts what its blocks do not divide")
+
+
 def test_a_relation_of_a_dynamic_case_runs_on_its_own_rows() -> None:
     """One graph serves many row counts; run eagerly, a program of other rows is another one."""
     judge = Judge(recipes(), Ledger([]), frozenset({"eager"}))

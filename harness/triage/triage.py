@@ -124,7 +124,7 @@ def _script(judge: Judge, case: Case, verdict: Verdict) -> str:
     if case.spec.schedule is not None:
         recipe = judge.stateful_recipe(case.spec)
         return write_schedule_script(judge.look(case), verdict, recipe)
-    layer = judge.layer(case, verdict.layer) if verdict.layer else None
+    layer = judge.layer(case, verdict.layer, last=verdict.last_call) if verdict.layer else None
     return write_script(case, verdict, judge.recipe(case.spec), layer)
 
 
