@@ -212,7 +212,7 @@ def test_a_control_is_silent(control_id: str) -> None:
     if control_id == "delayed-unfused":
         assert "unfused" in result.met("schedule")
     else:
-        assert len(result.met("model")) > 3 and "eager" in result.arms
+        assert len(result.met("model")) > 1 and "eager" in result.arms
 
 
 @pytest.mark.slow
