@@ -17,6 +17,7 @@ from harness.campaign.config import Config
 from harness.campaign.store import Store
 from harness.content import in_checkout
 from harness.environment import prepare
+from harness.faults.registry import find_fault
 from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, runnable, select
 from harness.stateful import Stateful, process_of
 
@@ -43,6 +44,8 @@ def run_command(
         raise ValueError(f"--device must be cpu or cuda, got {device!r}")
     select_arms(arms)
     fault = _fault(plant)
+    if fault is not None and not recipes:
+        recipes = find_fault(*fault).recipes  # it may patch a library that others run on
     prepare(plant)
     if te_version:
         from harness.emulated_te.environment import choose
@@ -56,7 +59,8 @@ def run_command(
         **load_recipes(recipe_files),
         **load_stateful(recipe_files),
     }
-    unasked = [] if recipes else [name for name, r in there.items() if process_of(r)]
+    meant = any(glob != "*" for glob in recipes)
+    unasked = [] if meant else [name for name, r in there.items() if process_of(r)]
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
     chosen, stateful, lacking = _runnable(asked, device)
     lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
@@ -217,8 +221,6 @@ def _obstacle(recipe: Stateful, device: str) -> str:
 def _fault(plant: str) -> tuple[str, str] | None:
     if not plant:
         return None
-    from harness.faults.registry import find_fault
-
     file, _, fault_id = plant.rpartition(":")
     find_fault(file, fault_id)
     return file, fault_id

@@ -99,6 +99,8 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     output = os.open(Path(folder) / "output", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     sys.argv = [path]
     code = 0
