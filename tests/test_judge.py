@@ -16,7 +16,7 @@ from harness.case import Case, DataSpec, Spec
 from harness.environment import prepare, settle
 from harness.faults.registry import builtin_faults
 from harness.judge import FRESH_DRAWS, Judge, tensors_of
-from harness.ledger import Ledger
+from harness.ledger import Ledger, load_ledger
 from harness.numerics.formats import F32
 from harness.oracles import BY_NAME
 from harness.recipe import Recipe, load_recipes, runnable
@@ -263,3 +263,12 @@ def test_a_relation_of_a_dynamic_case_runs_on_its_own_rows() -> None:
         judged = judge.judge(Case(spec=spec, data=DataSpec()), (BY_NAME["R18"], BY_NAME["R20"]))
         assert not judged.causes
         assert any(v.status == "ok" for v in judged.verdicts)
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference"])
+def test_without_a_backward_the_forward_is_judged(mode: Any) -> None:
+    spec = Spec(recipe="torchao.float8.rowwise", grad_mode=mode, m=32, k=32, n=64)
+    judged = Judge(load_recipes(), load_ledger()).judge(Case(spec=spec, data=DataSpec(seed=3)))
+    for rule in ("O2", "O3", "O4", "O5", "O6"):
+        status = {v.status for v in judged.verdicts if v.oracle == rule and v.role == "output"}
+        assert status == {"ok"}, rule

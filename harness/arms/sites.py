@@ -8,8 +8,9 @@ from harness.numerics.plan import Plan, Role
 from harness.trace import Phase, Seen, Site, SiteTrace
 
 
-def expected_sites(arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:
-    """The GEMMs one forward and backward of a linear must show, in order.
+def expected_sites(spec: Spec, arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:
+    """The GEMMs one forward and backward of a linear must show, in order; where it does not train,
+    those of the forward.
 
     An eager recipe's tap sees the quantised ones; inside a compiled artefact every multiply shows.
     """
@@ -20,7 +21,8 @@ def expected_sites(arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:
         ("grad_input", "backward"),
         ("grad_weight", "backward"),
     )
-    return tuple(site for site in every if arm.compiler or plan.gemms[site[0]].quantised)
+    ran = every if spec.trains else every[:1]
+    return tuple(site for site in ran if arm.compiler or plan.gemms[site[0]].quantised)
 
 
 def name_sites(
@@ -33,7 +35,7 @@ def name_sites(
     not at all where the shapes coincide. A high-precision GEMM gets no site: its operands are the
     layer's own tensors, which the rules have.
     """
-    expected = expected_sites(arm, plan)
+    expected = expected_sites(spec, arm, plan)
     keeps_products = arm.compiler or arm.checkpoint == "selective"
     if keeps_products and len(records) == len(expected) - 1:
         expected = tuple(site for site in expected if site[1] != "recompute")
@@ -42,7 +44,7 @@ def name_sites(
         return (), (
             f"expected {len(expected)} GEMMs, {in_forward} of them in forward; saw {len(records)}"
         )
-    if arm.compiler:
+    if arm.compiler and spec.trains:
         backward = _grad_input_first(records[1], records[2], spec, plan)
         if backward is None:
             return (), "the two backward GEMMs have the same shape and may be reordered"
