@@ -121,7 +121,8 @@ def check_operand(verdict: Verdict) -> str:
     return (
         "run(input, weight, grad_output)\n"
         f"got = {read}\n"
-        f'expected = float("{expected}")\n'
+        # nine digits name an fp32, not the float64 that they spell
+        f'expected = torch.tensor(float("{expected}"), dtype=torch.float32).item()\n'
         f'print("{verdict.where}:", got, "must be {verdict.allowed}")\n'
         "sys.exit(0 if got == expected or (math.isnan(got) and math.isnan(expected)) else 1)"
     )
