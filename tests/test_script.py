@@ -259,7 +259,7 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
     """First causes of these rules that are the fault's, on the first case that has one."""
     fault = builtin_faults()[fault_id]
     recipe = MX if fault.recipes == ("torchao.mxfp8.*",) else FLOAT8
-    if fault_id == "scale-through-bf16":  # rowwise scales are powers of two, which bf16 holds
+    if fault_id in ("scale-through-bf16", "scale-rounded-after-cast"):  # rowwise are powers of two
         recipe = TENSORWISE
     clean = clean_fingerprints()  # before anything is planted
     with fault.plant():
@@ -314,6 +314,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     ("fault_id", "rules"),
     [
         ("amax-ignores-negatives", ("O4",)),
+        ("scale-rounded-after-cast", ("O3",)),
         ("cast-shrinks", ("O2",)),
         ("mx-scale-byte-plus-one", ("O3",)),
         ("gemm-loses-element", ("O15",)),

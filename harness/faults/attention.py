@@ -78,6 +78,3 @@ FAULTS = [
           "https://github.com/lightseekorg/tokenspeed/pull/571", _ALL,
           lambda: _kernel(_statistics_in_base_two)),
 ]  # fmt: skip
-
-#: All of them need a model with attention.
-NEED_ATTENTION = frozenset(fault.id for fault in FAULTS)

@@ -114,6 +114,3 @@ FAULTS = [
     Fault("recompute-rounds-otherwise", "recompute", "a recomputed norm has other low bits",
           "https://github.com/pytorch/pytorch/issues/186572", _ALL, _norm_rounds_otherwise),
 ]  # fmt: skip
-
-#: Those that a single linear cannot show.
-NEED_MODELS = frozenset(fault.id for fault in FAULTS)

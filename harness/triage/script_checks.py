@@ -121,7 +121,7 @@ def check_operand(verdict: Verdict) -> str:
     return (
         "run(input, weight, grad_output)\n"
         f"got = {read}\n"
-        # nine digits name one fp32 number; as a float64 they would be another
+        # nine digits name an fp32, not the float64 that they spell
         f'expected = torch.tensor(float("{expected}"), dtype=torch.float32).item()\n'
         f'print("{verdict.where}:", got, "must be {verdict.allowed}")\n'
         "sys.exit(0 if got == expected or (math.isnan(got) and math.isnan(expected)) else 1)"
