@@ -28,10 +28,10 @@ from harness.numerics.formats import F32
 from harness.numerics.plan import Plan
 from harness.numerics.reference import Undivided
 from harness.oracles import BY_NAME, ORACLES, rules_of
+from harness.oracles.applied import checks
 from harness.oracles.contract import accepted
 from harness.oracles.evidence import Evidence
-from harness.oracles.kernels import check_kernels, check_weight_copies
-from harness.oracles.layers import layer_evidences, layer_spec, layer_tensors
+from harness.oracles.layers import layer_spec, layer_tensors
 from harness.oracles.oracle import Oracle, plain
 from harness.oracles.quantiser import LEVEL_B
 from harness.oracles.schedule_evidence import ScheduleEvidence
@@ -106,19 +106,45 @@ class Judge:
         """
         if case.spec.schedule is not None:
             return self._judge_schedule(case, oracles, only)
+        family, evidence = self.family(case.spec), self.observe(case, only, thorough=thorough)
+        chosen = self.oracles if oracles is None else oracles
+        ran = evidence.ran
+        verdicts = [
+            plain(oracle.name, arm, "output", "inconclusive", reason)
+            for arm, reason in evidence.void.items()
+            for oracle in chosen
+        ]
+        if not ran:
+            mute = [oracle for oracle in chosen if oracle.name != "contract"]
+            verdicts += [plain(o.name, EAGER.name, "output", "not_applicable") for o in mute]
+        try:
+            verdicts += _verdicts(evidence, chosen)
+        except Undivided as error:
+            verdicts.append(accepted(case.spec.model, str(error)))
+        judgement = self._fold(case, family, verdicts, ran)
+        while confirm:
+            ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
+            chance = next((v for v in ratios if not self._holds(case, v, family)), None)
+            if chance is None:
+                break
+            verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
+            judgement = self._fold(case, family, verdicts, ran)
+        return judgement
+
+    def observe(
+        self, case: Case, only: frozenset[str] | None = None, *, thorough: bool = True
+    ) -> Evidence:
+        """What the rules judge of a case of a model: its runs, and what they are held against."""
         recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
-        plan = recipe.plan(case.spec)
         tensors = tensors_of(case, recipe)
         focus = None if thorough else case.data.seed
         traces, repeats = self._run(case.spec, tensors, only, focus)
-        void = {arm: trace.void for arm, trace in traces.items() if trace.void}
-        for arm in void:
-            del traces[arm]
-        evidence = Evidence(
+        return Evidence(
             case=case,
-            plan=plan,
+            plan=recipe.plan(case.spec),
             tensors=tensors,
-            traces=traces,
+            traces={arm: trace for arm, trace in traces.items() if not trace.void},
+            void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case.spec),
@@ -134,33 +160,6 @@ class Judge:
             layers=layer_names(case.spec),
             pointwise=model.pointwise,
         )
-        cheapest = next(iter(traces.values()), None)
-        ran = cheapest is not None and cheapest.error is None
-        verdicts = [
-            plain(oracle.name, arm, "output", "inconclusive", reason)
-            for arm, reason in void.items()
-            for oracle in oracles or self.oracles
-        ]
-        chosen = self.oracles if oracles is None else oracles
-        try:
-            for oracle in chosen:
-                if not ran and oracle.name != "contract":
-                    verdicts.append(plain(oracle.name, EAGER.name, "output", "not_applicable"))
-                elif oracle.scope == "case" or case.spec.direct:
-                    verdicts += oracle.check(evidence)
-            if ran and not case.spec.direct:
-                verdicts += _judge_layers(evidence, chosen)
-        except Undivided as error:
-            verdicts.append(accepted(case.spec.model, str(error)))
-        judgement = self._fold(case, recipe.family, verdicts, ran)
-        while confirm:
-            ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
-            chance = next((v for v in ratios if not self._holds(case, v, recipe.family)), None)
-            if chance is None:
-                break
-            verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
-            judgement = self._fold(case, recipe.family, verdicts, ran)
-        return judgement
 
     def _judge_schedule(
         self, case: Case, oracles: Sequence[Oracle] | None, only: frozenset[str] | None
@@ -346,18 +345,13 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     return make_model_tensors(case, parameter_shapes(case.spec), ids=ids)
 
 
-def _judge_layers(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
-    """A model's linears one by one in eager, and the kernels its compiled graphs called."""
-    names = {oracle.name for oracle in oracles}
-    layered = [o for o in oracles if o.scope == "layer" and not o.reruns]
-    begun: set[str] = set()
-    for layer, seen in layer_evidences(evidence):
-        for oracle in layered:
-            for verdict in oracle.check(seen):
-                yield replace(verdict, layer=layer, last_call=layer in begun)
-        begun.add(layer)
-    for check in (check_kernels, check_weight_copies):
-        yield from (v for v in check(evidence) if v.oracle in names)
+def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
+    """Of every rule on everything it is applied to; a layer's first call is judged, then its last."""
+    begun: dict[str, Evidence] = {}
+    for layer, check, seen in checks(evidence, oracles):
+        last = begun.setdefault(layer, seen) is not seen
+        for verdict in check(seen):
+            yield replace(verdict, layer=layer, last_call=last) if layer else verdict
 
 
 def _explained(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -265,6 +266,56 @@ def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
             run=lambda other: without,
         )
         assert [v.status for v in check_reload(evidence)] == [want]
+
+
+def test_a_followed_deviation_excuses_nothing_else_of_a_reload() -> None:
+    """Neither a state that the machine cannot account for, nor results of equal scales."""
+    events = (Open(), Forward(), Close(), Open(), Close(), Reload(), Open(), Forward(), Close())
+    rolled = {INPUT: slot(224, 0, 0, 2, 0)}
+    late = (rolled | {INPUT: slot(224, 4, 0, 2, 0)}, {INPUT: slot(112, 0, 2, 0, 4)})
+    before = [
+        moment(0, {}), moment(1, CASTS, cast(INPUT, 2)), moment(2, DONE), moment(3, DONE),
+        moment(4, rolled),
+    ]  # fmt: skip
+    after = [moment(6, rolled), moment(7, late[0], cast(INPUT, 4, 224)), moment(8, late[1])]
+    whole = [replace(m, event=m.event - 1) for m in after]
+    wrong = [*after[:2], moment(8, {INPUT: slot(7, 0, 2, 0, 4)})]
+    one, two = {"y0": np.float32([[1]])}, {"y0": np.float32([[2]])}
+    schedule = Schedule(events=events, settings=Settings(fused=False))
+    plain = StateTrace("eager", (*before, *whole), one)
+    for moments, outputs, want in ((after, one, "ok"), (wrong, one, "diverged"),
+                                   (after, two, "diverged")):  # fmt: skip
+        reloaded = StateTrace("eager", (*before, moment(5, rolled), *moments), outputs)
+        evidence = ScheduleEvidence(
+            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
+            schedule=schedule,
+            kind="delayed",
+            policy=policy,
+            traces={"eager": reloaded},
+            deviations={"idle_windows_roll": "entry"},
+            run=lambda other: plain,
+        )
+        assert "known" in [v.status for v in check_machine(replace(evidence, schedule=schedule))]
+        assert [v.status for v in check_reload(evidence)] == [want]
+
+
+@pytest.mark.parametrize("kind", ["current", "mx"])
+def test_a_recipe_that_measures_each_tensor_anew_keeps_no_state(
+    kind: Literal["current", "mx"],
+) -> None:
+    schedule = Schedule(events=STEP)
+    for state, want in (({}, "ok"), ({INPUT: FRESH}, "forward state kept")):
+        trace = StateTrace("eager", tuple(moment(i, state) for i in range(3)))
+        evidence = ScheduleEvidence(
+            case=Case(spec=Spec(recipe="te.current", schedule=schedule), data=DataSpec()),
+            schedule=schedule,
+            kind=kind,
+            policy=lambda settings: None,
+            traces={"eager": trace},
+            deviations={},
+        )
+        (verdict,) = check_machine(evidence)
+        assert (verdict.symptom or verdict.status) == want
 
 
 def test_an_inner_region_gives_the_update_away_twice() -> None:

@@ -172,3 +172,9 @@ def contains(lo: F64, hi: F64, got: NDArray[Any]) -> NDArray[np.bool_]:
     """Elementwise lo <= got <= hi; False where any of the three is NaN."""
     with np.errstate(invalid="ignore"):
         return np.asarray((got >= lo) & (got <= hi))
+
+
+def excludes_zero(lo: F64, hi: F64) -> NDArray[np.bool_]:
+    """Elementwise: is the sign known? False where an end is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray((lo > 0) | (hi < 0))

@@ -99,6 +99,21 @@ def mx_scale(amax: F32, fmt: Format, mode: MxMode, *, inf_byte: int) -> NDArray[
     return np.where(np.isnan(amax), E8M0_NAN, byte).astype(np.uint8)
 
 
+def mx_scale_by_reciprocal(amax: F32, fmt: Format) -> NDArray[np.uint8]:
+    """E8M0 bytes as TransformerEngine's kernels make them: amax times fp32(1/max), rounded to fp32,
+    then up to a power of two. Zero gives byte 0, Inf 254; NaN elements were left out of amax.
+
+    Source: ``float_to_e8m0`` in ``common/util/ptx.cuh``.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        quotient = (amax * np.float32(1.0 / fmt.max)).astype(np.float32)
+    finite = np.where(np.isfinite(quotient), quotient, np.float32(1.0))
+    half, exponent = np.frexp(finite.astype(np.float64))
+    byte = encode_e8m0(exponent.astype(np.int64) - (half == 0.5))
+    byte = np.where(finite == 0, 0, byte)
+    return np.where(np.isfinite(quotient), byte, 254).astype(np.uint8)
+
+
 def mx_factor(byte: NDArray[np.uint8]) -> F64:
     """X = 2^E as float64 (exact for every byte, also byte 0 = 2^-127); 0xFF gives NaN."""
     value = np.ldexp(1.0, byte.astype(np.int64) - 127)

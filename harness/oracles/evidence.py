@@ -167,6 +167,14 @@ class Evidence:
     pointwise: bool = True
     #: Other recipes that run this Spec with power-of-two scales, and their plans.
     peers: Callable[[], dict[str, Plan]] = dict
+    #: Arms that did not do what their name says, and why; they have no trace.
+    void: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> bool:
+        """True if the cheapest arm came to its end."""
+        cheapest = next(iter(self.traces.values()), None)
+        return cheapest is not None and cheapest.error is None
 
     @cached_property
     def reference(self) -> Reference:

@@ -15,9 +15,11 @@ from harness.numerics.reference import product
 from harness.oracles.evidence import Evidence, Reference
 from harness.oracles.oracle import first, number, plain
 from harness.trace import Seen, Trace
-from harness.verdict import Verdict
+from harness.verdict import Status, Verdict
 
 _UNSEEN = Seen()
+#: Why results inside their intervals are no pass: zeros, or the opposite signs, would be, too.
+NOTHING = "no element is known to be other than zero"
 
 
 def check_gemm_output(evidence: Evidence) -> Iterator[Verdict]:
@@ -89,7 +91,9 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
             continue
         bad = ~(bounds.contains(lo, hi, got) | risky)
         if not bad.any():
-            yield plain("O16", arm, "grad_bias", "ok")
+            told = (bounds.excludes_zero(lo, hi) & ~risky).any()
+            status: Status = "ok" if told else "inconclusive"
+            yield plain("O16", arm, "grad_bias", status, "" if told else NOTHING)
             continue
         at = first(bad)
         yield Verdict(
@@ -185,6 +189,9 @@ def within(
     if bias is not None:  # a NaN or Inf bias is the bias's business
         bad &= np.isfinite(bias)[None, :]
     if not bad.any():
+        judged = ~skip if bias is None else ~skip & np.isfinite(bias)[None, :]
+        if not (bounds.excludes_zero(lo, hi) & judged).any():
+            return plain(oracle, arm, role, "inconclusive", NOTHING)
         share = _used(got, centre, radius, skip, bias) if oracle == "O6" else 0.0
         return replace(plain(oracle, arm, role, "ok"), factor=share)
     entry = _ignores_bias(evidence) if bias is not None else ""

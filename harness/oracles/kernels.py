@@ -18,6 +18,7 @@ from harness.numerics import bounds, reference
 from harness.numerics.formats import F32, F64, FORMATS, decode
 from harness.numerics.plan import HIGH_PRECISION, GemmPlan
 from harness.oracles.evidence import Evidence, Operand
+from harness.oracles.gemm import NOTHING
 from harness.oracles.oracle import first, number, plain
 from harness.oracles.quantiser import judge_cast, judge_scale
 from harness.trace import Multiplied, Seen, Trace
@@ -66,6 +67,8 @@ def _multiply(arm: str, one: Multiplied) -> Verdict:
         return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
     bad = ~(bounds.contains(lo, hi, one.result) | risky)
     if not bad.any():
+        if not (bounds.excludes_zero(lo, hi) & ~risky).any():
+            return plain(oracle, arm, role, "inconclusive", NOTHING)
         return plain(oracle, arm, role, "ok")
     at = first(bad)
     return Verdict(

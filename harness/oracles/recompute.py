@@ -63,7 +63,10 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
     for layer, sites, again_sites, tensors, again_tensors in pairs:
         for name in ("input", "weight"):
             if name in tensors:
-                yield _same(arm, layer, name, tensors[name], again_tensors[name])
+                verdict = _same(arm, layer, name, tensors[name], again_tensors[name])
+                if verdict.status == "ok" and not _says(tensors[name]):
+                    verdict = plain("O13", arm, "output", "inconclusive", _NOTHING)
+                yield verdict
         if not sites or not again_sites:
             continue  # its product was kept
         for side in ("a", "b"):
@@ -85,7 +88,17 @@ def _same_seen(arm: str, layer: str, side: str, x: Seen, y: Seen) -> Verdict:
             verdict = _same(arm, layer, what, before, after, side)
             if verdict.status != "ok":
                 return verdict
+    if x.values is not None and not _says(x.values):
+        return plain("O13", arm, "output", "inconclusive", _NOTHING)
     return plain("O13", arm, "output", "ok")
+
+
+_NOTHING = "nothing but zeros and NaN"
+
+
+def _says(x: Any) -> bool:
+    """Is there anything but zeros and NaN, which another tensor may hold as well?"""
+    return bool(((x != 0) & (x == x)).any())
 
 
 def _parts(x: Seen, y: Seen) -> tuple[tuple[str, Any, Any], ...]:

@@ -26,7 +26,7 @@ from harness.numerics import bounds
 from harness.numerics.formats import F32, F64
 from harness.numerics.plan import ROLES, Plan, Role
 from harness.oracles.evidence import Evidence, Reference
-from harness.oracles.gemm import on_lattice
+from harness.oracles.gemm import NOTHING, on_lattice
 from harness.oracles.oracle import first, number, plain
 from harness.oracles.rerun import again, base_of
 from harness.oracles.variant import Index, Variant, everything, judge_variant
@@ -195,7 +195,10 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
     if total.size and skip.all():
         yield plain("R10", "eager", "grad_weight", "inconclusive", "every element may overflow")
         return
-    yield _sum_verdict(total, lo, hi, ~(bounds.contains(lo, hi, total) | skip), exact)
+    verdict = _sum_verdict(total, lo, hi, ~(bounds.contains(lo, hi, total) | skip), exact)
+    if verdict.status == "ok" and not (bounds.excludes_zero(lo, hi) & ~skip).any():
+        verdict = plain("R10", "eager", "grad_weight", "inconclusive", NOTHING)
+    yield verdict
 
 
 def _sum_verdict(total: F64, lo: F64, hi: F64, bad: Any, exact: bool) -> Verdict:

@@ -166,6 +166,8 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
     bad = codes[:, 1:] < codes[:, :-1]
     if not ordinary.any():
         return plain("R13", "eager", role, "not_applicable", "every granule has an Inf or NaN")
+    if x.shape[1] < 2:
+        return plain("R13", "eager", role, "not_applicable", "granules of one element")
     if not bad.any():
         return plain("R13", "eager", role, "ok")
     row, col = first(bad)

@@ -17,6 +17,7 @@ from harness.oracles.schedule_as_built import AsBuilt
 from harness.oracles.schedule_evidence import (
     Progress,
     ScheduleEvidence,
+    place,
     steps_of,
 )
 from harness.oracles.schedule_recompute import Recomputes
@@ -39,7 +40,7 @@ def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O14 on every arm."""
     for arm, trace in evidence.traces.items():
         if evidence.kind != "delayed":
-            yield plain("O14", arm, "state", "ok")
+            yield _stateless(evidence, trace)
             continue
         if not any(m.casts for m in trace.moments):
             # the true maxima are the machine's only input
@@ -50,6 +51,18 @@ def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         if not found:
             judged = any(moment.state for moment in trace.moments)
             yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
+
+
+def _stateless(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+    """A recipe that measures each tensor anew keeps no scale and no window."""
+    for moment in trace.moments:
+        for name, slot in sorted(moment.state.items()):
+            return Verdict(
+                "O14", trace.arm, name.direction, "diverged", f"{name.direction} state kept",
+                f"{place(evidence.schedule, moment.event)}: {name}", told(slot), "nothing",
+                side=name.layer, index=(moment.event, name.index),
+            )  # fmt: skip
+    return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
 @dataclass(frozen=True)

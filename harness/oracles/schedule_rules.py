@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.numerics.formats import F32
 from harness.oracles.oracle import number, plain
+from harness.oracles.schedule_blame import blamed
 from harness.oracles.schedule_evidence import (
     ScheduleEvidence,
     located,
@@ -17,7 +18,6 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
-from harness.oracles.schedule_machine import check_machine
 from harness.oracles.schedule_recompute import circumstances, unfinished
 from harness.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
@@ -227,7 +227,7 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         verdict = _same(evidence, "O12", arm, base, trace, range(until), "without it")
         if verdict.status == "diverged":
             runs = [replace(evidence, traces={t.arm: t}) for t in (base, trace)]
-            verdict = _blamed(verdict, *runs, alike=True)
+            verdict = blamed(verdict, *runs, alike=True)
         yield verdict
 
 
@@ -280,7 +280,7 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
     if verdict.status == "diverged":
         whole = replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
-        yield _blamed(verdict, whole, replace(evidence, traces={"eager": base}), alike=False)
+        yield blamed(verdict, whole, replace(evidence, traces={"eager": base}), alike=False)
     else:
         yield verdict
 
@@ -299,23 +299,6 @@ def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> lis
             moment = replace(moment, state=state)
         found.append(moment)
     return found
-
-
-def _blamed(
-    verdict: Verdict, one: ScheduleEvidence, other: ScheduleEvidence, *, alike: bool
-) -> Verdict:
-    """A difference of two runs, each alone in its evidence, that is owed to another cause: the
-    first breaks the state machine's rules, or a deviation is followed: where the runs had the same
-    events and are ``alike``, by one of them only."""
-    followed: list[set[str]] = []
-    for run in (one, other):
-        found = list(check_machine(run))
-        followed.append({v.explained_by for v in found if v.status == "known"})
-        if run is one and any(v.status == "diverged" for v in found):
-            reason = "the plain run breaks the state machine's rules"
-            return plain(verdict.oracle, verdict.arm, verdict.role, "inconclusive", reason)
-    entries = sorted(followed[0] ^ followed[1] if alike else followed[0] | followed[1])
-    return verdict.known(entries[0]) if entries else verdict
 
 
 def _renumbered(name: str, position: Mapping[int, int]) -> str:

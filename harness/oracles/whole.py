@@ -58,6 +58,8 @@ def equal_outputs(
             at = first(bad)
             return Verdict(oracle, arm, role_of(name), "diverged", symptom, f"{name}{list(at)}",
                            number(got[at]), number(want[at]), index=at)  # fmt: skip
+    if not any(x.any() for x in trace.outputs.values()):
+        return plain(oracle, arm, "output", "inconclusive", "zeros in both runs")
     return plain(oracle, arm, "output", "ok")
 
 
