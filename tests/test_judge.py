@@ -267,7 +267,7 @@ def test_a_relation_of_a_dynamic_case_runs_on_its_own_rows() -> None:
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference"])
 def test_without_a_backward_the_forward_is_judged(mode: Any) -> None:
-    spec = Spec(recipe="torchao.float8.rowwise", grad_mode=mode, m=32, k=32, n=64)
+    spec = Spec(recipe="torchao.float8.tensorwise", grad_mode=mode, m=32, k=32, n=64)
     judged = Judge(load_recipes(), load_ledger()).judge(Case(spec=spec, data=DataSpec(seed=3)))
     for rule in ("O2", "O3", "O4", "O5", "O6"):
         status = {v.status for v in judged.verdicts if v.oracle == rule and v.role == "output"}
