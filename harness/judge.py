@@ -346,7 +346,7 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 
 
 def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
-    """Of every rule on everything it is applied to; a layer's first call is judged, then its last."""
+    """Of every rule on all it is applied to; a layer's first call is judged, then its last."""
     begun: dict[str, Evidence] = {}
     for layer, check, seen in checks(evidence, oracles):
         last = begun.setdefault(layer, seen) is not seen
