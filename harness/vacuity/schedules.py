@@ -42,9 +42,8 @@ def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
         company = evidence.company
         if company is None:
             return None
-        trace = company()
-        other = falsified(trace) or trace
-        return replace(evidence, company=lambda: other)
+        trace = falsified(company())
+        return None if trace is None else replace(evidence, company=lambda: trace)
 
     return Perturbation(name, of, change)
 
