@@ -29,11 +29,11 @@ from harness.numerics.plan import Plan
 from harness.numerics.reference import Undivided
 from harness.oracles import BY_NAME, ORACLES, rules_of
 from harness.oracles.applied import checks
+from harness.oracles.causes import explained
 from harness.oracles.contract import accepted
 from harness.oracles.evidence import Evidence
 from harness.oracles.layers import layer_spec, layer_tensors
 from harness.oracles.oracle import Oracle, plain
-from harness.oracles.quantiser import LEVEL_B
 from harness.oracles.schedule_evidence import ScheduleEvidence
 from harness.recipe import Recipe, unknown
 from harness.schedule.carries import check_carried
@@ -41,7 +41,7 @@ from harness.schedule.rules import check_schedule
 from harness.schedule.trace import StateTrace
 from harness.stateful import Stateful, Subject
 from harness.trace import Trace
-from harness.verdict import BAD, FOLLOWED, Verdict, fingerprint
+from harness.verdict import BAD, Verdict, fingerprint
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
 _KEPT_PROGRAMS = 40
@@ -321,7 +321,7 @@ class Judge:
             if verdict.status == "known":
                 roots.append(verdict)
             elif verdict.status in BAD:
-                root = _explained(verdict, roots, rules)
+                root = explained(verdict, roots, rules)
                 if root is None:
                     entry = self.ledger.match(fingerprint(verdict, family), case.spec)
                     verdict = verdict.known(entry) if entry else verdict
@@ -352,41 +352,6 @@ def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict
         last = begun.setdefault(layer, seen) is not seen
         for verdict in check(seen):
             yield replace(verdict, layer=layer, last_call=last) if layer else verdict
-
-
-def _explained(
-    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
-) -> Verdict | None:
-    oracle = rules[verdict.oracle]
-    upstream = oracle.upstream
-    for root in roots:
-        if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
-            if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
-                return root
-            continue
-        if oracle.scope == "case" and verdict.oracle != "contract":
-            again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
-            if again or (root.arm == verdict.arm and root.oracle in upstream):
-                return root
-        if root.layer != verdict.layer and rules[root.oracle].scope == "layer":
-            continue
-        # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
-        symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
-        same = root.oracle == verdict.oracle and root.symptom in symptoms
-        if root.role == verdict.role and (same or root.oracle in upstream):
-            return root
-        if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
-            return root
-    return None
-
-
-def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
-    """Was this deviation followed on no other arm?"""
-    return not any(
-        root.role == FOLLOWED and root.arm != followed.arm
-        and root.explained_by == followed.explained_by
-        for root in roots
-    )  # fmt: skip
 
 
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:
