@@ -38,9 +38,9 @@ def explained(
 
 
 def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
-    """Was this deviation followed on no other arm?"""
+    """Was this deviation followed on no other arm in the same way?"""
     return not any(
         root.role == FOLLOWED and root.arm != followed.arm
-        and root.explained_by == followed.explained_by
+        and (root.explained_by, root.measured) == (followed.explained_by, followed.measured)
         for root in roots
     )  # fmt: skip

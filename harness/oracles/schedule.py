@@ -40,6 +40,10 @@ SCHEDULE_ORACLES: tuple[Oracle, ...] = (
     _rule("O13", "recompute-consistency", "A", "a product is recomputed", check_recompute, _RUN),
     _rule("O19", "balance", "A", "a step ends outside regions", check_balance, _RUN),
     _rule("O12", "checkpoint-equal", "C", "a checkpoint", check_twin, _SEEN | {"O13"}),
-    _rule("O1", "self-repeat", "C", "a dropped forward, or one in four", check_company, _SEEN),
+    # what a run sets aside for good, a later one finds
+    _rule(
+        "O1", "self-repeat", "C", "a dropped forward, or one in four", check_company,
+        _SEEN | {"O19"},
+    ),
     _rule("R20", "save and reload", "C", "a reload", check_reload, _SEEN | {"O1"}),
-)
+)  # fmt: skip

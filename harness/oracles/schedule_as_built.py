@@ -23,8 +23,10 @@ class AsBuilt:
 
     #: As-built deviation -> ledger entry.
     deviations: Mapping[str, str]
-    #: Entries whose deviation made a difference.
-    followed: set[str] = field(default_factory=set)
+    #: The event that is followed now.
+    event: int = -1
+    #: Entries whose deviation made a difference, and where: the event, and which difference.
+    followed: dict[str, set[str]] = field(default_factory=dict)
     #: Layer -> settings of the first forward in FP8 since it was built or loaded.
     registered: dict[str, Settings] = field(default_factory=dict)
     #: History and margin of a region -> algorithm of the one entered last.
@@ -40,11 +42,11 @@ class AsBuilt:
     #: Forwards whose backward updates gradients, and the deviation by which it does.
     owners: dict[int, str] = field(default_factory=dict)
 
-    def follows(self, deviation: str, *, differs: bool = True) -> bool:
-        """True if the ledger has this deviation; counted where it makes a difference."""
+    def follows(self, deviation: str, *, differs: bool = True, what: str = "") -> bool:
+        """True if the ledger has this deviation; counted where it makes a difference, ``what``."""
         entry = self.deviations.get(deviation, "")
         if entry and differs:
-            self.followed.add(entry)
+            self.followed.setdefault(entry, set()).add(f"{self.event} {what}".strip())
         return bool(entry)
 
     def entered(self, settings: Settings | None) -> None:
@@ -99,7 +101,10 @@ class AsBuilt:
         if self.follows("margin_of_first_forward", differs=first.margin != settings.margin):
             settings = msgspec.structs.replace(settings, margin=first.margin)
         latest = self.algorithms.get((first.history, first.margin), settings.algorithm)
-        if self.follows("algorithm_of_last_region", differs=latest != settings.algorithm):
+        what = f"{layer} {latest}"
+        if self.follows(
+            "algorithm_of_last_region", differs=latest != settings.algorithm, what=what
+        ):
             settings = msgspec.structs.replace(settings, algorithm=latest)
         return settings
 

@@ -16,10 +16,10 @@ def blamed(
     """A difference of two runs, each alone in its evidence, that is owed to another cause: the
     first breaks the state machine's rules, or a deviation is followed: where the runs had the same
     events and are ``alike``, by one of them only."""
-    followed: list[set[str]] = []
+    followed: list[set[tuple[str, str]]] = []
     for run in (one, other):
         found = list(check_machine(run))
-        followed.append({v.explained_by for v in found if v.status == "known"})
+        followed.append({(v.explained_by, v.measured) for v in found if v.status == "known"})
         if not any(v.status == "diverged" for v in found):
             continue
         if run is one:
@@ -29,7 +29,7 @@ def blamed(
     if not alike and verdict.role != "state" and _scales(one) == _scales(other):
         return verdict  # deviations change scales, and through them results
     entries = sorted(followed[0] ^ followed[1] if alike else followed[0] | followed[1])
-    return verdict.known(entries[0]) if entries else verdict
+    return verdict.known(entries[0][0]) if entries else verdict
 
 
 def _scales(evidence: ScheduleEvidence) -> list[tuple[str, bytes]]:

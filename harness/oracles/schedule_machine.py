@@ -157,7 +157,8 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
         steps_of(evidence.schedule), trace.moments, strict=False
     ):
         before = dict(machine.slots)
-        machine.event, machine.uncommitted = i, {}
+        machine.event = machine.as_built.event = i
+        machine.uncommitted = {}
         machine.recomputes.event(event, progress, moment)
         _book(machine, event, progress, moment)
         rule = _by_the_rule(machine, event, progress, moment)
@@ -175,15 +176,15 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
             if verdict.symptom not in told:
                 told.add(verdict.symptom)
                 yield placed(verdict, evidence, trace, i)
-    for entry in sorted(machine.as_built.followed):
-        yield plain("O14", trace.arm, FOLLOWED, "ok").known(entry)
+    for entry, events in sorted(machine.as_built.followed.items()):
+        yield plain("O14", trace.arm, FOLLOWED, "ok", ", ".join(sorted(events))).known(entry)
 
 
 def _copy(machine: _Machine) -> _Machine:
     """To try something out on."""
     return replace(
         machine,
-        as_built=replace(machine.as_built, followed=set()),
+        as_built=replace(machine.as_built, followed={}),
         moves=[],
         slots=dict(machine.slots),
         uncommitted={},
