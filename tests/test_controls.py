@@ -16,7 +16,6 @@ from harness.campaign.config import Config
 from harness.case import Case, DataSpec, ModelName, Spec
 from harness.controls.control import Control
 from harness.controls.registry import builtin_controls, find_control
-from harness.controls.run import ControlResult, lacking, run_control
 from harness.data import make_tensors
 from harness.environment import prepare, settle
 from harness.faults.patching import replaced
@@ -25,6 +24,7 @@ from harness.ledger import load_ledger
 from harness.recipe import Recipe, load_recipes, load_stateful, select
 from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Step
 from harness.schedule.story import FEATURES
+from harness.score.controls import ControlResult, lacking, run_control
 from harness.stateful import Stateful
 from harness.triage.verify import run_script
 

@@ -52,11 +52,25 @@ MAY_IMPORT = {
     "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "strategies", "ledger"},
-    "faults": {"recipe", "models"},  # models: the host of state faults
+    # models: the host of state faults; emulated_te: what the library's own are planted on
+    "faults": {"recipe", "models", "emulated_te"},
+    "controls": {
+        "case",
+        "recipe",
+        "models",
+        "stateful",
+        "schedule",
+        "numerics",
+        "policy",
+        "faults",
+    },
+    "planted": {"faults", "controls"},
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
-    "triage": JUDGED | {"faults"},
-    "campaign": JUDGED | {"faults", "triage", "coverage", "emulated_te"},
+    "triage": JUDGED | {"planted"},
+    "campaign": JUDGED | {"faults", "planted", "triage", "coverage", "emulated_te"},
+    "vacuity": JUDGED,
+    "score": JUDGED | {"faults", "controls", "planted", "campaign", "coverage"},
 }
 
 

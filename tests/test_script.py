@@ -287,7 +287,11 @@ def clean_fingerprints() -> dict[str, set[str]]:
 #: Those with a drawn case of their own: tests/test_faults.py.
 DRAWN = set(json.loads((Path(__file__).parent / "fault_cases.json").read_text()))
 #: Those that take a schedule: tests/test_state_faults.py.
-OF_SCHEDULES = {id for id, fault in builtin_faults().items() if "delayed" in fault.family}
+OF_SCHEDULES = {
+    id
+    for id, fault in builtin_faults().items()
+    if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
+}
 NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
 ELSEWHERE = (

@@ -60,7 +60,7 @@ FOUND_BY: dict[str, set[str]] = {
     "update-lost-at-evaluation": {"O14", "O12"},
     "evaluation-stages": {"O14"},
     "state-outlives-model": {"O1", "O12", "O14"},
-    "recompute-default-recipe": {"O14"},
+    "recompute-default-recipe": {"O14", "O20"},
     "recompute-high-precision": {"contract", "O12"},
     "recompute-stages": {"O14", "O19"},
     "recompute-commits": {"O14"},

@@ -28,11 +28,11 @@ from harness.campaign.store import claim
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
 from harness.environment import prepare, settle
-from harness.faults.registry import identity, planted
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
 from harness.oracles import ORACLES
 from harness.oracles.schedule import SCHEDULE_ORACLES
+from harness.planted import identity, planted
 from harness.recipe import Recipe, load_recipes, load_stateful, runnable, select
 from harness.stateful import Stateful, process_of, processes
 from harness.strategies import (

@@ -79,7 +79,12 @@ def _first_copy(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
 
 
 def _never_recast(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
+    from harness.models import delayed
+
     kept = is_first_microbatch and layer.cached is not None
+    if delayed._state.replaying:  # as its first pass did
+        tape = delayed._state.replaying[-1]
+        kept = is_first_microbatch and tape.position in tape.kept
     return forward(layer, x, False if kept else is_first_microbatch)
 
 

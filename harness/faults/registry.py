@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import runpy
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from harness.faults.fault import Fault
@@ -85,20 +83,3 @@ def find_fault(file: str, fault_id: str) -> Fault:
     if fault_id not in faults:
         raise ValueError(unknown("fault", fault_id, faults))
     return faults[fault_id]
-
-
-def identity(file: str, name: str) -> str:
-    """Tells what is planted apart from all else that compiled artefacts are cached for."""
-    content = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-    return f"{content}:{name}"
-
-
-def planted(file: str, name: str) -> AbstractContextManager[object]:
-    """The context in which a fault is planted or, as ``control:<id>``, a legal rewrite."""
-    kind, _, control_id = name.rpartition(":")
-    if not kind:
-        return find_fault(file, name).plant()
-    from harness.controls.registry import find_control
-
-    assert kind == "control", name
-    return find_control(file, control_id).plant()

@@ -14,14 +14,15 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from harness.arms.ladder import select_arms
 from harness.campaign.supervisor import Tally, interruptible, start_server
 from harness.controls.control import Control
 from harness.controls.registry import builtin_controls
-from harness.controls.run import run_control
 from harness.environment import prepare, versions
 from harness.faults.fault import Fault
 from harness.faults.registry import SCORED_OWN, builtin_faults, load_fault_file
 from harness.recipe import Recipe, load_recipes, load_stateful, runnable
+from harness.score.controls import run_control
 from harness.score.hunt import Options, Quarry, hunt, in_our_reference
 from harness.score.record import (
     Change,
@@ -115,6 +116,7 @@ def _check(asked: Asked) -> None:
         raise ValueError(f"--seconds must be above 0 and at most a day, got {asked.seconds:g}")
     if asked.cases < 0 or asked.control_cases < 1:
         raise ValueError("--cases must be at least 0 and --control-cases at least 1")
+    select_arms(asked.arms)
     if asked.out is not None and not asked.out.parent.is_dir():
         raise ValueError(f"--json {asked.out}: there is no folder {asked.out.parent}")
 

@@ -48,9 +48,10 @@ def wilson(found: int, of: int) -> tuple[float, float]:
     if not of:
         return 0.0, 1.0
     share, z2 = found / of, _Z * _Z
+    # at the ends the root is the middle, up to a rounding
     middle = (share + z2 / (2 * of)) / (1 + z2 / of)
     half = _Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of)) / (1 + z2 / of)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return (middle - half if found else 0.0), (middle + half if found < of else 1.0)
 
 
 def recall(faults: Iterable[Hunted]) -> Recall:

@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from harness.faults.registry import planted
+from harness.planted import planted
 from harness.triage.verify import ScriptRun, tidy
 
 _POLL = 0.02

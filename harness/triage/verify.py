@@ -58,7 +58,7 @@ def run_script(
     """
     command = [sys.executable, str(path)]
     if plant is not None:
-        command = [sys.executable, "-m", "harness.faults.run_script", *plant, str(path)]
+        command = [sys.executable, "-m", "harness.planted", *plant, str(path)]
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
         env = dict(
             os.environ,
