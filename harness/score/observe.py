@@ -168,5 +168,5 @@ def _feed(made: Any, value: Any) -> None:
         for part in value:
             _feed(made, part)
     else:
-        assert value is None or isinstance(value, str | int | float | bool), type(value)
+        assert value is None or isinstance(value, str | bytes | int | float | bool), type(value)
         made.update(repr(value).encode())
