@@ -63,6 +63,9 @@ _REPORT_EVERY = 0.5
 _CANDIDATES = 6
 #: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
+#: Eager draws of a model's Spec: its data take longer than a linear's, and what is wrong with it
+#: seldom hangs on them, so more Specs find more.
+_MODEL_DRAWS = 4
 #: Draws that every compiled artefact serves, however fast it was to compile.
 _LEAST_DRAWS = 20
 _SCHEDULE_SECONDS = 10.0
@@ -287,6 +290,8 @@ class _Worker:
         self.triage_compiling = 0.0
         for i, case in enumerate(self._more(batch, kind)):
             if self.has_enough or (time.monotonic() > until and i >= 2):
+                break
+            if kind == "none" and i >= _MODEL_DRAWS and not case.spec.direct:
                 break
             compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside

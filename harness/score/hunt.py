@@ -82,15 +82,17 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
             sentence=best.finding.sentence,
             unconfirmed=unconfirmed,
         )
-    problem = "; ".join(tally.notes) if tally.broken else ""
+    problem, idle = "; ".join(tally.notes) if tally.broken else "", False
     if not (problem or unconfirmed or first.changes or tally.interrupted):
         there = look(
             quarry.file, fault.id, quarry.recipes, options.recipe_files,
             cases=THERE, compiled=compiled,
         )  # fmt: skip
-        problem = "" if there.changes else f"plants nothing that {THERE} drawn cases could show"
+        idle = not there.changes
     cases = tally.counts["cases"]
-    return _record(quarry, found=False, cases=cases, unconfirmed=unconfirmed, problem=problem)
+    return _record(
+        quarry, found=False, cases=cases, unconfirmed=unconfirmed, idle=idle, problem=problem
+    )
 
 
 def _record(quarry: Quarry, **found: object) -> Hunted:

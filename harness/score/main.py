@@ -33,7 +33,7 @@ from harness.score.record import (
     load_score,
     to_json,
 )
-from harness.score.report import print_control, print_fault, print_summary, summary_json
+from harness.score.report import IDLE, print_control, print_fault, print_summary, summary_json
 from harness.stateful import Stateful, process_of
 
 T = TypeVar("T")
@@ -215,7 +215,12 @@ def _side_by_side(
 def _code(score: Score, change: Change | None) -> int:
     if false_alarms(score.controls) or (change and change.lost):
         return 1
-    unusable = [f"{f.id}: {f.problem}" for f in score.faults if f.problem]
+    shipped = builtin_faults()
+    unusable = [
+        f"{f.id}: {f.problem or IDLE}"
+        for f in score.faults
+        if f.problem or (f.idle and f.id not in shipped)  # ours are shown to plant something
+    ]
     wrong = [*score.problems, *unusable]
     for sentence in wrong:
         print(f"narrowfuzz: {sentence}", file=sys.stderr)

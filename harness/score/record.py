@@ -40,7 +40,9 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     ours: bool = False
     #: What was seen but not shown by its script, with the fault and not without it.
     unconfirmed: tuple[str, ...] = ()
-    #: Why it could not be hunted: it raises, plants nothing, or cannot be lifted.
+    #: Missed, and nothing that was drawn shows that it plants anything at all.
+    idle: bool = False
+    #: Why it could not be hunted: it raises, or cannot be lifted.
     problem: str = ""
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from harness.score.recall import Recall, Summary, summarise
 from harness.score.record import Change, Controlled, Hunted, Score, false_alarms
 
+IDLE = "plants nothing that drawn cases could show"
 #: What a score is held to: shares of planted faults, and seconds.
 GOAL, MEDIAN_GOAL, NINETIETH_GOAL = 0.95, 10.0, 60.0
 
@@ -28,6 +29,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
         )
     else:
         seen = f"; not confirmed: {', '.join(fault.unconfirmed)}" if fault.unconfirmed else ""
+        seen = f"; {IDLE}" if fault.idle else seen
         line = f"[red]missed[/]    {fault.id}: {fault.cases} cases{escape(seen)}"
     console.print(line, soft_wrap=True)
 
