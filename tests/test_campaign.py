@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from harness.campaign.config import Config
-from harness.campaign.store import Store, claim, load_finding
+from harness.campaign.store import Store, claim, load_finding, release
 from harness.campaign.summary import rule_counts
 from harness.case import Case, DataSpec, Spec, load_case
 from harness.triage.finding import Finding, finding_id
@@ -352,6 +352,22 @@ class TestStore:
         assert claim(store.out, "O5--output--eager--a/b c--torch")
         assert not claim(store.out, "O5--output--eager--a/b c--torch")
         assert claim(store.out, "O6--output--eager--a/b c--torch")
+
+    def test_what_one_case_does_not_show_another_may_three_in_all(self, tmp_path: Path) -> None:
+        store, name = Store(tmp_path / "out"), "O5--output--eager--value--torch"
+        for _ in range(3):
+            assert claim(store.out, name)
+            release(store.out, name)
+        assert not claim(store.out, name)
+
+    def test_a_confirmed_finding_takes_the_place_of_unconfirmed_ones(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        first, second = finding("high"), finding("high", seed=1)
+        assert first.fingerprint == second.fingerprint
+        store.add(first, "", "unconfirmed")
+        assert store.findings("unconfirmed") == [first]
+        store.add(second, "", "new")
+        assert store.findings("unconfirmed") == [] and store.findings() == [second]
 
     @pytest.mark.parametrize("tail", ["x", "y" * 300, "(RuntimeError in <lambda>)", "ü:*?"])
     def test_any_fingerprint_can_be_claimed(self, tmp_path: Path, tail: str) -> None:

@@ -138,7 +138,7 @@ def _campaign(
             "pairs_never_met": missing(seen, whole),
             "first_verdict_seconds": round(tally.first_verdict, 1),
             "new": tally.new,
-            "unconfirmed": tally.unconfirmed,
+            "unconfirmed": len(store.findings("unconfirmed")),
             "lost_workers": tally.lost_workers,
             "interrupted": tally.interrupted,
             "seed": config.seed,

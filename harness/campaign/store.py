@@ -76,6 +76,11 @@ class Store:
         )
         with closing(self._connect()) as db, db:
             db.execute(f"insert or replace into findings ({columns}) values ({marks})", row)
+            if status == "new":  # what another case did not show is shown now
+                db.execute(
+                    "delete from findings where status = 'unconfirmed' and fingerprint = ?",
+                    (finding.fingerprint,),
+                )
 
     def findings(self, status: str = "new") -> list[Finding]:
         """Stored findings, most severe first."""
@@ -99,11 +104,27 @@ def load_finding(folder: Path) -> Finding:
     return finding
 
 
+#: Cases that a fingerprint is triaged on until a script shows it: one may show it where another
+#: cannot.
+_TRIES = 3
+
+
 def claim(out: Path, fingerprint: str) -> bool:
     """True for the one worker that may triage this fingerprint."""
-    name = hashlib.sha256(fingerprint.encode()).hexdigest()
     try:
-        os.close(os.open(out / "claims" / name, os.O_CREAT | os.O_EXCL))
+        os.close(os.open(_claim(out, fingerprint), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True
+
+
+def release(out: Path, fingerprint: str) -> None:
+    """The case that was triaged does not show it: another may, unless enough were tried."""
+    path = _claim(out, fingerprint)
+    tried = len(list(path.parent.glob(f"{path.name}.*"))) + 1
+    if tried < _TRIES:
+        path.rename(path.with_name(f"{path.name}.{tried}"))
+
+
+def _claim(out: Path, fingerprint: str) -> Path:
+    return out / "claims" / hashlib.sha256(fingerprint.encode()).hexdigest()

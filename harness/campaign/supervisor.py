@@ -45,7 +45,6 @@ class Tally:
     counts: Counter[Any] = field(default_factory=Counter)
     #: Confirmed findings in the order they came, each with the cases judged and the time by then.
     found: list[Found] = field(default_factory=list)
-    unconfirmed: int = 0
     lost_workers: int = 0
     interrupted: bool = False
     #: A worker ended by an exception of ours: what it found stands, but the run is not complete.
@@ -182,7 +181,6 @@ def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> Non
         store.add(value.finding, value.script, status)
         if value.confirmed:
             tally.found.append(Found(value.finding, tally.counts["cases"], tally.seconds))
-        tally.unconfirmed += not value.confirmed
     elif kind == "ready":
         tally.ready = tally.ready or tally.seconds
     elif kind == "recycled":

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from harness.arms.ladder import climb, rungs_of, select_arms
 from harness.campaign.config import Config
-from harness.campaign.store import claim
+from harness.campaign.store import claim, release
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
 from harness.environment import prepare, settle
@@ -366,6 +366,8 @@ class _Worker:
             scripts=self.scripts,
         )  # fmt: skip
         self.out.send(("finding", result))
+        if not result.confirmed:
+            release(self.config.out, result.finding.fingerprint)
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.compile_seconds - compiling
 
