@@ -45,9 +45,10 @@ def step(model, input, grad_output, lead={lead}, plain=False):
 {odd}    x = x.detach().requires_grad_(True)
     y = model(x)
     y.backward(g)
-    w = model.proj.weight.grad
+    w = model.proj.weight.grad  # a later step may add to it
+    w = None if w is None else getattr(w, "_data", w).clone()
     return dict(output=y.detach().reshape(grad_output.shape),
-                grad_input=x.grad.reshape(input.shape), grad_weight=getattr(w, "_data", w))"""
+                grad_input=x.grad.reshape(input.shape), grad_weight=w)"""
     return (body + ("" if stateful else run)).strip("\n")
 
 
