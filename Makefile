@@ -15,6 +15,7 @@ fuzz: $(READY)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not heavy" $(ARGS) tests properties --nf-profile smoke
+	$(MAKE) gate
 
 lint: $(READY)
 	$(BIN)/ruff check .

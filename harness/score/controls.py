@@ -81,8 +81,9 @@ def run_control(
             draws=_DRAWS,
             compiled_draws=_COMPILED_DRAWS,
         )
-        tally = tally or Tally()
-        start_server()
+        if tally is None:  # whoever brings one has started the server
+            tally = Tally()
+            start_server()
         play(config, store, lambda tally: None, tally)
         if tally.broken:
             raise RuntimeError(f"control {control.id}: {'; '.join(tally.notes)}")
