@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from harness.case import Spec
-from harness.schedule.events import Schedule, Settings, Switch
+from harness.schedule.events import Reload, Schedule, Settings, Switch
 from harness.stateful import ScheduleScript
 
 Kind = Literal["delayed", "current", "mx"]
@@ -119,8 +119,18 @@ def script(kind: Kind, choice: str, version: str, spec: Spec) -> ScheduleScript:
         ),
         reset=_RESET.format(place=place),
         move=".cuda()",
-        settings="" if schedule.settings.fused else 'os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "1"',
+        settings="\n".join(_switches(schedule)),
     )
+
+
+def _switches(schedule: Schedule) -> Iterator[str]:
+    """Environment variables that the library reads as it goes."""
+    if not schedule.settings.fused:
+        yield 'os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "1"'
+    if any(isinstance(event, Reload) for event in schedule.events):
+        yield 'os.environ["NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"] = "1"  # it loads its own file'
+    if schedule.layer in ("layernorm_mlp", "transformer_layer"):
+        yield 'os.environ["NVTE_BIAS_GELU_NVFUSION"] = "0"  # one kernel, checkpointed or not'
 
 
 def _imports(kind: Kind, schedule: Schedule, choice: str, version: str) -> Iterator[str]:
