@@ -45,10 +45,9 @@ def step(model, input, grad_output, lead={lead}, plain=False):
 {odd}    x = x.detach().requires_grad_(True)
     y = model(x)
     y.backward(g)
-    w = model.proj.weight.grad  # a later step may add to it
-    w = None if w is None else getattr(w, "_data", w).clone()
-    return dict(output=y.detach().reshape(grad_output.shape),
-                grad_input=x.grad.reshape(input.shape), grad_weight=w)"""
+    w = getattr(model.proj.weight.grad, "_data", model.proj.weight.grad)
+    return dict(output=y.detach().reshape(grad_output.shape), grad_weight=w if w is None else
+                w.clone(), grad_input=x.grad.reshape(input.shape))  # a later step may add to w"""
     return (body + ("" if stateful else run)).strip("\n")
 
 
