@@ -15,7 +15,7 @@ from harness.schedule.events import Backward, Event, Forward, Schedule
 from harness.schedule.trace import Moment, SlotName
 
 #: Arms of the library's own checkpoint.
-_ARMS = ("eager+checkpoint", "eager+checkpoint_reentrant")
+LIBRARY_ARMS = ("eager+checkpoint", "eager+checkpoint_reentrant")
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Recomputes:
     @property
     def library(self) -> bool:
         """False on arms whose recomputes, if any, the library knows nothing of."""
-        return self.arm in _ARMS
+        return self.arm in LIBRARY_ARMS
 
     @property
     def reentrant(self) -> bool:
@@ -141,7 +141,7 @@ class Modules:
 
 def circumstances(schedule: Schedule, arm: str) -> str:
     """What separates causes on the arms of a library's checkpoint; part of the symptom."""
-    if arm not in _ARMS:
+    if arm not in LIBRARY_ARMS:
         return ""
     told = {
         "nested": schedule.checkpoint == "nested",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,7 +18,7 @@ from harness.oracles.schedule_evidence import (
     place,
     steps_of,
 )
-from harness.oracles.schedule_recompute import circumstances, unfinished
+from harness.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
 from harness.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
 from harness.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
 from harness.verdict import Verdict
@@ -68,6 +68,8 @@ def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
 
 def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     judged = False
+    forwards = [e for e in evidence.schedule.events if isinstance(e, Forward)]
+    kept = frozenset(i for i, event in enumerate(forwards) if event.first is False)
     first: dict[tuple[int, int], list[ProductSeen]] = {}
     layers: dict[tuple[int, int], str] = {}
     for moment in trace.moments:
@@ -85,7 +87,7 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             for i, product in enumerate(products):
                 want = wanted[i % len(wanted)] if wanted else None
                 symptom = _differs(product, want)
-                if symptom == _OTHER_SCALE and _of_another(product, key, i, first, layers):
+                if symptom == _OTHER_SCALE and _of_another(product, key, i, first, layers, kept):
                     symptom = "recomputed with the scales of another call"
                 if symptom:
                     symptom += circumstances(evidence.schedule, trace.arm)
@@ -104,13 +106,15 @@ def _of_another(
     i: int,
     first: Mapping[tuple[int, int], list[ProductSeen]],
     layers: Mapping[tuple[int, int], str],
+    kept: Collection[int],
 ) -> bool:
-    """True if another call of the same layer ran the same product with these scales."""
+    """True if another call of the same layer ran the same product with these scales; a forward in
+    ``kept`` multiplied a weight that was kept from before, with its scale of then."""
     others = [k for k in first if k != key and layers.get(k) == layers.get(key)]
-    scales = (product.a.inverse, product.b.inverse)
     return any(
-        (other.a.inverse, other.b.inverse) == scales
-        for other in (first[k][i % len(first[k])] for k in others)
+        other.a.inverse == product.a.inverse
+        and (forward in kept or other.b.inverse == product.b.inverse)
+        for forward, other in ((k[0], first[k][i % len(first[k])]) for k in others)
     )
 
 
@@ -256,8 +260,12 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         return
     base, moments = evidence.traces[after.arm], range(len(after.moments))
     verdict = _same(evidence, "O1", after.arm, base, after, moments, "alone in its process")
-    quantised = ", FP8 parameters" if evidence.schedule.quantized_init else ""
-    yield replace(verdict, symptom=verdict.symptom + quantised if verdict.symptom else "")
+    symptom = verdict.symptom
+    if symptom and evidence.schedule.quantized_init:
+        symptom += ", FP8 parameters"
+    if symptom and after.arm in LIBRARY_ARMS:
+        symptom += unfinished(evidence.schedule)
+    yield replace(verdict, symptom=symptom)
 
 
 def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
