@@ -109,13 +109,14 @@ def _of_another(
     kept: Collection[int],
 ) -> bool:
     """True if another call of the same layer ran the same product with these scales; a forward in
-    ``kept`` multiplied a weight that was kept from before, with its scale of then."""
-    others = [k for k in first if k != key and layers.get(k) == layers.get(key)]
-    return any(
-        other.a.inverse == product.a.inverse
-        and (forward in kept or other.b.inverse == product.b.inverse)
-        for forward, other in ((k[0], first[k][i % len(first[k])]) for k in others)
-    )
+    ``kept`` multiplied a weight that was kept from before, with its scale of then, so there only
+    the other operand tells, whichever side it stands on."""
+    for other in (k for k in first if k != key and layers.get(k) == layers.get(key)):
+        ran = first[other][i % len(first[other])]
+        same = (ran.a.inverse == product.a.inverse, ran.b.inverse == product.b.inverse)
+        if all(same) or (other[0] in kept and any(same)):
+            return True
+    return False
 
 
 _OTHER_SCALE = "recomputed with another scale"
