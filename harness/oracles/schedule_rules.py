@@ -254,8 +254,10 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         return
     after = evidence.company()
     if after.error is not None:
+        whole = replace(after.error, event=len(evidence.schedule.events))  # all of it ran before
+        symptom = f"{after.error.type} after other models{_circumstances(evidence.schedule, whole)}"
         yield Verdict(
-            "O1", after.arm, "schedule", "diverged", f"{after.error.type} after other models",
+            "O1", after.arm, "schedule", "diverged", symptom,
             place(evidence.schedule, after.error.event), after.error.message[:200], "as alone",
         )  # fmt: skip
         return
