@@ -1,8 +1,9 @@
 """float8 real kernel under inductor (CPU): one token (or one feature) crashes the compiler; eager runs it.
 """
 import os
+import tempfile
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", "/tmp/w/ledger/ind")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
 import logging
 logging.disable(logging.CRITICAL)
 import dataclasses
