@@ -196,6 +196,21 @@ def runnable(recipe: Recipe, device: str) -> Recipe | None:
     return replace(recipe, backends=backends) if backends else None
 
 
+def obstacle(recipe: Recipe | Stateful, device: str) -> str:
+    """Why none of it can run here, "" if some can; what a stateful one needs is fetched now."""
+    if isinstance(recipe, Recipe):
+        reasons = obstacles(recipe, device)
+        return "; ".join(reasons.values()) if len(reasons) == len(recipe.backends) else ""
+    reason = recipe.unavailable(device)
+    if reason:
+        return reason
+    try:
+        recipe.provide()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:
     """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
     nothing."""

@@ -13,9 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from harness.campaign.supervisor import Tally
 from harness.case import Case, DataSpec, Spec
+from harness.controls.plain import CONTROLS
 from harness.schedule.events import Backward, Close, Forward, Open, Schedule
+from harness.score import main as score_main
 from harness.score.hunt import in_our_reference, size_of
+from harness.score.main import Asked
 from harness.score.observe import digest
 from harness.score.recall import percentile, recall, summarise, wilson
 from harness.score.record import (
@@ -44,15 +48,15 @@ def doubled(lifts):
 def nowhere():
     raise RuntimeError("no such place")
 
-def fault(id, plant):
-    return Fault(id=id, family="mine", title=id, link="none", plant=plant,
-                 recipes=("torchao.float8.tensorwise",))
+def fault(id, plant, recipe="torchao.float8.tensorwise"):
+    return Fault(id=id, family="mine", title=id, link="none", plant=plant, recipes=(recipe,))
 
 FAULTS = [
     fault("doubled", lambda: doubled(True)),
     fault("stays", lambda: doubled(False)),
     fault("nothing", nullcontext),
     fault("raises", nowhere),
+    fault("elsewhere", nullcontext, "torchao.flaot8.*"),
 ]
 """
 
@@ -93,6 +97,7 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
     assert "cannot be lifted" in by_id["stays"]["problem"]
     assert by_id["nothing"]["idle"] and not by_id["nothing"]["found"]
     assert "raises RuntimeError when planted: no such place" in by_id["raises"]["problem"]
+    assert "no recipe torchao.flaot8.* runs" in by_id["elsewhere"]["problem"]
     assert told["summary"]["all"]["of"] == 2 and told["controls"] == []
     for sentence in ("broken.py raised RuntimeError: a mistake", "nothing: plants nothing"):
         assert sentence in done.stderr
@@ -206,3 +211,28 @@ def test_size_is_elements_or_events() -> None:
 def test_which_faults_are_in_our_own_references() -> None:
     assert in_our_reference(("reference.delayed",))
     assert not in_our_reference(("reference.*", "torchao.*"))
+
+
+def test_a_control_that_breaks_is_told_and_the_others_still_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a worker raised")
+
+    monkeypatch.setattr(score_main, "run_control", broken)
+    controls = [score_main._controlled(c, Asked(), Tally()) for c in CONTROLS[:2]]
+    assert [c.problem for c in controls] == ["a worker raised"] * 2
+    assert score_main._code(score(controls=tuple(controls)), None) == 2
+    assert f"control {CONTROLS[0].id}: a worker raised" in capsys.readouterr().err
+
+
+def test_what_an_interruption_leaves_undone_is_left_out() -> None:
+    tallies: list[Tally] = []
+
+    def one(piece: int, tally: Tally) -> int:
+        if piece == 1:
+            for other in tallies:
+                other.interrupted = True
+        return piece
+
+    assert score_main._side_by_side([0, 1, 2], 1, tallies, one, lambda done: None) == [0]

@@ -18,7 +18,15 @@ from harness.campaign.store import Store
 from harness.content import in_checkout
 from harness.environment import prepare
 from harness.faults.registry import find_fault
-from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, runnable, select
+from harness.recipe import (
+    Recipe,
+    load_recipes,
+    load_stateful,
+    obstacle,
+    obstacles,
+    runnable,
+    select,
+)
 from harness.stateful import Stateful, process_of
 
 
@@ -198,24 +206,12 @@ def _runnable(
         for name, recipe in recipes.items()
         for backend, reason in obstacles(recipe, device).items()
     }
-    reasons |= {n: reason for n, r in stateful.items() if (reason := _obstacle(r, device))}
+    reasons |= {n: reason for n, r in stateful.items() if (reason := obstacle(r, device))}
     lines = [f"{name}: {reason}" for name, reason in reasons.items()]
     playing = {name: r for name, r in stateful.items() if name not in reasons}
     if not able and not playing:
         raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
     return able, playing, lines
-
-
-def _obstacle(recipe: Stateful, device: str) -> str:
-    """Why a stateful recipe cannot run here, "" if it can; what it needs is fetched now."""
-    reason = recipe.unavailable(device)
-    if reason:
-        return reason
-    try:
-        recipe.provide()
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _fault(plant: str) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from harness.campaign.supervisor import Tally, play, start_server
 from harness.case import ModelName, Spec
 from harness.controls.control import Control
 from harness.coverage import Pair
-from harness.recipe import Recipe, load_recipes, load_stateful, obstacles, select
+from harness.recipe import Recipe, load_recipes, load_stateful, obstacle, select
 from harness.schedule.story import FEATURES
 from harness.stateful import Stateful
 
@@ -119,23 +119,12 @@ def _recipes(control: Control) -> tuple[str, ...]:
     """The control's recipes that run here. Raises ValueError if none does."""
     files = control.recipe_files
     there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
-    chosen: list[str] = []
-    reasons: list[str] = []
-    for name, recipe in select(there, control.recipes).items():
-        if isinstance(recipe, Stateful):
-            reason = recipe.unavailable("cpu")
-            if not reason:
-                recipe.provide()
-        else:
-            found = obstacles(recipe, "cpu")
-            reason = "; ".join(found.values()) if len(found) == len(recipe.backends) else ""
-        if reason:
-            reasons.append(f"{name}: {reason}")
-        else:
-            chosen.append(name)
+    reasons = {n: obstacle(r, "cpu") for n, r in select(there, control.recipes).items()}
+    chosen = tuple(name for name, reason in reasons.items() if not reason)
     if not chosen:
-        raise ValueError(f"control {control.id} cannot run here: {'; '.join(reasons)}")
-    return tuple(chosen)
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise ValueError(f"control {control.id} cannot run here: {why}")
+    return chosen
 
 
 def _arms(control: Control, pairs: Iterable[Pair]) -> frozenset[str]:

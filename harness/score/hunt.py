@@ -24,10 +24,6 @@ class Quarry:
     file: str
     recipes: tuple[str, ...]
 
-    @property
-    def compiled(self) -> bool:
-        return self.fault.compiled
-
 
 @dataclass(frozen=True)
 class Options:
@@ -39,19 +35,15 @@ class Options:
     #: Stop a hunt after so many cases; 0: when its time is up.
     cases: int = 0
     arms: tuple[str, ...] = ()
-    recipe_files: tuple[Path, ...] = ()
 
 
 def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
     """Campaign until the first verified finding or the budget's end. ``tally`` is this hunt's."""
-    fault, compiled = quarry.fault, quarry.compiled
-    first = look(
-        quarry.file, fault.id, quarry.recipes, options.recipe_files,
-        cases=LIFTED, compiled=False,
-    )  # fmt: skip
+    fault = quarry.fault
+    first = look(quarry.file, fault.id, quarry.recipes, cases=LIFTED)
     if first.problem:
-        return _record(quarry, found=False, problem=first.problem)
-    seconds = options.compiled_seconds if compiled else options.seconds
+        return record(fault, found=False, problem=first.problem)
+    seconds = options.compiled_seconds if fault.compiled else options.seconds
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-score-") as folder:
         config = Config(
             out=Path(folder),
@@ -59,7 +51,6 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
             workers=1,
             seed=options.seed,
             recipes=quarry.recipes,
-            recipe_files=options.recipe_files,
             arms=options.arms,
             fault=(quarry.file, fault.id),
             stop_after=1,
@@ -70,8 +61,8 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         unconfirmed = tuple(f"{f.fingerprint} ({f.flake})" for f in store.findings("unconfirmed"))
     if tally.found:
         best = tally.found[0]
-        return _record(
-            quarry,
+        return record(
+            fault,
             found=True,
             seconds=round(best.seconds - tally.ready, 2),
             cases=best.cases,
@@ -84,25 +75,22 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         )
     problem, idle = "; ".join(tally.notes) if tally.broken else "", False
     if not (problem or unconfirmed or first.changes or tally.interrupted):
-        there = look(
-            quarry.file, fault.id, quarry.recipes, options.recipe_files,
-            cases=THERE, compiled=compiled,
-        )  # fmt: skip
+        there = look(quarry.file, fault.id, quarry.recipes, cases=THERE, compiled=fault.compiled)
         idle = not there.changes
     cases = tally.counts["cases"]
-    return _record(
-        quarry, found=False, cases=cases, unconfirmed=unconfirmed, idle=idle, problem=problem
+    return record(
+        fault, found=False, cases=cases, unconfirmed=unconfirmed, idle=idle, problem=problem
     )
 
 
-def _record(quarry: Quarry, **found: object) -> Hunted:
-    fault = quarry.fault
+def record(fault: Fault, **found: object) -> Hunted:
+    """What is known of the fault, and how its hunt went."""
     return Hunted(
         id=fault.id,
         family=fault.family,
         title=fault.title,
         link=fault.link,
-        compiled=quarry.compiled,
+        compiled=fault.compiled,
         ours=in_our_reference(fault.recipes),
         **found,  # type: ignore[arg-type]
     )

@@ -21,12 +21,13 @@ from harness.controls.registry import builtin_controls
 from harness.environment import prepare, versions
 from harness.faults.fault import Fault
 from harness.faults.registry import SCORED_OWN, builtin_faults, load_fault_file
-from harness.recipe import Recipe, load_recipes, load_stateful, runnable
+from harness.recipe import Recipe, load_recipes, load_stateful, obstacle
 from harness.score.controls import run_control
-from harness.score.hunt import Options, Quarry, hunt, in_our_reference
+from harness.score.hunt import Options, Quarry, hunt, in_our_reference, record
 from harness.score.record import (
     Change,
     Controlled,
+    Hunted,
     Score,
     compare,
     false_alarms,
@@ -68,9 +69,11 @@ def score_command(asked: Asked) -> int:
     prepare()
     faults, problems = _faults(asked)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    quarries = _quarries(faults, console)
+    quarries, unfit = _quarries(faults)
+    for named in unfit:
+        print_fault(console, named)
     controls = _controls(asked)
-    if not quarries and not controls and not problems:
+    if not faults and not controls and not problems:
         raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
     options = Options(
         seconds=asked.seconds,
@@ -98,7 +101,7 @@ def score_command(asked: Asked) -> int:
         seed=asked.seed,
         seconds=options.seconds,
         compiled_seconds=options.compiled_seconds,
-        faults=tuple(hunted),
+        faults=(*hunted, *unfit),
         controls=tuple(quiet),
         problems=tuple(problems),
     )
@@ -141,7 +144,14 @@ def _controls(asked: Asked) -> list[Control]:
 
 
 def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
-    result = run_control(control, asked.control_cases, asked.seed, tally=tally)
+    try:
+        result = run_control(control, asked.control_cases, asked.seed, tally=tally)
+    except (RuntimeError, ValueError) as error:  # it broke, or cannot run here: that is told
+        return Controlled(
+            id=control.id, title=control.title, cases=0, seconds=0.0, problem=str(error)
+        )
+    few = f"only {result.cases} of {asked.control_cases} cases"
+    notes = [*result.notes, *([few] if result.cases < asked.control_cases else [])]
     return Controlled(
         id=control.id,
         title=control.title,
@@ -149,7 +159,7 @@ def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
         seconds=round(result.seconds, 1),
         findings=result.findings,
         unconfirmed=result.unconfirmed,
-        problem="; ".join(result.notes),
+        problem="; ".join(notes),
     )
 
 
@@ -161,33 +171,30 @@ def _asked_for(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)
 
 
-def _quarries(faults: Sequence[tuple[str, Fault]], console: Console) -> list[Quarry]:
-    """With the recipes that run here; a fault that can hit none of them is named."""
+def _quarries(faults: Sequence[tuple[str, Fault]]) -> tuple[list[Quarry], list[Hunted]]:
+    """With the recipes that run here, and the faults that can hit none of them."""
     known: dict[str, Recipe | Stateful] = {**load_recipes(), **load_stateful()}
-    able = {name for name, recipe in known.items() if _runs(recipe)}
-    quarries = []
+    reasons: dict[str, str] = {}
+    quarries, unfit = [], []
     for file, fault in faults:
-        recipes = tuple(name for name in sorted(able) if _hits(fault.recipes, name, known[name]))
-        if recipes:
-            quarries.append(Quarry(fault, file, recipes))
+        named = [name for name in sorted(known) if _hits(fault.recipes, name, known[name])]
+        for name in named:  # only what is hunted on is fetched
+            if name not in reasons:
+                reasons[name] = obstacle(known[name], "cpu")
+        able = tuple(name for name in named if not reasons[name])
+        if able:
+            quarries.append(Quarry(fault, file, able))
         else:
-            console.print(f"not hunted: {fault.id}: none of {', '.join(fault.recipes)} runs here")
-    return quarries
+            why = "; ".join(f"{name}: {reasons[name]}" for name in named) or "there is none"
+            recipes = ", ".join(fault.recipes)
+            unfit.append(record(fault, found=False, problem=f"no recipe {recipes} runs: {why}"))
+    return quarries, unfit
 
 
 def _hits(globs: Sequence[str], name: str, recipe: Recipe | Stateful) -> bool:
     """A recipe that patches a library takes part only where it is meant."""
     meant = [glob for glob in globs if glob != "*"] if process_of(recipe) else globs
     return any(fnmatch.fnmatch(name, glob) for glob in meant)
-
-
-def _runs(recipe: Recipe | Stateful) -> bool:
-    if isinstance(recipe, Stateful):
-        if recipe.unavailable("cpu"):
-            return False
-        recipe.provide()
-        return True
-    return runnable(recipe, "cpu") is not None
 
 
 def _side_by_side(
@@ -197,19 +204,25 @@ def _side_by_side(
     one: Callable[[T, Tally], R],
     done: Callable[[R], None],
 ) -> list[R]:
-    """Each piece of work with a tally of its own, so many at a time, in the order given."""
+    """Each piece of work with a tally of its own, so many at a time, in the order given; what an
+    interruption cuts short says nothing and is left out."""
     waiting = [(piece, Tally()) for piece in work]
     tallies += [tally for _, tally in waiting]
 
-    def run(piece: T, tally: Tally) -> R:
+    def run(piece: T, tally: Tally) -> R | None:
+        if tally.interrupted:
+            return None
         tally.started = time.monotonic()
         result = one(piece, tally)
+        if tally.interrupted:
+            return None
         done(result)
         return result
 
     with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(run, *item) for item in waiting]
-        return [future.result() for future in running]
+        results = [future.result() for future in running]
+    return [result for result in results if result is not None]
 
 
 def _code(score: Score, change: Change | None) -> int:
@@ -221,7 +234,8 @@ def _code(score: Score, change: Change | None) -> int:
         for f in score.faults
         if f.problem or (f.idle and f.id not in shipped)  # ours are shown to plant something
     ]
-    wrong = [*score.problems, *unusable]
+    silent = [f"control {c.id}: {c.problem}" for c in score.controls if c.problem]
+    wrong = [*score.problems, *unusable, *silent]
     for sentence in wrong:
         print(f"narrowfuzz: {sentence}", file=sys.stderr)
     return 2 if wrong else 0

@@ -11,7 +11,6 @@ import hashlib
 import multiprocessing as mp
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,14 +44,13 @@ class Look:
 
 
 def look(
-    file: str, fault_id: str, recipes: Sequence[str], files: Sequence[Path], *, cases: int,
-    compiled: bool = False,
-) -> Look:  # fmt: skip
+    file: str, fault_id: str, recipes: Sequence[str], *, cases: int, compiled: bool = False
+) -> Look:
     """Plant a fault in a process of its own and lift it again."""
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=_look, args=(file, fault_id, tuple(recipes), tuple(files), cases, compiled, theirs)
+        target=_look, args=(file, fault_id, tuple(recipes), cases, compiled, theirs)
     )
     process.start()
     theirs.close()
@@ -72,13 +70,12 @@ def _look(
     file: str,
     fault_id: str,
     recipes: tuple[str, ...],
-    files: tuple[Path, ...],
     number: int,
     compiled: bool,
     out: Connection,
 ) -> None:
     settle()
-    known, stateful = load_recipes(files), load_stateful(files)
+    known, stateful = load_recipes(), load_stateful()
     models = [r for n in recipes if n in known and (r := runnable(known[n], "cpu"))]
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:
