@@ -358,7 +358,8 @@ def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -
         return owed  # what each segment's recompute is told is another matter
     updates = as_built.updates(event.of, owed)
     # the first layer is told to, unless each layer has a region of its own
-    each = schedule.checkpoint in ("each", "nested") and any(region.own for _, region in ran)
+    inside = machine.recomputes.inside & set(event.of)
+    each = schedule.checkpoint in ("each", "nested") and bool(inside)
     if schedule.layout == "dangling" and not each:
         return updates and not as_built.follows("first_layer_owns_update", differs=updates)
     return updates

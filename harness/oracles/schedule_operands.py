@@ -35,6 +35,8 @@ class _Made:
     inverse: bytes
     #: A tensor of the forward, quantised outside it.
     late: bool
+    #: Cast block by block, each direction for itself.
+    blocks: bool
 
 
 @dataclass
@@ -47,7 +49,8 @@ class _Casts:
         if not cast.inverse:
             return
         forward = cast.slot is not None and cast.slot.direction == "forward"
-        made = _Made(cast.at, event, cast.inverse, forward and cast.at.phase == "backward")
+        late = forward and cast.at.phase == "backward"
+        made = _Made(cast.at, event, cast.inverse, late, bool(cast.blocks))
         for key in _keys(cast.codes):
             self.made.setdefault(key, []).append(made)
 
@@ -71,7 +74,11 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 if side.codes is None or not side.inverse:
                     continue
                 found = casts.made.get(side.codes.tobytes(), [])
-                own = [m for m in found if _belongs(m, product, moment.event, through, sources)]
+                own = [
+                    made for made in found
+                    if _belongs(made, product, moment.event, through, sources)
+                    or (name == "a" and _copies(made, product, through, sources))
+                ]  # fmt: skip
                 if evidence.schedule.quantized_init and (not own or _uniform(side.codes)):
                     continue  # the parameter itself: made before the schedule began
                 judged = True
@@ -115,6 +122,17 @@ def _belongs(
     if made.at.phase == "backward":
         return made.event == event and not made.late
     return any(made.at.forward in sources[f] for f in through)
+
+
+def _copies(
+    made: _Made, product: ProductSeen, through: tuple[int, ...], sources: list[set[int]]
+) -> bool:
+    """Is it a kept weight's copy for the backward? Block by block that is another cast than the
+    forward's: made when a backward first needs it, and kept for those of all who share it."""
+    if not (made.blocks and made.at.phase == "recompute" and product.role == "grad_input"):
+        return False
+    kept = sources[made.at.forward] if made.at.forward >= 0 else set()
+    return any(kept & sources[f] for f in through)
 
 
 def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, str] | None:

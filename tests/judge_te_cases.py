@@ -1,0 +1,29 @@
+"""Judge the cases in a JSON file on TransformerEngine, in a process of its own: FILE -> one JSON
+list per case, the sentences of what diverged; null where nothing ran."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from harness.case import load_case
+from harness.emulated_te.environment import enter
+from harness.environment import prepare, settle
+from harness.judge import Judge
+from harness.ledger import load_ledger
+from harness.recipe import load_recipes, load_stateful
+
+
+def main(file: str) -> None:
+    prepare()
+    enter()
+    settle()
+    for case in json.loads(Path(file).read_text()):
+        judge = Judge(load_recipes(), load_ledger(), stateful=load_stateful())
+        judgement = judge.judge(load_case(json.dumps(case).encode()))
+        print(json.dumps([v.sentence() for v in judgement.causes] if judgement.ran else None))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,71 @@
+"""O3 of a schedule on hand-made traces: whose casts a backward of a kept MXFP8 weight may take."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from harness.case import Case, DataSpec, Spec
+from harness.oracles.schedule_evidence import ScheduleEvidence
+from harness.oracles.schedule_operands import check_operands
+from harness.schedule.events import Backward, Event, Forward, Open, Schedule
+from harness.schedule.trace import At, CastSeen, Moment, ProductSeen, Side, StateTrace
+
+KEPT: tuple[Event, ...] = (
+    Open(), Forward(first=True), Forward(first=False), Forward(first=False),
+    Backward(of=(2,)), Backward(of=(1,)),
+)  # fmt: skip
+OWN: tuple[Event, ...] = (
+    Open(), Forward(), Forward(), Forward(), Backward(of=(2,)), Backward(of=(1,)),
+)  # fmt: skip
+
+
+def cast(at: At, code: int) -> CastSeen:
+    """One block's cast; its scale byte is its code."""
+    codes = np.array([[code, 0]], np.uint8)
+    return CastSeen(at, None, "e4m3", None, np.float32(1), codes, True, bytes([code]))
+
+
+def product(role: Literal["grad_input", "grad_weight"], a: int, b: int) -> ProductSeen:
+    sides = [Side("e4m3", np.array([[x, 0]], np.uint8), None, bytes([x])) for x in (a, b)]
+    return ProductSeen(At("backward"), role, *sides)
+
+
+WEIGHT, INPUT, GRADIENT, ELSE = 7, 8, 9, 10
+
+
+@pytest.mark.parametrize(
+    ("events", "role", "a", "want"),
+    [
+        (KEPT, "grad_input", WEIGHT, ""),
+        (KEPT, "grad_weight", WEIGHT, "operand of another forward"),
+        (OWN, "grad_input", WEIGHT, "operand of another forward"),
+        (KEPT, "grad_input", ELSE, "operand that no cast made"),
+    ],
+)
+def test_a_kept_weights_copy_for_the_backward_is_shared(
+    events: tuple[Event, ...], role: Literal["grad_input", "grad_weight"], a: int, want: str
+) -> None:
+    """The recompute of y2 makes it; the backward of y1 may take it, as its weight and for no other
+    operand."""
+    first = (cast(At("recompute", 2, 0), WEIGHT), cast(At("backward"), GRADIENT))
+    then = (cast(At("recompute", 1, 0), INPUT), cast(At("backward"), GRADIENT))
+    moments = (
+        *(Moment(i, (), (), (), {}, {}) for i in range(4)),
+        Moment(4, (), first, (product("grad_input", WEIGHT, GRADIENT),), {}, {}),
+        Moment(5, (), then, (product(role, a, GRADIENT),), {}, {}),
+    )
+    schedule = Schedule(events=events, checkpoint="each", reentrant=True)
+    evidence = ScheduleEvidence(
+        case=Case(spec=Spec(recipe="te.mxfp8", schedule=schedule), data=DataSpec()),
+        schedule=schedule,
+        kind="mx",
+        policy=lambda settings: None,
+        traces={"eager": StateTrace("eager", moments)},
+        deviations={},
+    )
+    (verdict,) = check_operands(evidence)
+    assert verdict.symptom == want
+    assert verdict.status == ("diverged" if want else "ok")
