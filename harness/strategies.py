@@ -77,6 +77,9 @@ WIDE: tuple[ModelName, ...] = tuple(name for name in get_args(ModelName) if name
 #: Where partial recompute of a fused chain is compiled, code may differ from itself.
 FRAGILE: tuple[ModelName, ...] = ("llama_block", "two_blocks", "joined_blocks")
 
+#: Steps, and microbatches of each.
+_SCHEDULES = ((2, 1), (1, 2), (3, 1), (1, 3), (5, 1), (2, 2), (3, 2), (2, 3))
+
 
 @st.composite
 def specs(
@@ -129,8 +132,7 @@ def specs(
         fields["heads"] = choose("attention", 1, 2, 4)
         fields["attention"] = choose("attention", "flash", "flash", "math")
     if grad_mode == "train" and choose("schedule", False, False, False, True):
-        fields["steps"] = draw(one_of(1, 2, 3, 5))
-        fields["microbatches"] = draw(one_of(1, 1, 2, 3))
+        fields["steps"], fields["microbatches"] = draw(one_of(*_SCHEDULES))
         fields["optimizer"] = draw(one_of("sgd", "adamw"))
     if dtype == "fp32" and recipe.autocasts:
         fields["autocast"] = choose("autocast", False, False, False, True)

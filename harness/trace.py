@@ -79,6 +79,8 @@ class LayerCall:
     outputs: dict[str, F32]
     sites: tuple[SiteTrace, ...] = ()
     unobserved: str = ""
+    #: First dimension of a 3-D input; 0: it was 2-D.
+    batch: int = 0
 
 
 @dataclass(frozen=True)

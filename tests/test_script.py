@@ -18,7 +18,6 @@ from harness.arms.ladder import LADDER, select_arms
 from harness.case import Case, DataSpec, Spec, Spike
 from harness.data import make_tensors
 from harness.faults.census import NEED_MODELS
-from harness.faults.gradients import UNSEEN
 from harness.faults.recompute import NEED_ATTENTION
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
@@ -294,9 +293,7 @@ OF_SCHEDULES = {
 }
 NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
-ELSEWHERE = (
-    {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES | DRAWN | UNSEEN
-)
+ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES | DRAWN
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))

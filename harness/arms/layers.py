@@ -170,6 +170,7 @@ def _close(call: _Open, plan: Plan) -> LayerCall:
         {name: _rows(t) for name, t in call.outputs.items()},
         sites,
         unobserved,
+        call.tensors["input"].shape[0] if call.tensors["input"].dim() == 3 else 0,
     )
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from harness.arms.ladder import climb, rungs_of, select_arms
 from harness.campaign.config import Config
+from harness.campaign.deal import Deck
 from harness.campaign.store import claim, release
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
@@ -52,15 +53,18 @@ _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 #: Seconds per slice of each kind, and the order a worker takes them in.
 _SLICES: tuple[tuple[Compile, float], ...] = (
-    ("none", 10.0),
+    ("none", 5.0),
+    ("none", 5.0),
     ("aot_eager", 4.0),
-    ("none", 10.0),
+    ("none", 5.0),
+    ("none", 5.0),
     ("inductor", 10.0),
     ("aot_eager_decomp_partition", 4.0),
 )
 _REPORT_EVERY = 0.5
-#: A compiled batch is the most novel of so many drawn ones.
-_CANDIDATES = 6
+#: A compiled batch is the most novel of so many drawn ones; so is every other eager one, of fewer,
+#: since eager slices should keep their share of single linears, the least novel Specs of all.
+_CANDIDATES, _EAGER_CANDIDATES, _NOVEL_CHANCE = 6, 3, 0.5
 #: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Eager draws of a model's Spec: its data take longer than a linear's, and what is wrong with it
@@ -130,12 +134,14 @@ class _Worker:
         self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
         self.journal = config.out / "journal" / f"{number}.json"
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
-        self.first_slice = 2 * (number % 2)
+        self.first_slice = 3 * (number % 2)
         self.counts: Counter[Any] = Counter()
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
         self.models = tuple(m for m in WIDE if not config.models or m in config.models)
+        #: Recipes and models for eager slices and for compiled ones.
+        self.decks = [(Deck(self.recipes, self.rng), Deck(self.models, self.rng)) for _ in range(2)]
         #: So many cases in all leave no time for factors to stand still.
         self.swarms = not config.cases
         #: What the slices may vary of a Spec.
@@ -159,7 +165,7 @@ class _Worker:
         turn = self.first_slice if len(kinds) > 1 else 0
         while time.monotonic() < self.deadline and not self.over:
             kind, seconds = kinds[turn % len(kinds)]
-            if self.config.cases and len(kinds) == 1:
+            if self.config.cases and len({name for name, _ in kinds}) == 1:
                 seconds = math.inf  # counted in cases, draws must not hang on the clock
             until = min(self.deadline, time.monotonic() + seconds)
             if kind == "schedule":
@@ -198,17 +204,18 @@ class _Worker:
         # swarm: some factors stand still for this slice
         if self.swarms and self.rng.random() < 0.75:
             vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
+        recipes, models = self.decks[kind != "none"]
         # few recipes and models at a time: left to itself the engine favours some for hours
         batch = batches(
-            self.rng.sample(self.recipes, min(_TOGETHER, len(self.recipes))),
+            recipes.hand(_TOGETHER),
             compile=kind,
             draws=draws,
             largest=largest,
             vary=vary,
-            models=tuple(self.rng.sample(self.models, min(_TOGETHER, len(self.models)))),
+            models=tuple(models.hand(_TOGETHER)) if "model" in vary else (),
             fragile=tuple(m for m in FRAGILE if m in self.models),
         )
-        candidates = 1 if kind == "none" else _CANDIDATES
+        candidates = _EAGER_CANDIDATES if kind == "none" else _CANDIDATES
 
         @seed(self.rng.getrandbits(64))
         @settings(
@@ -221,7 +228,8 @@ class _Worker:
         @given(st.lists(batch, min_size=candidates, max_size=candidates))
         def run(drawn: list[tuple[Case, ...]]) -> None:
             if time.monotonic() < until and not self.over:
-                chosen = max(drawn, key=self._novelty)
+                novel = kind != "none" or self.rng.random() < _NOVEL_CHANCE
+                chosen = max(drawn, key=self._novelty) if novel else drawn[0]
                 if kind != "none" and self.close and self.rng.random() < _CLOSE_CHANCE:
                     chosen = self._closest(kind)
                 self._batch(chosen, kind, until)

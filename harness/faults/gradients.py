@@ -96,6 +96,3 @@ FAULTS = [
     Fault("gradient-never-cleared", "gradient", "a step's gradients hold those of the step before",
           "https://github.com/deepspeedai/DeepSpeed/issues/7837", _ALL, _never_cleared),
 ]  # fmt: skip
-
-#: No rule compares a gradient that several calls add to with the sum of what they add.
-UNSEEN = frozenset({"gradient-accumulated-twice"})

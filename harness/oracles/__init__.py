@@ -19,7 +19,12 @@ from harness.oracles.quantiser import check_amax, check_cast, check_scale
 from harness.oracles.recompute import check_checkpoint, check_recompute, check_statistics
 from harness.oracles.relations_recipe import check_copies, check_recipe
 from harness.oracles.relations_shape import check_summed, check_variants
-from harness.oracles.relations_state import check_bias, check_reload, check_steps
+from harness.oracles.relations_state import (
+    check_bias,
+    check_microbatches,
+    check_reload,
+    check_steps,
+)
 from harness.oracles.relations_values import (
     check_below_amax,
     check_locality,
@@ -168,6 +173,10 @@ ORACLES: tuple[Oracle, ...] = (
     Oracle(
         "R22", "row and column copy", "exact", "A", "power-of-two scales, normal codes",
         check_copies, _QUANTISER,
+    ),
+    Oracle(
+        "R23", "add microbatches", "exact", "C", "several microbatches of one step",
+        check_microbatches, _WHOLE, reruns=True, scope="case",
     ),
 )  # fmt: skip
 

@@ -52,9 +52,10 @@ def layer_spec(spec: Spec, call: LayerCall) -> Spec:
     return Spec(
         recipe=spec.recipe,
         backend=spec.backend,
-        m=call.tensors["input"].shape[0],
+        m=call.tensors["input"].shape[0] // (call.batch or 1),
         k=width,
         n=out,
+        batch=call.batch,
         bias="bias" in call.tensors,
         dtype=call.dtype,  # type: ignore[arg-type]
         grad_mode="train" if "grad_output" in call.tensors else "no_grad",

@@ -186,11 +186,14 @@ def _check_codes(
         if np.all(reference.meaningless(scale, plan)):
             return plain("O2", arm, role, "inconclusive", "every scale is NaN")
         return plain("O2", arm, role, "ok")
+    left = bad
     for deviation, entry in evidence.deviations.items():
         as_built = reference.codes(operand.x, scale, plan, deviation=deviation)
-        if not (bad & _code_mismatch(evidence, arm, seen.codes, as_built, scale, plan)).any():
+        differs = _code_mismatch(evidence, arm, seen.codes, as_built, scale, plan)
+        if not (bad & differs).any():
             return plain("O2", arm, role, "ok").known(entry)
-    at = first(bad)
+        left = left & differs
+    at = _first_of(left, bad)
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
     return Verdict(
         "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at), _name(side, at),
@@ -233,18 +236,26 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
         return plain("O2", arm, role, "ok")
     operand = evidence.reference.operand(role, side)
     assert operand.quantised is not None
+    left = bad
     for deviation, entry in evidence.deviations.items():
         explained = np.zeros(bad.shape, dtype=bool)
         for values in _values_as_built(evidence, role, operand, deviation):
             explained |= same_bits(seen.values, values)
         if not (bad & ~explained).any():
             return plain("O2", arm, role, "ok").known(entry)
-    at = first(bad)
+        left = left & ~explained
+    at = _first_of(left, bad)
     return Verdict(
         "O2", arm, role, "diverged", LEVEL_B, _name(side, at),
         number(seen.values[at]), f"{number(expected[at])} for x = {number(operand.x[at])}",
         side=side, index=at,
     )  # fmt: skip
+
+
+def _first_of(left: Any, bad: Any) -> tuple[int, ...]:
+    """An element that no deviation accounts for: one that some does is wrong without a cause of its
+    own, and would be in a library that has only the deviation."""
+    return first(left if left.any() else bad)
 
 
 def _values_as_built(evidence: Evidence, role: Role, operand: Operand, deviation: str) -> list[Any]:

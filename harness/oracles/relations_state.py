@@ -1,4 +1,5 @@
-"""Relations of state: what a step, a saved file or a bias may not change (R18, R19, R20)."""
+"""Relations of state: what a step, a saved file, a bias or a microbatch may not change (R18-R20,
+R23)."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from harness.numerics.formats import F32, FORMATS, round_to
+from harness.numerics.formats import F32, FORMATS, Format, round_to
 from harness.numerics.plan import ROLES
 from harness.oracles.evidence import Evidence
 from harness.oracles.gemm import on_lattice
 from harness.oracles.oracle import plain, same_bits
 from harness.oracles.rerun import again, base_of, compare
 from harness.oracles.variant import Variant, bias_may_fuse, everything, judge_against
+from harness.oracles.whole import equal_outputs
+from harness.trace import Trace
 from harness.verdict import Verdict
 
 
@@ -75,14 +78,64 @@ def check_bias(evidence: Evidence) -> Iterator[Verdict]:
         yield compare("R19", role, base.outputs[role], after.outputs[role], "depends on the bias")
 
 
+def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
+    """R23: what several backwards leave in a parameter's gradient is the sum of what each of them
+    gives alone, added one by one in the parameter's dtype, as autograd does."""
+    eager, spec = evidence.traces.get("eager"), evidence.spec
+    why = _why_not_added(evidence)
+    if eager is None or eager.error is not None or why:
+        yield plain("R23", "eager", "grad_parameter", "not_applicable", why)
+        return
+    total: dict[str, F32] = {}
+    for turn in range(spec.microbatches):
+        part = _alone(evidence, turn)
+        if part is None:
+            yield plain("R23", "eager", "grad_parameter", "inconclusive", "the rerun failed")
+            return
+        for name, grad in part.items():
+            with np.errstate(all="ignore"):
+                summed = _rounded(total[name] + grad, FORMATS[spec.dtype]) if turn else grad
+            total[name] = summed
+    left = {name: eager.outputs[name] for name in total if name in eager.outputs}
+    symptom = "is not the sum of the microbatches'"
+    yield equal_outputs("R23", evidence, Trace("eager", left), Trace("eager", total), symptom)
+
+
+def _alone(evidence: Evidence, turn: int) -> dict[str, F32] | None:
+    """The parameters' gradients that one microbatch gives by itself; None where it fails."""
+    assert evidence.rerun is not None
+    spec = msgspec.structs.replace(evidence.spec, microbatches=1)
+    tensors = evidence.tensors | {"input": np.roll(evidence.tensors["input"], turn, axis=0)}
+    if spec.direct:  # then a parameter is called by what it is
+        tensors = {name.removeprefix("proj."): x for name, x in tensors.items()}
+    after = evidence.rerun(tensors, spec, "")
+    if after.error is not None:
+        return None
+    if spec.direct:
+        roles = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
+        return {roles[name]: x for name, x in after.outputs.items() if name in roles}
+    return {name: x for name, x in after.outputs.items() if name.endswith(".grad")}
+
+
+def _why_not_added(evidence: Evidence) -> str:
+    spec = evidence.spec
+    if spec.microbatches == 1 or spec.steps > 1 or not spec.trains:
+        return "not several microbatches of one step"
+    return "a random model draws anew for each" if evidence.twin is None else ""
+
+
+def _rounded(x: F32, fmt: Format) -> F32:
+    """An fp32 result stored in the format."""
+    return round_to(x.astype(np.float64), fmt, overflow="ieee").astype(np.float32)
+
+
 def _added(evidence: Evidence, got: F32, without: F32, bias: F32) -> Verdict:
     if bias_may_fuse(evidence, "output") and not _sum_is_exact(evidence, bias):
         return plain("R19", "eager", "output", "not_applicable", "the bias may be fused")
     fmt = FORMATS[evidence.spec.dtype]
     with np.errstate(all="ignore"):
-        # the addition itself is fp32, whatever the output
-        want = round_to((without + bias).astype(np.float64), fmt, overflow="ieee")
-    verdict = compare("R19", "output", got, want.astype(np.float32), "is not the sum with its bias")
+        want = _rounded(without + bias, fmt)  # the addition itself is fp32, whatever the output
+    verdict = compare("R19", "output", got, want, "is not the sum with its bias")
     if verdict.status == "ok" and same_bits(want, np.broadcast_to(bias, want.shape)).all():
         return plain("R19", "eager", "output", "inconclusive", "the bias swallows the result")
     ignored = "bias_ignored" in evidence.deviations and same_bits(got, without).all()

@@ -6,6 +6,8 @@ import textwrap
 
 import numpy as np
 
+from harness.arms.ladder import BY_NAME
+from harness.oracles.quantiser import LEVEL_B
 from harness.triage.script_parts import SITE, SLOT
 from harness.verdict import Verdict
 
@@ -124,8 +126,16 @@ def check_operand(verdict: Verdict) -> str:
         # nine digits name an fp32, not the float64 that they spell
         f'expected = torch.tensor(float("{expected}"), dtype=torch.float32).item()\n'
         f'print("{verdict.where}:", got, "must be {verdict.allowed}")\n'
-        "sys.exit(0 if got == expected or (math.isnan(got) and math.isnan(expected)) else 1)"
+        f"sys.exit(0 if got == expected{_signed(verdict)} or "
+        "(math.isnan(got) and math.isnan(expected)) else 1)"
     )
+
+
+def _signed(verdict: Verdict) -> str:
+    """A code has a sign even where it is zero, which generated code does not keep."""
+    if verdict.oracle != "O2" or verdict.symptom == LEVEL_B or BY_NAME[verdict.arm].compiler:
+        return ""
+    return " and math.copysign(1.0, got) == math.copysign(1.0, expected)"
 
 
 _SAME = """

@@ -95,7 +95,8 @@ def _blob(tensors: dict[str, F32]) -> str:
 
 
 def _run(spec: Spec, arm: Arm, text: ScriptText, *, watched: bool) -> str:
-    """run("guilty" | "plain" | "eager" | "exact") -> named results of the last step."""
+    """run("guilty" | "plain" | "eager" | "exact") -> named results of the last step, of all its
+    microbatches or of those in ``turns``."""
     model = MODELS[spec.model]
     tied = tied_names(model.build(spec, dtype=recompute.torch.float32, device="meta"))
     options = dict(arm.options) | (
@@ -124,7 +125,7 @@ def build(kind, convert):
     model = {model.expression(spec)}.to(kind)
     {"model = " + text.convert + " if convert else model"}
 {_lifecycle(spec, text)}    return model
-def run(which):
+def run(which, turns=range({spec.steps * spec.microbatches})):
     global phase
     phase, kind = "convert", torch.float64 if which == "exact" else dtype
     torch.manual_seed(0)
@@ -138,7 +139,7 @@ def run(which):
         call = {compiled if arm.compiler else "call"}
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = {optimizer}
-    for turn in range({spec.steps * spec.microbatches}):
+    for turn in turns:
         if turn and turn % {spec.microbatches} == 0:
             optimizer.zero_grad()
         rows = tensors["input"].roll(turn, 0)

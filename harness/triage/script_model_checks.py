@@ -34,6 +34,20 @@ print("different:", ", ".join(different) or "nothing")
 sys.exit(1 if different else 0)
 """
 
+_ADDED = """
+whole, total = run("eager"), {{}}
+for turn in range({microbatches}):
+    for name, grad in run("eager", [turn]).items():
+        if name.endswith(".grad"):
+            total[name] = total[name] + grad if turn else grad
+def plain(t):
+    return t.double().nan_to_num(nan=0.5) + 0.0
+different = [name for name, grad in total.items()
+             if name not in whole or not torch.equal(plain(grad), plain(whole[name]))]
+print("not the sum of the microbatches' gradients:", ", ".join(different) or "nothing")
+sys.exit(1 if different else 0)
+"""
+
 _CRASH = """
 try:
     run("guilty")
@@ -71,6 +85,8 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
         return _EQUAL.format(first="guilty", second="guilty")
     if oracle in ("O8", "O12"):
         return _EQUAL.format(first="eager", second="guilty")
+    if oracle == "R23":
+        return _ADDED.format(microbatches=spec.microbatches)
     if oracle == "O9":
         return _ratio(spec, verdict)
     if oracle in ELEMENT_RULES and spec.direct:

@@ -13,7 +13,6 @@ import pytest
 from harness.case import Case, DataSpec, Spec, Spike
 from harness.environment import prepare, settle
 from harness.faults.census import NEED_MODELS
-from harness.faults.gradients import UNSEEN
 from harness.faults.registry import builtin_faults
 from harness.judge import Judge
 from harness.ledger import Ledger
@@ -190,7 +189,7 @@ def test_every_fault_is_hunted_or_ends_the_process() -> None:
         if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
     }
     drawn = set(json.loads((Path(__file__).parents[1] / "fault_cases.json").read_text()))
-    left = set(builtin_faults()) - hunted - of_schedules - drawn - UNSEEN
+    left = set(builtin_faults()) - hunted - of_schedules - drawn
     assert left == elsewhere  # tests/test_state_faults.py, tests/test_faults.py
 
 
