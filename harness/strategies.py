@@ -92,19 +92,22 @@ def specs(
     vary: frozenset[str] = FACTORS,
     models: tuple[ModelName, ...] = WIDE,
     fragile: tuple[ModelName, ...] = FRAGILE,
+    linears: bool = True,
 ) -> Spec:
     """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
 
     ``wild_shapes`` allows misaligned and empty dimensions. ``models`` are those besides the linear,
-    ``fragile`` those that compiled code meets partly recomputed.
+    ``fragile`` those that compiled code meets partly recomputed. Without ``linears`` it is one of
+    ``models``.
     """
 
     def choose(factor: str, *values: Any) -> Any:
         return draw(one_of(*values)) if factor in vary else values[0]
 
     recipe = draw(one_of(*recipes))
-    # half of all Specs are a single linear: it is cheapest, and judged by the most rules
-    model: ModelName = draw(one_of(*models)) if choose("model", False, True) else "linear"
+    # half of all Specs are a single linear: it is judged by the most rules
+    wider = not linears or choose("model", False, True)
+    model: ModelName = draw(one_of(*models)) if wider else "linear"
     breaks = compile == "inductor" and model != "linear" and bool(fragile)
     breaks = breaks and choose("checkpoint", False, True)
     if breaks:
@@ -250,6 +253,7 @@ def batches(
     vary: frozenset[str] = FACTORS,
     models: tuple[ModelName, ...] = WIDE,
     fragile: tuple[ModelName, ...] = FRAGILE,
+    linears: bool = True,
 ) -> tuple[Case, ...]:
     """One Spec with several DataSpecs, for campaigns; a dynamic Spec with several row counts."""
     wild_shapes = compile == "none" or draw(one_of(False, False, True))
@@ -262,6 +266,7 @@ def batches(
             vary=vary,
             models=models,
             fragile=fragile,
+            linears=linears,
         )
     )
     drawn = []

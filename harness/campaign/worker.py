@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -51,20 +51,28 @@ from harness.verdict import fingerprint
 
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
-#: Seconds per slice of each kind, and the order a worker takes them in.
-_SLICES: tuple[tuple[Compile, float], ...] = (
-    ("none", 5.0),
-    ("none", 5.0),
-    ("aot_eager", 4.0),
-    ("none", 5.0),
-    ("none", 5.0),
-    ("inductor", 10.0),
-    ("aot_eager_decomp_partition", 4.0),
-)
+
+
+class Slice(NamedTuple):
+    """A stretch of a worker's time, and what it draws in it."""
+
+    kind: Compile | Literal["schedule"]
+    seconds: float
+    #: What it draws of models: single linears only, all, or none of the linears.
+    models: Literal["linears", "all", "models"] = "all"
+
+
+_MODELS = Slice("none", 5.0, "models")
+#: In this order. Forty eager models take half a slice: between all others there is time for them,
+#: while among linears with their many data they would hardly be seen.
+_SLICES: tuple[Slice, ...] = (
+    Slice("none", 5.0, "linears"), _MODELS, Slice("aot_eager", 4.0), _MODELS,
+    Slice("none", 5.0, "linears"), _MODELS, Slice("inductor", 10.0), _MODELS,
+    Slice("aot_eager_decomp_partition", 4.0), _MODELS,
+)  # fmt: skip
 _REPORT_EVERY = 0.5
-#: A compiled batch is the most novel of so many drawn ones; so is every other eager one, of fewer,
-#: since eager slices should keep their share of single linears, the least novel Specs of all.
-_CANDIDATES, _EAGER_CANDIDATES, _NOVEL_CHANCE = 6, 3, 0.5
+#: A batch of models is the most novel of so many drawn ones, compiled and eager.
+_CANDIDATES, _EAGER_CANDIDATES = 6, 3
 #: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Eager draws of a model's Spec: its data take longer than a linear's, and what is wrong with it
@@ -134,7 +142,7 @@ class _Worker:
         self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
         self.journal = config.out / "journal" / f"{number}.json"
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
-        self.first_slice = 3 * (number % 2)
+        self.first_slice = number % 2
         self.counts: Counter[Any] = Counter()
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
@@ -161,17 +169,18 @@ class _Worker:
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
-        kinds = self._kinds()
-        turn = self.first_slice if len(kinds) > 1 else 0
+        slices = self._slices()
+        turn = self.first_slice if len(slices) > 1 else 0
         while time.monotonic() < self.deadline and not self.over:
-            kind, seconds = kinds[turn % len(kinds)]
-            if self.config.cases and len({name for name, _ in kinds}) == 1:
+            now = slices[turn % len(slices)]
+            seconds = now.seconds
+            if self.config.cases and len({other.kind for other in slices}) == 1:
                 seconds = math.inf  # counted in cases, draws must not hang on the clock
             until = min(self.deadline, time.monotonic() + seconds)
-            if kind == "schedule":
+            if now.kind == "schedule":
                 self._schedules(until)
             else:
-                self._slice(kind, until)
+                self._slice(now.kind, now.models, until)
             turn += 1
 
     @property
@@ -191,20 +200,25 @@ class _Worker:
         """Nothing more to draw in this process."""
         return self.worn_out or self.has_enough
 
-    def _kinds(self) -> list[tuple[Compile | Literal["schedule"], float]]:
+    def _slices(self) -> list[Slice]:
         rungs = rungs_of(self.arms)
-        models = [(kind, seconds) for kind, seconds in _SLICES if kind in rungs and self.recipes]
-        return [*([("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *models]  # type: ignore[list-item]
+        layers = [s for s in _SLICES if s.kind in rungs and self.recipes]
+        if not self.models:
+            layers = [s for s in layers if s.models != "models"]
+        return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
-    def _slice(self, kind: Compile, until: float) -> None:
+    def _slice(
+        self, kind: Compile, wanted: Literal["linears", "all", "models"], until: float
+    ) -> None:
         """Draw batches with Hypothesis until the slice's time is up; generation only."""
-        draws = self.config.draws if kind == "none" else 4
+        draws = 4 if kind != "none" else _MODEL_DRAWS if wanted == "models" else self.config.draws
         largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
-        vary = self.vary
+        vary = self.vary - {"model"} if wanted == "linears" else self.vary
         # swarm: some factors stand still for this slice
         if self.swarms and self.rng.random() < 0.75:
             vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
         recipes, models = self.decks[kind != "none"]
+        wider = wanted == "models" or "model" in vary
         # few recipes and models at a time: left to itself the engine favours some for hours
         batch = batches(
             recipes.hand(_TOGETHER),
@@ -212,10 +226,11 @@ class _Worker:
             draws=draws,
             largest=largest,
             vary=vary,
-            models=tuple(models.hand(_TOGETHER)) if "model" in vary else (),
+            models=tuple(models.hand(_TOGETHER)) if wider else (),
             fragile=tuple(m for m in FRAGILE if m in self.models),
+            linears=wanted != "models",
         )
-        candidates = _EAGER_CANDIDATES if kind == "none" else _CANDIDATES
+        candidates = {"linears": 1, "models": _EAGER_CANDIDATES, "all": _CANDIDATES}[wanted]
 
         @seed(self.rng.getrandbits(64))
         @settings(
@@ -228,8 +243,7 @@ class _Worker:
         @given(st.lists(batch, min_size=candidates, max_size=candidates))
         def run(drawn: list[tuple[Case, ...]]) -> None:
             if time.monotonic() < until and not self.over:
-                novel = kind != "none" or self.rng.random() < _NOVEL_CHANCE
-                chosen = max(drawn, key=self._novelty) if novel else drawn[0]
+                chosen = max(drawn, key=self._novelty)
                 if kind != "none" and self.close and self.rng.random() < _CLOSE_CHANCE:
                     chosen = self._closest(kind)
                 self._batch(chosen, kind, until)
@@ -299,11 +313,11 @@ class _Worker:
         for i, case in enumerate(self._more(batch, kind)):
             if self.has_enough or (time.monotonic() > until and i >= 2):
                 break
-            if kind == "none" and i >= _MODEL_DRAWS and not case.spec.direct:
-                break
             compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
             if kind != "none" and i >= _LEAST_DRAWS and data_time >= compile_time:
+                break
+            if kind == "none" and i >= _MODEL_DRAWS and not case.spec.direct:
                 break
             if not self._draw(case, kind, i).ran:
                 break  # a program that raises does so on every draw

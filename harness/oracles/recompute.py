@@ -61,14 +61,17 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
     if not pairs:
         yield plain("O13", arm, "output", "inconclusive", "no call was recomputed")
     for layer, sites, again_sites, tensors, again_tensors in pairs:
-        for name in ("input", "weight"):
-            if name in tensors:
-                verdict = _same(arm, layer, name, tensors[name], again_tensors[name])
-                if verdict.status == "ok" and not _says(tensors[name]):
-                    verdict = plain("O13", arm, "output", "inconclusive", _NOTHING)
-                yield verdict
-        if not sites or not again_sites:
-            continue  # its product was kept
+        handed = {
+            name: _same(arm, layer, name, tensors[name], again_tensors[name])
+            for name in ("input", "weight")
+            if name in tensors
+        }
+        for name, verdict in handed.items():
+            nothing = verdict.status == "ok" and not _says(tensors[name])
+            yield plain("O13", arm, "output", "inconclusive", _NOTHING) if nothing else verdict
+        moved = any(verdict.status != "ok" for verdict in handed.values())
+        if moved or not sites or not again_sites:
+            continue  # it was handed something else, or its product was kept
         for side in ("a", "b"):
             x, y = getattr(sites[0], side), getattr(again_sites[0], side)
             yield _same_seen(arm, layer, side, x, y)

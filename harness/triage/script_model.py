@@ -128,7 +128,6 @@ def build(kind, convert):
 def run(which, turns=range({spec.steps * spec.microbatches})):
     global phase
     phase, kind = "convert", torch.float64 if which == "exact" else dtype
-    torch.manual_seed(0)
     model, tied = build(kind, which != "exact"), {tied!r}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -139,6 +138,7 @@ def run(which, turns=range({spec.steps * spec.microbatches})):
         call = {compiled if arm.compiler else "call"}
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = {optimizer}
+    torch.manual_seed(0)
     for turn in turns:
         if turn and turn % {spec.microbatches} == 0:
             optimizer.zero_grad()
