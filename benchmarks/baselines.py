@@ -21,8 +21,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E4
 from harness.faults.fault import Fault  # noqa: E402
 from harness.faults.registry import builtin_faults, load_fault_file  # noqa: E402
 from harness.recipe import Recipe, load_recipes, load_stateful, runnable  # noqa: E402
+from harness.score.hunt import scored  # noqa: E402
 from harness.stateful import Stateful, process_of  # noqa: E402
 
 #: A run that neither ends nor looks at its clock is ended after so many times its seconds.
@@ -191,6 +194,23 @@ def recall(
     return results
 
 
+def shared(
+    file: Path | None, names: Sequence[str], workers: int, seconds: float, seed: int
+) -> dict[str, dict[str, BaselineResult]]:
+    """``recall`` in several processes, each a fork of this one."""
+    shares = [names[i::workers] for i in range(workers)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as forks:
+        parts = forks.map(partial(_share, file, seconds, seed), shares)
+        return {name: result for part in parts for name, result in part.items()}
+
+
+def _share(
+    file: Path | None, seconds: float, seed: int, names: Sequence[str]
+) -> dict[str, dict[str, BaselineResult]]:
+    known = load_fault_file(file) if file else builtin_faults()
+    return recall({name: known[name] for name in names}, seconds, seed)
+
+
 def _word(result: BaselineResult) -> str:
     if result.false_alarm:
         return "false alarm"
@@ -205,15 +225,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="for the Hypothesis test")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, metavar="OUT")
     told = parser.parse_args(arguments)
     settle()
     known = load_fault_file(told.fault_file) if told.fault_file else builtin_faults()
-    faults = {name: fault for name, fault in known.items() if fnmatch.fnmatch(name, told.only)}
+    names = [n for n, f in known.items() if scored(f) and fnmatch.fnmatch(n, told.only)]
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-baselines-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         _warm_up()
-        results = recall(faults, told.seconds, told.seed)
+        results = shared(told.fault_file, names, told.workers, told.seconds, told.seed)
     for baseline in BASELINES:
         words = [_word(each[baseline]) for each in results.values()]
         counts = ", ".join(f"{words.count(w)} {w}" for w in ("found", "missed", "false alarm"))

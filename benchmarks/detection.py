@@ -36,7 +36,12 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
     seconds = str(told.seconds)
     commands = {
         "score": [sys.executable, "-m", "harness.cli", "score", "--seconds", seconds],
-        "baselines": [sys.executable, str(HERE / "baselines.py"), "--seconds", seconds],
+        "baselines": [
+            sys.executable,
+            str(HERE / "baselines.py"),
+            "--seconds",
+            str(told.plain_seconds),
+        ],
         "vacuity": [sys.executable, "-m", "harness.vacuity", "--cases", str(told.cases)],
     }
     found: dict[str, Any] = {}
@@ -130,6 +135,7 @@ def write(page: Path, lines: Sequence[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="a fault; 10 times if compiled")
+    parser.add_argument("--plain-seconds", type=float, default=20.0, help="a plain test, a fault")
     parser.add_argument("--cases", type=int, default=300, help="for vacuity")
     parser.add_argument("--out", type=Path, default=Path(f"reports/runs/score-{int(time.time())}"))
     parser.add_argument("--parts", nargs="*", default=["score", "baselines", "vacuity"])

@@ -43,6 +43,7 @@ RULES: dict[str, dict[str, Any]] = {
             "arm": "eager+checkpoint_selective"},
     "O18": {"oracle": "O18", "symptom": "probabilities do not sum to 1", "hi": 2.0**-10,
             "where": ""},
+    "R23": {"oracle": "R23", "symptom": "is not the sum of the microbatches'"},
 }  # fmt: skip
 
 

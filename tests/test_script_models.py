@@ -46,6 +46,8 @@ SHOWN = [
     ("O13", "recompute-drifts", _SWIGLU | {"checkpoint": "full"}),
     pytest.param("O13", "inductor-backward-drift", _BLOCK, marks=_INDUCTOR),
     ("O18", "attention-keys-move", {"recipe": "torch.bf16", "model": "attention", "m": 8, "k": 16}),
+    ("R23", "gradient-accumulated-twice", {"recipe": "torch.bf16", "model": "mlp_gelu", "m": 8,
+                                           "k": 16, "microbatches": 3}),
     pytest.param("O18", "inductor-backward-drift", _BLOCK, marks=_INDUCTOR),
 ]  # fmt: skip
 

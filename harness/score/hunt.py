@@ -12,6 +12,7 @@ from harness.campaign.store import Store
 from harness.campaign.supervisor import Tally, play
 from harness.case import Case
 from harness.faults.fault import Fault
+from harness.faults.registry import SCORED_OWN
 from harness.score.observe import LIFTED, THERE, look
 from harness.score.record import Hunted
 
@@ -94,6 +95,11 @@ def record(fault: Fault, **found: object) -> Hunted:
         ours=in_our_reference(fault.recipes),
         **found,  # type: ignore[arg-type]
     )
+
+
+def scored(fault: Fault) -> bool:
+    """Of the faults in our own reference, a few stand for all."""
+    return fault.id in SCORED_OWN or not in_our_reference(fault.recipes)
 
 
 def in_our_reference(recipes: Sequence[str]) -> bool:

@@ -20,10 +20,10 @@ from harness.controls.control import Control
 from harness.controls.registry import builtin_controls
 from harness.environment import prepare, versions
 from harness.faults.fault import Fault
-from harness.faults.registry import SCORED_OWN, builtin_faults, load_fault_file
+from harness.faults.registry import builtin_faults, load_fault_file
 from harness.recipe import Recipe, load_recipes, load_stateful, obstacle
 from harness.score.controls import run_control
-from harness.score.hunt import Options, Quarry, hunt, in_our_reference, record
+from harness.score.hunt import Options, Quarry, hunt, record, scored
 from harness.score.record import (
     Change,
     Controlled,
@@ -127,7 +127,7 @@ def _check(asked: Asked) -> None:
 def _faults(asked: Asked) -> tuple[list[tuple[str, Fault]], list[str]]:
     """(file, fault) of all that is asked for, and what is wrong with fault files."""
     shipped = builtin_faults() if asked.builtin else {}
-    found = [("", f) for f in shipped.values() if asked.only or _scored(f)]
+    found = [("", f) for f in shipped.values() if asked.only or scored(f)]
     problems: list[str] = []
     for file in (named.resolve() for named in asked.faults):
         try:
@@ -161,10 +161,6 @@ def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
         unconfirmed=result.unconfirmed,
         problem="; ".join(notes),
     )
-
-
-def _scored(fault: Fault) -> bool:
-    return fault.id in SCORED_OWN or not in_our_reference(fault.recipes)
 
 
 def _asked_for(name: str, globs: Sequence[str]) -> bool:

@@ -113,6 +113,8 @@ HUNTS = [
     Hunt("R20", "state-half-loaded"),
     Hunt("R21", "cast-truncates"),
     Hunt("R22", "transposed-copy-garbled"),
+    Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),
+    Hunt("R23", "gradient-accumulated-twice", recipe="torch.bf16", spec={"microbatches": 3}),
 ]
 
 
