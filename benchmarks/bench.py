@@ -43,7 +43,7 @@ def memory_part(seconds: float) -> dict[str, Any]:
         worker = quiet_worker(Path(out), ("eager",), after)
         start = time.perf_counter()
         while worker.judged < AT_CASES[-1]:
-            worker._slice("none", time.monotonic() + 10.0)
+            worker._slice("none", "linears", time.monotonic() + 10.0)
     return {"mb": pages, "seconds": time.perf_counter() - start}
 
 

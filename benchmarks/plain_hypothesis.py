@@ -134,7 +134,7 @@ def quiet_worker(
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
-    length = dict(_SLICES)[kind]
+    length = next(s.seconds for s in _SLICES if s.kind == kind)
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out))
         worker.vary = DIRECT
@@ -142,7 +142,7 @@ def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
         start = time.perf_counter()
         worker.deadline = until = time.monotonic() + seconds
         while time.monotonic() < until and not worker.worn_out:
-            worker._slice(kind, min(until, time.monotonic() + length))
+            worker._slice(kind, "linears", min(until, time.monotonic() + length))
         spent = time.perf_counter() - start
     return {
         "cases": worker.judged, "seconds": spent, "compiles": worker.judge.compiles,

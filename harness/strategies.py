@@ -93,12 +93,13 @@ def specs(
     models: tuple[ModelName, ...] = WIDE,
     fragile: tuple[ModelName, ...] = FRAGILE,
     linears: bool = True,
+    recomputed: bool = False,
 ) -> Spec:
     """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
 
     ``wild_shapes`` allows misaligned and empty dimensions. ``models`` are those besides the linear,
-    ``fragile`` those that compiled code meets partly recomputed. Without ``linears`` it is one of
-    ``models``.
+    ``fragile`` those that compiled code meets partly recomputed, always if ``recomputed``. Without
+    ``linears`` it is one of ``models``.
     """
 
     def choose(factor: str, *values: Any) -> Any:
@@ -108,8 +109,9 @@ def specs(
     # half of all Specs are a single linear: it is judged by the most rules
     wider = not linears or choose("model", False, True)
     model: ModelName = draw(one_of(*models)) if wider else "linear"
-    breaks = compile == "inductor" and model != "linear" and bool(fragile)
-    breaks = breaks and choose("checkpoint", False, True)
+    breaks = recomputed
+    if compile == "inductor" and model != "linear" and fragile and not recomputed:
+        breaks = choose("checkpoint", False, True)
     if breaks:
         model = draw(one_of(*fragile))
     wide = model != "linear"
@@ -128,12 +130,16 @@ def specs(
     checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
     if breaks:
         checkpoint, grad_mode = "selective", "train"
+    if recomputed:  # fp32 is rounded nowhere, and only the flash kernel keeps statistics
+        dtype = next((d for d in recipe.dtypes if d != "fp32"), dtype)
     fields: dict[str, Any] = {}
     if checkpoint == "reentrant" and model == "tied_embedding":
         checkpoint = "full"  # token ids carry no gradient, and it needs an input that does
     if wide:
         fields["heads"] = choose("attention", 1, 2, 4)
         fields["attention"] = choose("attention", "flash", "flash", "math")
+        if recomputed:
+            fields["attention"] = "flash"
     if grad_mode == "train" and choose("schedule", False, False, False, True):
         fields["steps"], fields["microbatches"] = draw(one_of(*_SCHEDULES))
         fields["optimizer"] = draw(one_of("sgd", "adamw"))
@@ -254,6 +260,7 @@ def batches(
     models: tuple[ModelName, ...] = WIDE,
     fragile: tuple[ModelName, ...] = FRAGILE,
     linears: bool = True,
+    recomputed: bool = False,
 ) -> tuple[Case, ...]:
     """One Spec with several DataSpecs, for campaigns; a dynamic Spec with several row counts."""
     wild_shapes = compile == "none" or draw(one_of(False, False, True))
@@ -267,6 +274,7 @@ def batches(
             models=models,
             fragile=fragile,
             linears=linears,
+            recomputed=recomputed,
         )
     )
     drawn = []

@@ -287,8 +287,8 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
             return SimpleNamespace(ran=True)
 
         worker._judge = record  # type: ignore[method-assign]
-        for _ in range(2):
-            worker._slice("none", time.monotonic() + 600)
+        for wanted in ("linears", "models"):
+            worker._slice("none", wanted, time.monotonic() + 600)
     return [case.id for case in cases]
 
 

@@ -13,7 +13,7 @@ from harness.arms.ladder import BY_NAME, select_arms, unavailable
 from harness.case import Case, Compile, DataSpec, Spec
 from harness.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
 from harness.recipe import load_recipes, runnable
-from harness.strategies import batches, cases
+from harness.strategies import FRAGILE, WIDE, batches, cases
 
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
@@ -154,7 +154,8 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     worker = object.__new__(_Worker)
     worker.arms = select_arms(arms)
     worker.recipes, worker.stateful = list(RECIPES.values()), []
-    taken = {"eager" if kind == "none" else kind for kind, _ in worker._kinds()}
+    worker.models, worker.fragile = WIDE, FRAGILE
+    taken = {"eager" if s.kind == "none" else s.kind for s in worker._slices()}
     assert taken == rungs
 
 

@@ -53,30 +53,34 @@ _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 
 
+Models = Literal["linears", "models", "either", "recomputed"]
+
+
 class Slice(NamedTuple):
     """A stretch of a worker's time, and what it draws in it."""
 
     kind: Compile | Literal["schedule"]
     seconds: float
-    #: What it draws of models: single linears only, all, or none of the linears.
-    models: Literal["linears", "all", "models"] = "all"
+    #: What it draws: single linears, models, either, or blocks that are recomputed in part.
+    models: Models = "either"
 
 
 _MODELS = Slice("none", 5.0, "models")
 #: In this order. Forty eager models take half a slice: between all others there is time for them,
-#: while among linears with their many data they would hardly be seen.
+#: while among linears with their many data they would hardly be seen. Few blocks are compiled in an
+#: hour, so those that partial recompute may break have a slice of their own.
 _SLICES: tuple[Slice, ...] = (
     Slice("none", 5.0, "linears"), _MODELS, Slice("aot_eager", 4.0), _MODELS,
-    Slice("none", 5.0, "linears"), _MODELS, Slice("inductor", 10.0), _MODELS,
-    Slice("aot_eager_decomp_partition", 4.0), _MODELS,
+    Slice("none", 5.0, "linears"), _MODELS, Slice("inductor", 4.0), _MODELS,
+    Slice("aot_eager_decomp_partition", 4.0), _MODELS, Slice("inductor", 4.0, "recomputed"),
 )  # fmt: skip
 _REPORT_EVERY = 0.5
 #: A batch of models is the most novel of so many drawn ones, compiled and eager.
 _CANDIDATES, _EAGER_CANDIDATES = 6, 3
 #: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
-#: Eager draws of a model's Spec: its data take longer than a linear's, and what is wrong with it
-#: seldom hangs on them, so more Specs find more.
+#: Data drawn for a compiled Spec and for a model's: they take longer than an eager linear's, and
+#: what is wrong with a model seldom hangs on them, so more Specs find more.
 _MODEL_DRAWS = 4
 #: Draws that every compiled artefact serves, however fast it was to compile.
 _LEAST_DRAWS = 20
@@ -148,8 +152,11 @@ class _Worker:
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
         self.models = tuple(m for m in WIDE if not config.models or m in config.models)
-        #: Recipes and models for eager slices and for compiled ones.
-        self.decks = [(Deck(self.recipes, self.rng), Deck(self.models, self.rng)) for _ in range(2)]
+        #: Those that partial recompute may break.
+        self.fragile = tuple(m for m in FRAGILE if m in self.models)
+        #: Recipes, models and fragile ones, for eager slices and for compiled ones.
+        cards: tuple[Sequence[Any], ...] = (self.recipes, self.models, self.fragile)
+        self.decks = [tuple(Deck(c, self.rng) for c in cards) for _ in range(2)]
         #: So many cases in all leave no time for factors to stand still.
         self.swarms = not config.cases
         #: What the slices may vary of a Spec.
@@ -203,21 +210,20 @@ class _Worker:
     def _slices(self) -> list[Slice]:
         rungs = rungs_of(self.arms)
         layers = [s for s in _SLICES if s.kind in rungs and self.recipes]
-        if not self.models:
-            layers = [s for s in layers if s.models != "models"]
+        few = {"models": self.models, "recomputed": self.fragile}
+        layers = [s for s in layers if few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
-    def _slice(
-        self, kind: Compile, wanted: Literal["linears", "all", "models"], until: float
-    ) -> None:
+    def _slice(self, kind: Compile, wanted: Models, until: float) -> None:
         """Draw batches with Hypothesis until the slice's time is up; generation only."""
-        draws = 4 if kind != "none" else _MODEL_DRAWS if wanted == "models" else self.config.draws
-        largest = 128 if kind == "none" and self.rng.random() < 0.3 else 64
+        eager = kind == "none"
+        draws = self.config.draws if eager and wanted == "linears" else _MODEL_DRAWS
+        largest = 128 if eager and self.rng.random() < 0.3 else 64
         vary = self.vary - {"model"} if wanted == "linears" else self.vary
         # swarm: some factors stand still for this slice
         if self.swarms and self.rng.random() < 0.75:
             vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
-        recipes, models = self.decks[kind != "none"]
+        recipes, models, fragile = self.decks[not eager]
         wider = wanted == "models" or "model" in vary
         # few recipes and models at a time: left to itself the engine favours some for hours
         batch = batches(
@@ -227,14 +233,15 @@ class _Worker:
             largest=largest,
             vary=vary,
             models=tuple(models.hand(_TOGETHER)) if wider else (),
-            fragile=tuple(m for m in FRAGILE if m in self.models),
+            fragile=tuple(fragile.hand(1)) if wanted == "recomputed" else (),
             linears=wanted != "models",
+            recomputed=wanted == "recomputed",
         )
-        candidates = {"linears": 1, "models": _EAGER_CANDIDATES, "all": _CANDIDATES}[wanted]
+        candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
 
         @seed(self.rng.getrandbits(64))
         @settings(
-            max_examples=6 if kind != "none" else 40 if self.swarms else _FEW_SPECS,
+            max_examples=6 if not eager else 40 if self.swarms else _FEW_SPECS,
             phases=[Phase.generate],
             database=None,
             deadline=None,
@@ -244,7 +251,7 @@ class _Worker:
         def run(drawn: list[tuple[Case, ...]]) -> None:
             if time.monotonic() < until and not self.over:
                 chosen = max(drawn, key=self._novelty)
-                if kind != "none" and self.close and self.rng.random() < _CLOSE_CHANCE:
+                if not eager and self.close and self.rng.random() < _CLOSE_CHANCE:
                     chosen = self._closest(kind)
                 self._batch(chosen, kind, until)
 

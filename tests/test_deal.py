@@ -1,0 +1,27 @@
+"""A deck deals all of its cards before it deals one again."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from harness.campaign.deal import Deck
+
+
+@pytest.mark.parametrize(("cards", "size"), [(14, 4), (5, 4), (4, 4), (3, 1)])
+def test_all_cards_come_before_one_comes_again(cards: int, size: int) -> None:
+    deck = Deck(list(range(cards)), random.Random(1))
+    hands = [deck.hand(size) for _ in range(60)]
+    assert all(len(set(hand)) == size for hand in hands)
+    seen = [card for hand in hands for card in hand]
+    for card in range(cards):
+        at = [i for i, other in enumerate(seen) if other == card]
+        assert all(later - earlier < 2 * cards for earlier, later in pairwise(at))
+    assert len({tuple(hand) for hand in hands}) > 1
+
+
+def test_a_hand_is_no_larger_than_the_deck() -> None:
+    assert sorted(Deck("ab", random.Random(1)).hand(4)) == ["a", "b"]
+    assert Deck((), random.Random(1)).hand(4) == []
