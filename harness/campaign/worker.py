@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from harness.arms.ladder import climb, rungs_of, select_arms
 from harness.campaign.config import Config
-from harness.campaign.deal import Deck
+from harness.campaign.slices import SLICES, Deck, Models, Slice
 from harness.campaign.store import claim, release
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
@@ -51,29 +51,6 @@ from harness.verdict import fingerprint
 
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
-
-
-Models = Literal["linears", "models", "either", "recomputed"]
-
-
-class Slice(NamedTuple):
-    """A stretch of a worker's time, and what it draws in it."""
-
-    kind: Compile | Literal["schedule"]
-    seconds: float
-    #: What it draws: single linears, models, either, or blocks that are recomputed in part.
-    models: Models = "either"
-
-
-_MODELS = Slice("none", 5.0, "models")
-#: In this order. Forty eager models take half a slice: between all others there is time for them,
-#: while among linears with their many data they would hardly be seen. Few blocks are compiled in an
-#: hour, so those that partial recompute may break have a slice of their own.
-_SLICES: tuple[Slice, ...] = (
-    Slice("none", 5.0, "linears"), _MODELS, Slice("aot_eager", 4.0), _MODELS,
-    Slice("none", 5.0, "linears"), _MODELS, Slice("inductor", 4.0), _MODELS,
-    Slice("aot_eager_decomp_partition", 4.0), _MODELS, Slice("inductor", 4.0, "recomputed"),
-)  # fmt: skip
 _REPORT_EVERY = 0.5
 #: A batch of models is the most novel of so many drawn ones, compiled and eager.
 _CANDIDATES, _EAGER_CANDIDATES = 6, 3
@@ -209,7 +186,7 @@ class _Worker:
 
     def _slices(self) -> list[Slice]:
         rungs = rungs_of(self.arms)
-        layers = [s for s in _SLICES if s.kind in rungs and self.recipes]
+        layers = [s for s in SLICES if s.kind in rungs and self.recipes]
         few = {"models": self.models, "recomputed": self.fragile}
         layers = [s for s in layers if few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from harness.campaign.deal import Deck
+from harness.campaign.slices import Deck
 
 
 @pytest.mark.parametrize(("cards", "size"), [(14, 4), (5, 4), (4, 4), (3, 1)])
