@@ -22,7 +22,7 @@ from hypothesis.strategies import SearchStrategy
 
 from harness.arms.tensors import TORCH_DTYPE
 from harness.campaign.config import Config
-from harness.campaign.slices import SLICES
+from harness.campaign.slices import AGAIN
 from harness.campaign.store import Store
 from harness.campaign.worker import _Worker
 from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
@@ -135,7 +135,7 @@ def quiet_worker(
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
-    length = next(s.seconds for s in SLICES if s.kind == kind)
+    length = next(s.seconds for s in AGAIN if s.kind == kind)
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out))
         worker.vary = DIRECT

@@ -145,6 +145,7 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     arms: tuple[str, ...], rungs: set[str]
 ) -> None:
     from harness.campaign.main import _universe
+    from harness.campaign.slices import AGAIN, FIRST
     from harness.campaign.worker import _Worker
 
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
@@ -155,7 +156,7 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     worker.arms = select_arms(arms)
     worker.recipes, worker.stateful = list(RECIPES.values()), []
     worker.models, worker.fragile = WIDE, FRAGILE
-    taken = {"eager" if s.kind == "none" else s.kind for s in worker._slices()}
+    taken = {"eager" if s.kind == "none" else s.kind for s in worker._slices((*FIRST, *AGAIN))}
     assert taken == rungs
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from harness.arms.ladder import climb, rungs_of, select_arms
 from harness.campaign.config import Config
-from harness.campaign.slices import SLICES, Deck, Models, Slice
+from harness.campaign.slices import AGAIN, FIRST, Deck, Models, Slice
 from harness.campaign.store import claim, release
 from harness.case import Case, Compile, compile_key, dump_case
 from harness.coverage import Pair, pairs
@@ -59,7 +59,8 @@ _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Data drawn for a compiled Spec and for a model's: they take longer than an eager linear's, and
 #: what is wrong with a model seldom hangs on them, so more Specs find more.
 _MODEL_DRAWS = 4
-#: Draws that every compiled artefact serves, however fast it was to compile.
+#: Draws that every compiled artefact serves, however fast it was to compile. A linear's serves
+#: until they have taken as long as compiling it: what is wrong there may hang on one element.
 _LEAST_DRAWS = 20
 _SCHEDULE_SECONDS = 10.0
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
@@ -123,7 +124,8 @@ class _Worker:
         self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
         self.journal = config.out / "journal" / f"{number}.json"
         self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
-        self.first_slice = number % 2
+        #: A worker that takes the place of one that was worn out goes on where that was.
+        self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
@@ -153,19 +155,20 @@ class _Worker:
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
-        slices = self._slices()
-        turn = self.first_slice if len(slices) > 1 else 0
-        while time.monotonic() < self.deadline and not self.over:
-            now = slices[turn % len(slices)]
-            seconds = now.seconds
-            if self.config.cases and len({other.kind for other in slices}) == 1:
-                seconds = math.inf  # counted in cases, draws must not hang on the clock
+        first, again = self._slices(FIRST), self._slices(AGAIN)
+        if not self.starts:
+            first = []
+        only = len({one.kind for one in (*first, *again)}) == 1
+        for now in itertools.chain(first, itertools.cycle(again)):
+            if time.monotonic() >= self.deadline or self.over:
+                break
+            # counted in cases, draws must not hang on the clock
+            seconds = math.inf if self.config.cases and only else now.seconds
             until = min(self.deadline, time.monotonic() + seconds)
             if now.kind == "schedule":
                 self._schedules(until)
             else:
                 self._slice(now.kind, now.models, until)
-            turn += 1
 
     @property
     def worn_out(self) -> bool:
@@ -184,11 +187,11 @@ class _Worker:
         """Nothing more to draw in this process."""
         return self.worn_out or self.has_enough
 
-    def _slices(self) -> list[Slice]:
+    def _slices(self, order: Sequence[Slice]) -> list[Slice]:
+        """Those that this worker can serve."""
         rungs = rungs_of(self.arms)
-        layers = [s for s in SLICES if s.kind in rungs and self.recipes]
         few = {"models": self.models, "recomputed": self.fragile}
-        layers = [s for s in layers if few.get(s.models, True)]
+        layers = [s for s in order if s.kind in rungs and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
     def _slice(self, kind: Compile, wanted: Models, until: float) -> None:
@@ -299,7 +302,8 @@ class _Worker:
                 break
             compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
-            if kind != "none" and i >= _LEAST_DRAWS and data_time >= compile_time:
+            paid = data_time >= compile_time or not case.spec.direct
+            if kind != "none" and i >= _LEAST_DRAWS and paid:
                 break
             if kind == "none" and i >= _MODEL_DRAWS and not case.spec.direct:
                 break
