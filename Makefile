@@ -14,7 +14,7 @@ fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not heavy" $(ARGS) tests properties --nf-profile smoke
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not heavy" --durations=25 $(ARGS) tests properties --nf-profile smoke
 	$(MAKE) gate
 
 lint: $(READY)

@@ -246,6 +246,9 @@ def _how(code: int | None) -> str:
 def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
     from harness.triage.loss import triage_loss
 
+    told = ((found.finding.recipe, found.finding.symptom) for found in tally.found)
+    if (case.spec.recipe, how) in told:
+        return  # it costs one more worker, and is minimised already
     result = triage_loss(case, how, config.recipe_files, config.plant)
     if result is None:
         tally.notes.append(

@@ -66,7 +66,7 @@ _SCHEDULE_SECONDS = 10.0
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
 _SWARM = 0.6
 #: Eager Specs in a slice where the number of cases is given: many slices see many models.
-_FEW_SPECS = 12
+_FEW_LINEARS, _FEW_MODELS = 2, 8
 #: Recipes, and models besides the linear, in one slice.
 _TOGETHER = 4
 
@@ -221,7 +221,7 @@ class _Worker:
 
         @seed(self.rng.getrandbits(64))
         @settings(
-            max_examples=6 if not eager else 40 if self.swarms else _FEW_SPECS,
+            max_examples=self._examples(eager, wanted),
             phases=[Phase.generate],
             database=None,
             deadline=None,
@@ -237,6 +237,15 @@ class _Worker:
 
         run()
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+
+    def _examples(self, eager: bool, wanted: Models) -> int:
+        """How many Specs a slice has at most: few where the cases are counted, so that they see
+        linears and models alike."""
+        if not eager:
+            return 6
+        if self.swarms:
+            return 40
+        return _FEW_LINEARS if wanted == "linears" else _FEW_MODELS
 
     def _schedules(self, until: float) -> None:
         """Draw stateful cases until the slice's time is up; generation only."""
