@@ -56,6 +56,8 @@ class Tally:
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
+    #: Held while a loss is looked into: the next may be the same.
+    looking: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def new(self) -> int:
@@ -246,18 +248,19 @@ def _how(code: int | None) -> str:
 def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
     from harness.triage.loss import triage_loss
 
-    told = ((found.finding.recipe, found.finding.symptom) for found in tally.found)
-    if (case.spec.recipe, how) in told:
-        return  # it costs one more worker, and is minimised already
-    result = triage_loss(case, how, config.recipe_files, config.plant)
-    if result is None:
-        tally.notes.append(
-            f"a worker {how} on case {case.id} but a fresh process does not: not reported"
-        )
-        (store.out / f"lost-{case.id}.json").write_bytes(dump_case(case))
-    elif claim(config.out, result.finding.fingerprint):
-        store.add(result.finding, result.script, "new")
-        tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
+    with tally.looking:
+        told = ((found.finding.recipe, found.finding.symptom) for found in tally.found)
+        if (case.spec.recipe, how) in told:
+            return  # it costs one more worker, and is minimised already
+        result = triage_loss(case, how, config.recipe_files, config.plant)
+        if result is None:
+            tally.notes.append(
+                f"a worker {how} on case {case.id} but a fresh process does not: not reported"
+            )
+            (store.out / f"lost-{case.id}.json").write_bytes(dump_case(case))
+        elif claim(config.out, result.finding.fingerprint):
+            store.add(result.finding, result.script, "new")
+            tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
 
 
 def _drain(seats: list[_Seat], tally: Tally, store: Store) -> None:
