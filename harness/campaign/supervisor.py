@@ -248,16 +248,19 @@ def _how(code: int | None) -> str:
 def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
     from harness.triage.loss import triage_loss
 
+    kept = store.out / f"lost-{case.id}.json"
     with tally.looking:
         told = ((found.finding.recipe, found.finding.symptom) for found in tally.found)
         if (case.spec.recipe, how) in told:
-            return  # it costs one more worker, and is minimised already
+            # it is minimised already; should another rung be guilty here, the case tells
+            kept.write_bytes(dump_case(case))
+            return
         result = triage_loss(case, how, config.recipe_files, config.plant)
         if result is None:
             tally.notes.append(
                 f"a worker {how} on case {case.id} but a fresh process does not: not reported"
             )
-            (store.out / f"lost-{case.id}.json").write_bytes(dump_case(case))
+            kept.write_bytes(dump_case(case))
         elif claim(config.out, result.finding.fingerprint):
             store.add(result.finding, result.script, "new")
             tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
