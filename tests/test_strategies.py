@@ -316,6 +316,12 @@ def test_compiled_batches_are_mostly_aligned() -> None:
 def test_drawing_a_case_costs_less_than_5_ms() -> None:
     strategy = cases(ALL)
     drawn(strategy, 20)  # first draws build the strategy
-    start = time.process_time()
-    got = drawn(strategy, 300)
-    assert (time.process_time() - start) / len(got) < 0.005
+
+    def cost() -> float:
+        start = time.process_time()
+        count = len(drawn(strategy, 60))
+        return (time.process_time() - start) / count
+
+    # What else the machine does only adds to a time (a collection of a suite's whole heap, a
+    # shared core): the least of a few is the strategy's own.
+    assert min(cost() for _ in range(5)) < 0.005
