@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness.campaign.slices import Slice
 from harness.environment import describe, prepare, settle
 
 PARTS = (
@@ -42,8 +43,8 @@ def memory_part(seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out), ("eager",), after)
         start = time.perf_counter()
-        while worker.judged < AT_CASES[-1]:
-            worker._slice("none", "linears", time.monotonic() + 10.0)
+        while worker.ran < AT_CASES[-1]:
+            worker.serve(Slice("none", 10.0, "linears"), time.monotonic() + 10.0)
     return {"mb": pages, "seconds": time.perf_counter() - start}
 
 

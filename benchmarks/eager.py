@@ -20,7 +20,8 @@ from harness.numerics.plan import ROLES
 from harness.oracles import BY_NAME
 from harness.oracles.evidence import Evidence
 from harness.recipe import load_recipes, runnable
-from harness.strategies import DIRECT, data_specs, specs
+from harness.specs import DIRECT, specs
+from harness.strategies import data_specs
 
 HEADLINE = "torchao.float8.rowwise"
 #: O1-O7 and O15, and the rule that notices a crash.

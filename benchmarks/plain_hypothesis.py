@@ -22,15 +22,16 @@ from hypothesis.strategies import SearchStrategy
 
 from harness.arms.tensors import TORCH_DTYPE
 from harness.campaign.config import Config
-from harness.campaign.slices import AGAIN
+from harness.campaign.slices import AGAIN, Slice
 from harness.campaign.store import Store
-from harness.campaign.worker import _Worker
+from harness.campaign.worker import Worker
 from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
 from harness.judge import Judge, Judgement
 from harness.ledger import load_ledger
 from harness.models.zoo import MODELS
 from harness.recipe import Recipe, load_recipes, runnable
-from harness.strategies import DIRECT, cases
+from harness.specs import DIRECT
+from harness.strategies import cases
 
 
 def generate(
@@ -96,8 +97,8 @@ def quiet_worker(
     It does not triage what it finds, and calls ``after`` with the number of cases judged so far.
     """
 
-    class Worker(_Worker):
-        judged = 0
+    class Quiet(Worker):
+        ran = 0
         keys: ClassVar[list[str]] = []
         #: The first case of each of ``keys``, as text.
         firsts: ClassVar[list[str]] = []
@@ -115,8 +116,8 @@ def quiet_worker(
                 self.keys.append(key)
                 self.firsts.append(dump_case(case).decode())
             judgement = super()._judge(case, oracles, only, thorough=thorough)
-            self.judged += judgement.ran
-            after(self.judged)
+            self.ran += judgement.ran
+            after(self.ran)
             return judgement
 
         def _triage(self, case: Case, verdict: Any) -> None:
@@ -130,23 +131,24 @@ def quiet_worker(
     _, sending = mp.Pipe(duplex=False)
     models = ("torch.*", "torchao.*")  # what schedules run on takes turns with these
     config = Config(out=out, workers=1, seed=1, recipes=models, arms=arms)
-    return Worker(config, 0, 0, math.inf, sending)
+    return Quiet(config, 0, 0, 0, math.inf, sending)
 
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     """The campaign's worker on one rung of its ladder: its own slices, one after the other."""
     length = next(s.seconds for s in AGAIN if s.kind == kind)
+    linears = Slice(kind, length, "linears")
     with tempfile.TemporaryDirectory() as out:
         worker = quiet_worker(Path(out))
-        worker.vary = DIRECT
+        worker.generator.vary = DIRECT
         warm_up(worker.judge, kind)
         start = time.perf_counter()
         worker.deadline = until = time.monotonic() + seconds
         while time.monotonic() < until and not worker.worn_out:
-            worker._slice(kind, "linears", min(until, time.monotonic() + length))
+            worker.serve(linears, min(until, time.monotonic() + length))
         spent = time.perf_counter() - start
     return {
-        "cases": worker.judged, "seconds": spent, "compiles": worker.judge.compiles,
+        "cases": worker.ran, "seconds": spent, "compiles": worker.judge.compiles,
         "compile_seconds": worker.judge.compile_seconds, "keys": worker.keys,
         "firsts": worker.firsts,
     }  # fmt: skip

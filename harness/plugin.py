@@ -163,11 +163,12 @@ class Harness:
         """Judgements of this rung's cases, made when the first property asks."""
         from hypothesis import strategies as st
 
-        from harness.strategies import DIRECT, FACTORS, batches
+        from harness.specs import DIRECT, FACTORS, of_rung
+        from harness.strategies import batches
 
         # some rules judge a single linear only: half of the Specs are one
         both, direct = (
-            batches(self.recipes, compile=compile, draws=_DRAWS, largest=64, vary=vary)
+            batches(of_rung(self.recipes, compile, vary=vary), draws=_DRAWS)
             for vary in (FACTORS, DIRECT)
         )
         if compile not in self._judgements:

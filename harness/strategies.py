@@ -1,24 +1,24 @@
-"""Hypothesis strategies for Specs and DataSpecs.
+"""Hypothesis strategies for cases: a Spec with its data, or with a schedule.
 
-A Spec is drawn rarely (it is built, maybe compiled), its DataSpecs often. Sizes are "multiple of q
-plus remainder", so aligned and misaligned dimensions both occur; deliberate nastiness
-(misalignment, empty dimensions, spikes) sits behind a branch of its own.
+A Spec is drawn rarely (it is built, maybe compiled), its DataSpecs often. Spikes sit behind a
+branch of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from harness.case import Case, Compile, DataSpec, ModelName, Spec, Spike, ValueClass
+from harness.case import Case, Compile, DataSpec, Spec, Spike, ValueClass
 from harness.choices import between, one_of
 from harness.recipe import Recipe
 from harness.schedule.draw import FACTORS as SCHEDULE_FACTORS
 from harness.schedule.draw import schedules
+from harness.specs import DIRECT, FACTORS, of_rung
 from harness.stateful import Stateful
 
 WILD: tuple[ValueClass, ...] = (
@@ -43,144 +43,6 @@ SPIKES = (
 
 
 SPECIAL = SPIKES[:3]
-
-
-@st.composite
-def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
-    """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
-    q = draw(one_of(alignment, 32, *([128] if largest >= 128 else [])))
-    multiple = draw(between(1, max(1, largest // q)))
-    if aligned:
-        return q * multiple
-    remainder = draw(one_of(1, 0, 2, 7, 8, 15, 17, 31))
-    return q * draw(one_of(0, 1, multiple)) + remainder
-
-
-@cache
-def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int]:
-    return sizes(alignment, aligned=aligned, largest=largest)
-
-
-#: What a slice of a campaign may vary; the rest keeps its simplest value.
-FACTORS = frozenset(
-    {
-        "attention", "autocast", "backend", "batch", "bias", "checkpoint", "compiler", "dims",
-        "dtype", "grad_mode", "layout", "lifecycle", "model", "schedule", "shape",
-    }
-)  # fmt: skip
-
-#: What may vary of a single linear, trained once: there every relation may apply.
-DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
-
-WIDE: tuple[ModelName, ...] = tuple(name for name in get_args(ModelName) if name != "linear")
-
-#: Where partial recompute of a fused chain is compiled, code may differ from itself.
-FRAGILE: tuple[ModelName, ...] = ("llama_block", "two_blocks", "joined_blocks")
-
-#: Steps, and microbatches of each.
-_SCHEDULES = ((2, 1), (1, 2), (3, 1), (1, 3), (5, 1), (2, 2), (3, 2), (2, 3))
-
-
-@st.composite
-def specs(
-    draw: st.DrawFn,
-    recipes: Sequence[Recipe],
-    *,
-    compile: Compile = "none",
-    largest: int = 128,
-    wild_shapes: bool = True,
-    vary: frozenset[str] = FACTORS,
-    models: tuple[ModelName, ...] = WIDE,
-    fragile: tuple[ModelName, ...] = FRAGILE,
-    linears: bool = True,
-    recomputed: bool = False,
-) -> Spec:
-    """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
-
-    ``wild_shapes`` allows misaligned and empty dimensions. ``models`` are those besides the linear,
-    ``fragile`` those that compiled code meets partly recomputed, always if ``recomputed``. Without
-    ``linears`` it is one of ``models``.
-    """
-
-    def choose(factor: str, *values: Any) -> Any:
-        return draw(one_of(*values)) if factor in vary else values[0]
-
-    recipe = draw(one_of(*recipes))
-    # half of all Specs are a single linear: it is judged by the most rules
-    wider = not linears or choose("model", False, True)
-    model: ModelName = draw(one_of(*models)) if wider else "linear"
-    breaks = recomputed
-    if compile == "inductor" and model != "linear" and fragile and not recomputed:
-        breaks = choose("checkpoint", False, True)
-    if breaks:
-        model = draw(one_of(*fragile))
-    wide = model != "linear"
-    off = wild_shapes and choose("shape", False, False, True)
-    dims = dict.fromkeys(("m", "k", "n"), 32)  # every recipe runs it
-    if off or "dims" in vary:
-        dims = _dims(draw, recipe, off, min(largest, 64) if wide else largest)
-    if wide:
-        dims = {name: max(size, 1) for name, size in dims.items()}
-    batch = choose("batch", 0, 0, 2, 3)
-    if batch and recipe.alignment == 32 and not off and dims["m"] > 32:
-        dims["m"] //= 2
-        dims["m"] -= dims["m"] % (16 if batch == 2 else 32)
-    dtype = choose("dtype", *recipe.dtypes)
-    grad_mode = choose("grad_mode", *["train"] * 9, "no_grad", "inference")
-    checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
-    if breaks:
-        checkpoint, grad_mode = "selective", "train"
-    if recomputed:  # fp32 is rounded nowhere, and only the flash kernel keeps statistics
-        dtype = next((d for d in recipe.dtypes if d != "fp32"), dtype)
-    fields: dict[str, Any] = {}
-    if checkpoint == "reentrant" and model == "tied_embedding":
-        checkpoint = "full"  # token ids carry no gradient, and it needs an input that does
-    if wide:
-        fields["heads"] = choose("attention", 1, 2, 4)
-        fields["attention"] = choose("attention", "flash", "flash", "math")
-        if recomputed:
-            fields["attention"] = "flash"
-    if grad_mode == "train" and choose("schedule", False, False, False, True):
-        fields["steps"], fields["microbatches"] = draw(one_of(*_SCHEDULES))
-        fields["optimizer"] = draw(one_of("sgd", "adamw"))
-    if dtype == "fp32" and recipe.autocasts:
-        fields["autocast"] = choose("autocast", False, False, False, True)
-        if fields["autocast"] and checkpoint == "reentrant":
-            checkpoint = "full"  # its detached inputs are leaves, whose casts autocast keeps
-    if compile != "none":
-        fields["dynamic"] = choose("compiler", False, False, True)
-        fields["fullgraph"] = choose("compiler", False, True)
-        if compile != "aot_eager":
-            fields["memory_budget"] = choose("compiler", 100, 100, 50, 0)
-    return Spec(
-        recipe=recipe.name,
-        backend=choose("backend", *recipe.backends),
-        model=model,
-        m=dims["m"],
-        k=dims["k"],
-        n=dims["n"],
-        batch=batch,
-        bias=choose("bias", False, True),
-        dtype=dtype,
-        input_layout=choose("layout", "contiguous", "contiguous", "transposed", "strided"),
-        grad_layout=choose("layout", "contiguous", "contiguous", "transposed", "expanded"),
-        grad_mode=grad_mode,
-        lifecycle=choose("lifecycle", *["none"] * 6, "deepcopy", "reload"),
-        checkpoint=checkpoint,
-        compile=compile,
-        **fields,
-    )
-
-
-def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> dict[str, int]:
-    """m, k and n; where ``misaligned``, some of them off the grid, rarely one of them 0 or 1."""
-    dims: dict[str, int] = {}
-    for name in ("m", "k", "n"):
-        off = misaligned and draw(one_of(False, True))
-        dims[name] = draw(_sizes(recipe.alignment, not off, largest))
-    if misaligned and draw(one_of(False, False, True)):
-        dims[draw(one_of("m", "m", "k", "n"))] = draw(one_of(1, 0, 1))
-    return dims
 
 
 @st.composite
@@ -239,7 +101,7 @@ def cases(
     vary: frozenset[str] = FACTORS,
 ) -> Case:
     """One Spec with one DataSpec, for property tests."""
-    spec = draw(specs(recipes, compile=compile, largest=largest, vary=vary))
+    spec = draw(of_rung(recipes, compile, largest=largest, vary=vary))
     return Case(spec=spec, data=draw(_data(spec.direct)))
 
 
@@ -250,33 +112,10 @@ def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchSt
 
 @st.composite
 def batches(
-    draw: st.DrawFn,
-    recipes: Sequence[Recipe],
-    *,
-    compile: Compile = "none",
-    draws: int = 16,
-    largest: int = 128,
-    vary: frozenset[str] = FACTORS,
-    models: tuple[ModelName, ...] = WIDE,
-    fragile: tuple[ModelName, ...] = FRAGILE,
-    linears: bool = True,
-    recomputed: bool = False,
+    draw: st.DrawFn, specs: st.SearchStrategy[Spec], *, draws: int = 16
 ) -> tuple[Case, ...]:
-    """One Spec with several DataSpecs, for campaigns; a dynamic Spec with several row counts."""
-    wild_shapes = compile == "none" or draw(one_of(False, False, True))
-    spec = draw(
-        specs(
-            recipes,
-            compile=compile,
-            largest=largest,
-            wild_shapes=wild_shapes,
-            vary=vary,
-            models=models,
-            fragile=fragile,
-            linears=linears,
-            recomputed=recomputed,
-        )
-    )
+    """One Spec with several DataSpecs; a dynamic one with several row counts."""
+    spec = draw(specs)
     drawn = []
     for i, data in enumerate(draw(_data_lists(draws, spec.direct))):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec

@@ -22,6 +22,7 @@ import msgspec
 import pytest
 
 from harness.campaign.config import Config
+from harness.campaign.slices import FIRST
 from harness.campaign.store import Store, claim, load_finding, release
 from harness.campaign.summary import rule_counts
 from harness.case import Case, DataSpec, Spec, load_case
@@ -271,7 +272,7 @@ class TestInterrupt:
 
 def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) -> list[str]:
     """Ids of the cases of a worker's first two eager slices."""
-    from harness.campaign.worker import _Worker
+    from harness.campaign.worker import Worker
 
     folder = Path("out")
     folder.mkdir(exist_ok=True)
@@ -279,7 +280,7 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
     config = Config(out=folder, seed=seed, part=part, recipes=models, arms=("eager",), draws=2)
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with receiving, sending:
-        worker = _Worker(config, number, generation, 0, time.monotonic() + 600, sending)
+        worker = Worker(config, number, generation, 0, time.monotonic() + 600, sending)
         cases: list[Case] = []
 
         def record(case: Case, oracles: Any, only: Any = None, *, thorough: bool = True) -> Any:
@@ -287,8 +288,8 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
             return SimpleNamespace(ran=True)
 
         worker._judge = record  # type: ignore[method-assign]
-        for wanted in ("linears", "models"):
-            worker._slice("none", wanted, time.monotonic() + 600)
+        for now in FIRST[:2]:
+            worker.serve(now, time.monotonic() + 600)
     return [case.id for case in cases]
 
 

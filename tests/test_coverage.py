@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
+from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from harness.arms.ladder import BY_NAME, select_arms, unavailable
+from harness.arms.ladder import BY_NAME, rungs_of, select_arms, unavailable
+from harness.campaign.config import Config
+from harness.campaign.generator import Generator
+from harness.campaign.slices import AGAIN, FIRST
 from harness.case import Case, Compile, DataSpec, Spec
 from harness.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
 from harness.recipe import load_recipes, runnable
-from harness.strategies import FRAGILE, WIDE, batches, cases
+from harness.specs import specs
+from harness.strategies import batches, cases
 
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
@@ -145,18 +151,14 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     arms: tuple[str, ...], rungs: set[str]
 ) -> None:
     from harness.campaign.main import _universe
-    from harness.campaign.slices import AGAIN, FIRST
-    from harness.campaign.worker import _Worker
 
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))
     found = _universe(RECIPES, {}, arms)
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
-    worker = object.__new__(_Worker)
-    worker.arms = select_arms(arms)
-    worker.recipes, worker.stateful = list(RECIPES.values()), []
-    worker.models, worker.fragile = WIDE, FRAGILE
-    taken = {"eager" if s.kind == "none" else s.kind for s in worker._slices((*FIRST, *AGAIN))}
+    generator = Generator(Config(out=Path()), list(RECIPES.values()), [], random.Random(0))
+    slices = generator.slices((*FIRST, *AGAIN), rungs_of(select_arms(arms)))
+    taken = {"eager" if s.kind == "none" else s.kind for s in slices}
     assert taken == rungs
 
 
@@ -165,7 +167,7 @@ def test_dynamic_rows_add_no_pairs() -> None:
 
     @settings(max_examples=40, database=None, derandomize=True, deadline=None,
               phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(batches(list(RECIPES.values()), compile="aot_eager", draws=3))
+    @given(batches(specs(list(RECIPES.values()), compile="aot_eager"), draws=3))
     def collect(batch: tuple[Case, ...]) -> None:
         found.append(batch)
 

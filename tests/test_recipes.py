@@ -125,7 +125,11 @@ SCRIPTED = [
     ("name", "backend", "arm", "role"),
     [(*case, "eager", "grad_input") for case in SCRIPTED]
     # Inductor reuses an operand's buffer once it is multiplied: the script must have copied it
-    + [("torch.scaled_mm", "rowwise", "inductor", "output")],
+    + [
+        ("torch.scaled_mm", "rowwise", "inductor", "output"),
+        ("torch.scaled_mm", "tensorwise", "aot_eager", "output"),
+        ("torchao.float8.rowwise_gw_hp", "real", "aot_eager_decomp_partition", "grad_input"),
+    ],
 )
 def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
     name: str, backend: str, arm: str, role: Role, tmp_path: Path

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from harness import case as case_module
 from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
 from harness.recipe import load_recipes, runnable
-from harness.strategies import FACTORS, SPIKES, WILD, batches, cases, data_specs, specs
+from harness.specs import FACTORS, FRAGILE, of_rung, partly_recomputed, specs
+from harness.strategies import SPIKES, WILD, batches, cases, data_specs
 
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
@@ -202,6 +203,25 @@ FIELDS_OF: dict[str, set[str | None]] = {
 }
 
 
+def test_what_is_partly_recomputed_is_what_inductor_may_break() -> None:
+    found = drawn(partly_recomputed(ALL), 200)
+    assert {s.model for s in found} == set(FRAGILE) and {s.compile for s in found} == {"inductor"}
+    assert {s.checkpoint for s in found} == {"selective"}
+    assert all(s.attention == "flash" and s.trains for s in found)
+    # fp32 only where its recipe has nothing else
+    assert all(s.dtype != "fp32" or set(RECIPES[s.recipe].dtypes) == {"fp32"} for s in found)
+    assert all(not s.autocast or s.dtype == "fp32" for s in found)
+    assert {s.steps > 1 for s in found} == {s.bias for s in found} == {True, False}
+
+
+@pytest.mark.parametrize("rung", sorted(get_args(Compile)))
+def test_a_rung_has_its_own_specs_and_inductor_some_blocks_recomputed_in_part(rung: Any) -> None:
+    found = drawn(of_rung(ALL, rung), 300)
+    assert {s.compile for s in found} == {rung}
+    blocks = sum(s.model in FRAGILE and s.checkpoint == "selective" for s in found) / len(found)
+    assert 0.15 < blocks < 0.4 if rung == "inductor" else blocks < 0.1
+
+
 def test_what_attention_has_varies_on_models_only() -> None:
     found = drawn(specs(ALL, vary=frozenset({"model", "attention"})), 200)
     assert {s.heads for s in found if s.model != "linear"} == {1, 2, 4}
@@ -289,13 +309,13 @@ def test_hardly_any_case_is_drawn_twice() -> None:
 
 
 def test_a_batch_shares_one_spec_and_varies_its_data() -> None:
-    for batch in drawn(batches(ALL, draws=5), 30):
+    for batch in drawn(batches(specs(ALL), draws=5), 30):
         assert len(batch) == 5 and len({c.spec for c in batch}) == 1
-    assert any(len({c.data for c in b}) > 1 for b in drawn(batches(ALL, draws=5), 30))
+    assert any(len({c.data for c in b}) > 1 for b in drawn(batches(specs(ALL), draws=5), 30))
 
 
 def test_a_dynamic_batch_shares_one_program_and_varies_its_rows_only() -> None:
-    found = drawn(batches(ALL, compile="aot_eager", draws=5), 60)
+    found = drawn(batches(specs(ALL, compile="aot_eager"), draws=5), 60)
     dynamic = [b for b in found if b[0].spec.dynamic]
     assert dynamic
     for batch in found:
@@ -307,7 +327,7 @@ def test_a_dynamic_batch_shares_one_program_and_varies_its_rows_only() -> None:
 
 
 def test_compiled_batches_are_mostly_aligned() -> None:
-    specs_ = [b[0].spec for b in drawn(batches(ALL, compile="aot_eager", draws=1), 300)]
+    specs_ = [b[0].spec for b in drawn(batches(specs(ALL, compile="aot_eager"), draws=1), 300)]
     assert {s.compile for s in specs_} == {"aot_eager"}
     odd = sum(any(d % 16 for d in (s.m, s.k, s.n)) for s in specs_)
     assert 0 < odd < 0.25 * len(specs_)

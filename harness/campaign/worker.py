@@ -1,4 +1,4 @@
-"""A worker: draws cases, judges them, triages what is new, and tells the supervisor.
+"""A worker: judges what its generator draws, triages what is new, and tells the supervisor.
 
 The current case is journalled before it runs, so that an abort or a hang in a kernel costs one
 worker and still names its case.
@@ -6,7 +6,6 @@ worker and still names its case.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 import random
@@ -15,19 +14,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
-from harness.arms.ladder import climb, rungs_of, select_arms
+from harness.arms.ladder import EAGER, Arm, rungs_of, select_arms
 from harness.campaign.config import Config
-from harness.campaign.slices import AGAIN, FIRST, Deck, Models, Slice
+from harness.campaign.generator import MODEL_DRAWS, Generator
+from harness.campaign.slices import AGAIN, FIRST, Slice
 from harness.campaign.store import claim, release
-from harness.case import Case, Compile, compile_key, dump_case
-from harness.coverage import Pair, pairs
+from harness.case import Case, Compile, Spec, dump_case
+from harness.coverage import pairs
 from harness.environment import prepare, settle
 from harness.judge import Judge, Judgement
 from harness.ledger import Ledger, load_ledger
@@ -36,14 +35,6 @@ from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.planted import identity, planted
 from harness.recipe import Recipe, load_recipes, load_stateful, runnable, select
 from harness.stateful import Stateful, process_of, processes
-from harness.strategies import (
-    FACTORS,
-    FRAGILE,
-    SCHEDULE_FACTORS,
-    WIDE,
-    batches,
-    schedule_cases,
-)
 from harness.triage.forked import ForkedScripts
 from harness.triage.triage import triage
 from harness.triage.verify import RunScript, run_script
@@ -52,23 +43,9 @@ from harness.verdict import fingerprint
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 _REPORT_EVERY = 0.5
-#: A batch of models is the most novel of so many drawn ones, compiled and eager.
-_CANDIDATES, _EAGER_CANDIDATES = 6, 3
-#: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
-_CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
-#: Data drawn for a compiled Spec and for a model's: they take longer than an eager linear's, and
-#: what is wrong with a model seldom hangs on them, so more Specs find more.
-_MODEL_DRAWS = 4
 #: Draws that every compiled artefact serves, however fast it was to compile. A linear's serves
 #: until they have taken as long as compiling it: what is wrong there may hang on one element.
 _LEAST_DRAWS = 20
-_SCHEDULE_SECONDS = 10.0
-#: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
-_SWARM = 0.6
-#: Eager Specs in a slice where the number of cases is given: many slices see many models.
-_FEW_LINEARS, _FEW_MODELS = 2, 8
-#: Recipes, and models besides the linear, in one slice.
-_TOGETHER = 4
 
 
 def work(
@@ -78,7 +55,7 @@ def work(
     the monotonic clock, which processes share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     settle()
-    worker = _Worker(config, number, generation, judged, deadline, out)
+    worker = Worker(config, number, generation, judged, deadline, out)
     with ExitStack() as stack:
         if config.plant is not None:
             prepare(identity(*config.plant))
@@ -89,7 +66,9 @@ def work(
     out.close()
 
 
-class _Worker:
+class Worker:
+    """One process of a campaign, for the recipes that can share one."""
+
     def __init__(
         self,
         config: Config,
@@ -108,7 +87,7 @@ class _Worker:
         chosen = select({**recipes, **stateful}, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(chosen)
-        self.turns = len(kinds) > 1
+        self.takes_turns = len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
         mine = [r for r in chosen if process_of(r) == self.process]
         self.recipes = [
@@ -123,58 +102,51 @@ class _Worker:
         self.arms = select_arms(config.arms)
         self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
         self.journal = config.out / "journal" / f"{number}.json"
-        self.rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
+        rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
+        self.generator = Generator(config, self.recipes, self.stateful, rng)
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
-        self.models = tuple(m for m in WIDE if not config.models or m in config.models)
-        #: Those that partial recompute may break.
-        self.fragile = tuple(m for m in FRAGILE if m in self.models)
-        #: Recipes, models and fragile ones, for eager slices and for compiled ones.
-        cards: tuple[Sequence[Any], ...] = (self.recipes, self.models, self.fragile)
-        self.decks = [tuple(Deck(c, self.rng) for c in cards) for _ in range(2)]
-        #: So many cases in all leave no time for factors to stand still.
-        self.swarms = not config.cases
-        #: What the slices may vary of a Spec.
-        self.vary = FACTORS if self.models else FACTORS - {"model"}
+        #: Which Inductor is next: the one with eager's roundings or the one that users run.
+        self.inductors = itertools.count()
         self.began = time.monotonic()
-        #: Schedules that have been played.
-        self.played: set[str] = set()
-        #: Compiled Specs that have had their draws.
-        self.served: set[str] = set()
-        #: Pairs of features this worker has run.
-        self.seen: set[Pair] = set()
-        #: Eager cases whose results came closest to their bounds: (share of the radius, case).
-        self.close: list[tuple[float, Case]] = []
         self.triage_seconds = 0.0
         self.triage_compiling = 0.0
         self.reported = time.monotonic()
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
-        first, again = self._slices(FIRST), self._slices(AGAIN)
-        if not self.starts:
-            first = []
+        rungs = rungs_of(self.arms)
+        again = self.generator.slices(AGAIN, rungs)
+        first = self.generator.slices(FIRST, rungs) if self.starts else []
         only = len({one.kind for one in (*first, *again)}) == 1
         for now in itertools.chain(first, itertools.cycle(again)):
             if time.monotonic() >= self.deadline or self.over:
                 break
             # counted in cases, draws must not hang on the clock
             seconds = math.inf if self.config.cases and only else now.seconds
-            until = min(self.deadline, time.monotonic() + seconds)
-            if now.kind == "schedule":
-                self._schedules(until)
-            else:
-                self._slice(now.kind, now.models, until)
+            self.serve(now, min(self.deadline, time.monotonic() + seconds))
+
+    def serve(self, now: Slice, until: float) -> None:
+        """One slice, ``until`` its time is up."""
+
+        def more() -> bool:
+            return time.monotonic() < until and not self.over
+
+        if now.kind == "schedule":
+            self.generator.schedules(more, self._schedule)
+        else:
+            serve = partial(self._batch, kind=now.kind, until=until)
+            self.generator.layers(now.kind, now.models, more, serve)
 
     @property
     def worn_out(self) -> bool:
         """True once compiled code has cost this process more memory than a fresh one would, or its
         turn is over."""
-        turn = self.turns and time.monotonic() - self.began > self.config.turn_seconds
+        turn = self.takes_turns and time.monotonic() - self.began > self.config.turn_seconds
         return turn or self.judge.compiles >= self.config.recycle_compiles
 
     @property
@@ -187,125 +159,19 @@ class _Worker:
         """Nothing more to draw in this process."""
         return self.worn_out or self.has_enough
 
-    def _slices(self, order: Sequence[Slice]) -> list[Slice]:
-        """Those that this worker can serve."""
-        rungs = rungs_of(self.arms)
-        few = {"models": self.models, "recomputed": self.fragile}
-        layers = [s for s in order if s.kind in rungs and self.recipes and few.get(s.models, True)]
-        return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
-
-    def _slice(self, kind: Compile, wanted: Models, until: float) -> None:
-        """Draw batches with Hypothesis until the slice's time is up; generation only."""
-        eager = kind == "none"
-        draws = self.config.draws if eager and wanted == "linears" else _MODEL_DRAWS
-        largest = 128 if eager and self.rng.random() < 0.3 else 64
-        vary = self.vary - {"model"} if wanted == "linears" else self.vary
-        # swarm: some factors stand still for this slice
-        if self.swarms and self.rng.random() < 0.75:
-            vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
-        recipes, models, fragile = self.decks[not eager]
-        wider = wanted == "models" or "model" in vary
-        # few recipes and models at a time: left to itself the engine favours some for hours
-        batch = batches(
-            recipes.hand(_TOGETHER),
-            compile=kind,
-            draws=draws,
-            largest=largest,
-            vary=vary,
-            models=tuple(models.hand(_TOGETHER)) if wider else (),
-            fragile=tuple(fragile.hand(1)) if wanted == "recomputed" else (),
-            linears=wanted != "models",
-            recomputed=wanted == "recomputed",
-        )
-        candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
-
-        @seed(self.rng.getrandbits(64))
-        @settings(
-            max_examples=self._examples(eager, wanted),
-            phases=[Phase.generate],
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(st.lists(batch, min_size=candidates, max_size=candidates))
-        def run(drawn: list[tuple[Case, ...]]) -> None:
-            if time.monotonic() < until and not self.over:
-                chosen = max(drawn, key=self._novelty)
-                if not eager and self.close and self.rng.random() < _CLOSE_CHANCE:
-                    chosen = self._closest(kind)
-                self._batch(chosen, kind, until)
-
-        run()
-        gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
-
-    def _examples(self, eager: bool, wanted: Models) -> int:
-        """How many Specs a slice has at most: few where the cases are counted, so that they see
-        linears and models alike."""
-        if not eager:
-            return 6
-        if self.swarms:
-            return 40
-        return _FEW_LINEARS if wanted == "linears" else _FEW_MODELS
-
-    def _schedules(self, until: float) -> None:
-        """Draw stateful cases until the slice's time is up; generation only."""
-        vary = SCHEDULE_FACTORS
-        if self.swarms and self.rng.random() < 0.5:
-            vary = frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
-
-        @seed(self.rng.getrandbits(64))
-        @settings(
-            max_examples=100,
-            phases=[Phase.generate],
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(schedule_cases(self.stateful, vary=vary))
-        def run(case: Case) -> None:
-            key = compile_key(case.spec)
-            if time.monotonic() > until or self.over or key in self.played:
-                return  # Hypothesis repeats itself
-            self.played.add(key)
-            self.counts["specs"] += 1
+    def _schedule(self, batch: tuple[Case, ...]) -> None:
+        self.counts["specs"] += 1
+        for case in batch:
             self._judge(case, SCHEDULE_ORACLES)
 
-        run()
-        gc.collect()
-
-    def _closest(self, kind: Compile) -> tuple[Case, ...]:
-        """The eager case nearest to its bound, taken to a dear rung; each is taken once."""
-        self.close.sort(key=lambda item: item[0])
-        _, case = self.close.pop()
-        spec = msgspec.structs.replace(case.spec, compile=kind)
-        return (msgspec.structs.replace(case, spec=spec),)
-
-    def _keep_close(self, case: Case, judgement: Judgement) -> None:
-        shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
-        share = max(shares, default=0.0)
-        if share <= 0.0 or any(c.spec == case.spec for _, c in self.close):
-            return
-        self.close.append((share, case))
-        if len(self.close) > _CLOSE_KEPT:
-            self.close.remove(min(self.close, key=lambda item: item[0]))
-
-    def _novelty(self, batch: tuple[Case, ...]) -> int:
-        """Pairs of features that this worker has not run yet, none for a Spec that had its turn."""
-        if compile_key(batch[0].spec) in self.served:
-            return -1
-        return len({p for case in batch for p in pairs(case)} - self.seen)
-
-    def _batch(self, batch: tuple[Case, ...], kind: Compile, until: float) -> None:
+    def _batch(self, batch: tuple[Case, ...], *, kind: Compile, until: float) -> None:
         if kind != "none":
-            key = compile_key(batch[0].spec)
-            if key in self.served:  # Hypothesis starts every run with the same simplest example
-                return
-            self.served.add(key)
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
         compiles, compiling = self.judge.compiles, self.judge.compile_seconds
         started, aside = time.monotonic(), self.triage_seconds
         self.triage_compiling = 0.0
+        arms = self._arms(batch[0].spec)
         for i, case in enumerate(self._more(batch, kind)):
             if self.has_enough or (time.monotonic() > until and i >= 2):
                 break
@@ -314,28 +180,37 @@ class _Worker:
             paid = data_time >= compile_time or not case.spec.direct
             if kind != "none" and i >= _LEAST_DRAWS and paid:
                 break
-            if kind == "none" and i >= _MODEL_DRAWS and not case.spec.direct:
+            if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
                 break
-            if not self._draw(case, kind, i).ran:
+            if not self._draw(case, arms, i).ran:
                 break  # a program that raises does so on every draw
         self.counts["compiles"] += self.judge.compiles - compiles
         if self.judge.compiles > compiles:
             self.counts["compile ms"] += int(1000 * compile_time)
             self.counts["data ms"] += int(1000 * max(0.0, data_time))
 
-    def _draw(self, case: Case, kind: Compile, i: int) -> Judgement:
+    def _arms(self, spec: Spec) -> tuple[Arm, ...]:
+        """Those that a Spec is looked at on. Generating code takes longer than all else, so of the
+        two that do, one runs, in turn; what it shows is judged on the whole ladder."""
+        arms = self.judge.rungs(spec)
+        dear = [arm for arm in arms if arm.compiler == "inductor"]
+        if not dear:
+            return arms
+        return (*(a for a in arms if not a.compiler), dear[next(self.inductors) % len(dear)])
+
+    def _draw(self, case: Case, arms: Sequence[Arm], i: int) -> Judgement:
         """A Spec's first draws meet every rule on every rung, later ones those where it pays:
-        compiled ones the dear rungs only, since the cheap ones have slices of their own."""
+        compiled ones the compiled rungs only."""
+        only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
+        compiled = any(a.compiler for a in arms)
         if i == 0:
-            return self._judge(case, ORACLES)
-        if i == 1 or kind == "none":
-            return self._judge(case, (*_CORE, next(self.relations)), thorough=i == 1)
-        names = frozenset(a.name for a in climb(case.spec) if a.compiler)
-        needs_eager = not case.spec.direct  # what a compiled model is compared with
-        dear = names - {"aot_eager"} if kind == "inductor" else names
-        return self._judge(
-            case, _CORE, dear | ({"eager"} if needs_eager else set()), thorough=False
-        )
+            return self._judge(case, ORACLES, only)
+        if i == 1 or not compiled:
+            return self._judge(case, (*_CORE, next(self.relations)), only, thorough=i == 1)
+        dear = frozenset(a.name for a in arms if a.compiler)
+        if not case.spec.direct:
+            dear |= {EAGER.name}  # what a compiled model is compared with
+        return self._judge(case, _CORE, dear, thorough=False)
 
     def _more(self, batch: tuple[Case, ...], kind: Compile) -> Iterator[Case]:
         """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
@@ -361,11 +236,8 @@ class _Worker:
             judgement = self.judge.judge(case)  # which rung is the first to show it?
         self.counts["cases"] += 1
         self.judged += 1
-        for pair in pairs(case):
-            self.counts["pair", pair] += 1
-            self.seen.add(pair)
-        if case.spec.compile == "none" and case.spec.schedule is None:
-            self._keep_close(case, judgement)
+        self.counts.update(("pair", pair) for pair in pairs(case))
+        self.generator.remember(case, judgement)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
         for verdict in judgement.known:

@@ -20,12 +20,12 @@ from harness.triage.script_model import write_model_script
 from harness.triage.script_parts import hex_rows, layouts, sites
 from harness.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
 from harness.triage.script_values import check_values
+from harness.triage.script_watch import inside
 from harness.verdict import Verdict
 
-_COMPILED_TAP = """
-from torch._inductor.output_code import CompiledFxGraph
+_WATCH = """
 from torch.utils._python_dispatch import TorchDispatchMode
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode, contextlib.ContextDecorator):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kw, op = kwargs or {}, str(func.overloadpacket)
         if op in ("aten._scaled_mm", "aten._scaled_mm_v2"):
@@ -35,10 +35,6 @@ class Watch(TorchDispatchMode):
         elif op == "aten.mm":
             seen.append((args[0].clone(), None, args[1].t().clone(), None))
         return func(*args, **kw)
-def watched(self, inputs, call=CompiledFxGraph.__call__):
-    with Watch():
-        return call(self, inputs)
-CompiledFxGraph.__call__ = watched
 """
 
 
@@ -64,14 +60,12 @@ def write_script(
         return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
     text = recipe.script(case.spec)
     needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.side != "")
-    if needs_tap and arm.compiler.startswith("aot_eager"):
-        raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
-    tap = (_COMPILED_TAP if arm.compiler else text.tap) if needs_tap else ""
+    tap = (_WATCH + inside(arm) if arm.compiler else text.tap) if needs_tap else ""
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
         ' Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import collections, io, math, sys\n\n"
+        "import collections, contextlib, io, math, sys\n\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",

@@ -12,7 +12,7 @@ from harness.verdict import Verdict
 _WATCH = """
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 forwards, backwards, aten = [], [], torch.ops.aten
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode, contextlib.ContextDecorator):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
             return NotImplemented
@@ -26,12 +26,16 @@ class Watch(TorchDispatchMode):
         return result
 """
 
-_WATCH_INDUCTOR = """
+#: Inside what the compiler made, so that it makes what it would.
+_INSIDE_INDUCTOR = """
 from torch._inductor.output_code import CompiledFxGraph
-def watched(self, inputs, call=CompiledFxGraph.__call__):
-    with Watch():
-        return call(self, inputs)
-CompiledFxGraph.__call__ = watched
+CompiledFxGraph.__call__ = Watch()(CompiledFxGraph.__call__)
+"""
+_INSIDE_GRAPHS = """
+from torch._dynamo.backends import debugging
+def watched(graph, inputs, make=debugging.boxed_nop):
+    return Watch()(make(graph, inputs))
+debugging.boxed_nop = watched
 """
 
 _STATISTICS = """
@@ -59,7 +63,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 forwards, backwards = [], []
 def plain(t):
     return t.detach().float().nan_to_num(nan=0.5) + 0.0
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode, contextlib.ContextDecorator):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         if name in ("mm", "addmm", "_scaled_mm"):
@@ -108,6 +112,11 @@ sys.exit(1 if moved else 0)
 """
 
 
+def inside(arm: Arm) -> str:
+    """Text that runs what a compiler makes inside the script's ``Watch()``."""
+    return _INSIDE_INDUCTOR if arm.compiler == "inductor" else _INSIDE_GRAPHS
+
+
 def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
     """Text that records what the rule looks at, and whether ``Watch()`` must surround the run.
 
@@ -115,12 +124,10 @@ def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
     """
     if verdict.oracle not in ("O13", "O18"):
         return "", False
-    if arm.compiler.startswith("aot"):
-        raise ValueError("operands inside aot_eager's graphs are out of a plain script's reach")
     if verdict.oracle == "O18":
-        return _WATCH + (_WATCH_INDUCTOR if arm.compiler else ""), not arm.compiler
+        return _WATCH + (inside(arm) if arm.compiler else ""), not arm.compiler
     if arm.compiler:
-        return _WATCH_GEMMS + _WATCH_INDUCTOR, False
+        return _WATCH_GEMMS + inside(arm), False
     if verdict.side:
         raise ValueError("codes of a recomputed layer are out of a plain script's reach")
     return _WATCH_LINEARS, False

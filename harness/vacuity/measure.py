@@ -21,6 +21,7 @@ from harness.oracles.applied import checks
 from harness.oracles.oracle import Oracle
 from harness.oracles.schedule import SCHEDULE_ORACLES
 from harness.recipe import Recipe
+from harness.specs import of_rung
 from harness.stateful import Stateful
 from harness.strategies import batches, schedule_cases
 from harness.vacuity import schedules, table
@@ -106,9 +107,9 @@ def drawn(
         return
     relations = itertools.cycle(o for o in ORACLES if o.reruns)
     core = tuple(o for o in ORACLES if not o.reruns)
-    batch = batches([recipe], compile=compile, draws=DRAWS)
-    for specs in _generated(batch, -(-cases // DRAWS), numbers):
-        for i, case in enumerate(specs):
+    batch = batches(of_rung([recipe], compile, largest=128), draws=DRAWS)
+    for one in _generated(batch, -(-cases // DRAWS), numbers):
+        for i, case in enumerate(one):
             some = tuple(itertools.islice(relations, RELATIONS))
             yield case, ORACLES if i == 0 else (*core, *some)
 
