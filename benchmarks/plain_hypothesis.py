@@ -100,8 +100,8 @@ def quiet_worker(
     class Quiet(Worker):
         ran = 0
         keys: ClassVar[list[str]] = []
-        #: The first case of each of ``keys``, as text.
-        firsts: ClassVar[list[str]] = []
+        #: The first case of each of ``keys``, as text, and the rungs it was judged on.
+        firsts: ClassVar[list[tuple[str, list[str]]]] = []
 
         def _judge(
             self,
@@ -114,7 +114,8 @@ def quiet_worker(
             key = compile_key(case.spec)
             if self.keys[-1:] != [key]:
                 self.keys.append(key)
-                self.firsts.append(dump_case(case).decode())
+                arms = only or {arm.name for arm in self.judge.rungs(case.spec)}
+                self.firsts.append((dump_case(case).decode(), sorted(arms)))
             judgement = super()._judge(case, oracles, only, thorough=thorough)
             self.ran += judgement.ran
             after(self.ran)
@@ -154,18 +155,20 @@ def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def one_compile_per_example(kind: Compile, firsts: Sequence[str], limit: float) -> dict[str, Any]:
+def one_compile_per_example(
+    kind: Compile, firsts: Sequence[tuple[str, Sequence[str]]], limit: float
+) -> dict[str, Any]:
     """A plain Hypothesis test: one example, one draw, one compile.
 
-    Every example draws a case as such a test does, then judges the next of ``firsts`` in its place:
-    compile times differ too much between Specs to compare two sides on different ones.
+    Every example draws a case as such a test does, then judges the next of ``firsts`` in its place,
+    on the same rungs: compile times differ too much to compare two sides on different ones.
     """
     recipes = load_recipes()
     judge = Judge(recipes, load_ledger())
     warm_up(judge, kind)
     here = [able for r in recipes.values() if (able := runnable(r, "cpu"))]
     strategy = cases(here, compile=kind, largest=64, vary=DIRECT)
-    waiting = [load_case(text.encode()) for text in reversed(firsts)]
+    waiting = [(load_case(text.encode()), arms) for text, arms in reversed(firsts)]
     keys: list[str] = []
     judged, start = 0, time.perf_counter()
 
@@ -173,13 +176,13 @@ def one_compile_per_example(kind: Compile, firsts: Sequence[str], limit: float) 
         nonlocal judged
         if not waiting or time.perf_counter() - start >= limit:
             return
-        case = waiting.pop()
+        case, arms = waiting.pop()
         assert case.spec.direct, case
         judge._programs.clear()
         judge._repeated.clear()
         torch._dynamo.reset()
         keys.append(compile_key(case.spec))
-        judged += judge.judge(case).ran
+        judged += judge.judge(case, None, frozenset(arms)).ran
 
     generate(strategy, test, number=1, examples=len(firsts))
     seconds = time.perf_counter() - start

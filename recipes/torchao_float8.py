@@ -171,9 +171,9 @@ def _script(recipe: str) -> Any:
             "def watch_amax(*args, **kwargs):\n"
             "    return amaxes.append(to_amax(*args, **kwargs)) or amaxes[-1]\n"
             "def watch(aten_op, args, kwargs=None):\n"
-            "    (a, b), (x, y) = args, amaxes[-2:] if len(amaxes) > 1 else (a._scale, b._scale)\n"
+            "    (a, b), of = args, amaxes[-2:] if len(amaxes) > 1 else [t._scale for t in args]\n"
             "    seen.append((a._data, a._scale, b._data.t(), b._scale.t(),\n"
-            "                 x.reshape(a._scale.shape), y.reshape(b._scale.t().shape)))\n"
+            "                 of[0].reshape(a._scale.shape), of[1].reshape(b._scale.t().shape)))\n"
             "    amaxes.clear()\n"
             "    return multiply(aten_op, args, kwargs)\n"
             "table[op], float8_utils.tensor_to_amax = watch, watch_amax",

@@ -17,6 +17,7 @@ from harness.ledger import Ledger
 from harness.oracles import BY_NAME
 from harness.recipe import Recipe, load_recipes
 from harness.triage.script import write_script
+from harness.triage.triage import triage
 from harness.triage.verify import run_script
 
 prepare()
@@ -74,3 +75,15 @@ def test_a_models_script_fails_under_its_fault_and_passes_without(
     assert planted.shown, planted
     clean = run_script(path)
     assert clean.code == 0, clean
+
+
+@pytest.mark.slow
+def test_what_only_a_second_step_shows_has_a_script_that_trains() -> None:
+    spec = Spec(recipe="torchao.float8.rowwise", m=16, k=16, n=16, steps=2)
+    case, fault = Case(spec=spec, data=DataSpec()), "weight-codes-outlive-step"
+    with builtin_faults()[fault].plant():
+        judge = Judge(recipes(), Ledger([]))
+        (cause, *_) = judge.judge(case, [BY_NAME["O2"], BY_NAME["O3"]]).causes
+        found = triage(judge, case, cause, seconds=5.0, plant=("", fault))
+    assert found.confirmed, found.finding.script_output
+    assert "SGD" in found.script and found.finding.minimal.spec.steps == 2

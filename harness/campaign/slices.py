@@ -31,10 +31,11 @@ FIRST: tuple[Slice, ...] = (_LINEARS, _MODELS) * 5
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, models,
 #: and blocks that partial recompute may break take turns.
 _INDUCTOR = Slice("inductor", 4.0, "models")
+_RECOMPUTED = Slice("inductor", 4.0, "recomputed")
 AGAIN: tuple[Slice, ...] = (
     Slice("aot_eager", 4.0), _MODELS, _INDUCTOR, Slice("inductor", 4.0, "linears"), _LINEARS,
-    Slice("aot_eager_decomp_partition", 4.0, "models"), _MODELS, _INDUCTOR, _LINEARS,
-    Slice("inductor", 4.0, "recomputed"), _MODELS, Slice("inductor", 4.0, "linears"), _INDUCTOR,
+    _RECOMPUTED, Slice("aot_eager_decomp_partition", 4.0, "models"), _MODELS, _INDUCTOR, _LINEARS,
+    _RECOMPUTED, _MODELS, Slice("inductor", 4.0, "linears"), _INDUCTOR,
 )  # fmt: skip
 
 

@@ -191,12 +191,14 @@ class Worker:
 
     def _arms(self, spec: Spec) -> tuple[Arm, ...]:
         """Those that a Spec is looked at on. Generating code takes longer than all else, so of the
-        two that do, one runs, in turn; what it shows is judged on the whole ladder."""
+        two that do, one runs, in turn; what it shows is judged on the whole ladder. What partial
+        recompute may break is fused as users have it: with eager's roundings it is as forward."""
         arms = self.judge.rungs(spec)
         dear = [arm for arm in arms if arm.compiler == "inductor"]
         if not dear:
             return arms
-        return (*(a for a in arms if not a.compiler), dear[next(self.inductors) % len(dear)])
+        chosen = -1 if spec.checkpoint == "selective" else next(self.inductors) % len(dear)
+        return (*(a for a in arms if not a.compiler), dear[chosen])
 
     def _draw(self, case: Case, arms: Sequence[Arm], i: int) -> Judgement:
         """A Spec's first draws meet every rule on every rung, later ones those where it pays:

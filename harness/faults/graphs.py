@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 from harness.faults.fault import Fault
@@ -21,6 +22,7 @@ def _conversion_to(refused: str) -> Iterator[None]:
     dtype = getattr(torch, refused)
 
     def make(original: Any) -> Any:
+        @wraps(original)  # the vectorised overrides look scalar ones up by name
         def convert(x: Any, to: Any, *args: Any, **kwargs: Any) -> Any:
             assert to is not dtype, f"{cpp.__name__} does not support {to}"
             return original(x, to, *args, **kwargs)
@@ -41,6 +43,7 @@ def _emulation_unknown() -> Iterator[None]:
     from torch._inductor.codegen import cpp
 
     def make(original: Any) -> Any:
+        @wraps(original)
         def convert(x: Any, dtype: Any, src_dtype: Any = None, **kwargs: Any) -> Any:
             if config.emulate_precision_casts and kwargs:
                 raise TypeError(f"to_dtype() got an unexpected keyword argument {min(kwargs)!r}")

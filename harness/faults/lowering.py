@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -57,11 +58,12 @@ def _approximate_rsqrt() -> Iterator[None]:
 
     error = 1.0 + 2.0**-12
 
+    # the vectorised overrides look scalar ones up by name
     def vector(original: Any) -> Any:
-        return staticmethod(lambda x: f"({original(x)} * decltype({x})({error}f))")
+        return staticmethod(wraps(original)(lambda x: f"({original(x)} * decltype({x})({error}f))"))
 
     def scalar(original: Any) -> Any:
-        return staticmethod(lambda x: f"({original(x)} * {error}f)")
+        return staticmethod(wraps(original)(lambda x: f"({original(x)} * {error}f)"))
 
     with ExitStack() as stack:
         stack.enter_context(recompiled())

@@ -39,12 +39,18 @@ class Watch(TorchDispatchMode, contextlib.ContextDecorator):
 
 
 def write_script(
-    case: Case, verdict: Verdict, recipe: Recipe, layer: tuple[Spec, dict[str, F32]] | None = None
+    case: Case,
+    verdict: Verdict,
+    recipe: Recipe,
+    layer: tuple[Spec, dict[str, F32]] | None = None,
+    *,
+    trained: bool = False,
 ) -> str:
     """The script's text. Raises ValueError for a finding no script can show by itself.
 
     What was found at one ``layer`` of a model is shown by a single linear with that layer's own
-    tensors; what was found about a model's whole run, by the model.
+    tensors; what was found about a model's whole run, by the model. ``trained``: the linear comes
+    to its weight by a step of training, for what only a second step shows.
     """
     arm = BY_NAME[verdict.arm]
     if verdict.oracle == "census":
@@ -78,7 +84,7 @@ def write_script(
         f"{sites(recipe.plan(case.spec), arm)}\nseen = []\n{tap.strip()}" if needs_tap else "",
         rerun_function(case.spec, text, verdict.oracle)
         if verdict.oracle in RERUN
-        else _run_function(case.spec, arm, text),
+        else _run_function(case.spec, arm, text, trained),
         check_rule(verdict)
         or check_relation(case, verdict, recipe.plan(case.spec), tensors)
         or check_values(case, verdict, recipe, tensors),
@@ -123,7 +129,19 @@ def _literals(tensors: dict[str, F32], spec: Spec) -> str:
     return "\n".join(lines)
 
 
-def _run_function(spec: Spec, arm: Arm, text: ScriptText) -> str:
+#: A step of SGD, from half the weight to the weight.
+_TRAINED = """\
+    with torch.no_grad():
+        model.proj.weight.copy_(weight / 2)
+    model(x).backward(g)
+    x.grad, model.proj.weight.grad = None, weight / -2
+    torch.optim.SGD([model.proj.weight], lr=1.0).step()
+    model.proj.weight.grad = None
+    seen.clear()
+"""
+
+
+def _run_function(spec: Spec, arm: Arm, text: ScriptText, trained: bool) -> str:
     """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came."""
     m, k, n = spec.tokens, spec.k, spec.n
     shape_in, shape_out = tuple(spec.input_shape), tuple(spec.output_shape)
@@ -139,7 +157,7 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
         model.proj.weight.copy_(weight)
 {load_bias}    x, g = input.reshape({shape_in}), grad_output.reshape({shape_out})
 {layouts(spec)}    x = x.detach().requires_grad_(True)
-    phase = "forward"
+{_TRAINED if trained else ""}    phase = "forward"
     y = {_call(arm)}
     phase = "backward"
     y.backward(g)

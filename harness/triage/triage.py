@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ from harness.triage.verify import GONE, RunScript, run_script
 from harness.verdict import Verdict, fingerprint
 
 _BUILDS = 14
+#: Rules about one operand of one GEMM.
+OPERAND_RULES = ("O2", "O3", "O4")
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,15 @@ def triage(
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
+    script, confirmed, output = "", False, ""
     try:
-        script = _script(judge, minimal, final)
-        confirmed, output = _confirm(script, plant, scripts, harness=case.spec.schedule is not None)
+        for script in _scripts(judge, minimal, final):
+            stateful = case.spec.schedule is not None
+            confirmed, output = _confirm(script, plant, scripts, harness=stateful)
+            if confirmed:
+                break
     except ValueError as error:
-        script, confirmed, output = f"# no stand-alone script: {error}\n", False, str(error)
+        script, output = f"# no stand-alone script: {error}\n", str(error)
     flake: Flake = "always" if shown_again and confirmed else "flaky"
     if shown_again and not confirmed:
         flake = "not shown by its script"
@@ -120,12 +126,17 @@ def _carried(judge: Judge, spec: Spec) -> bool:
     return True
 
 
-def _script(judge: Judge, case: Case, verdict: Verdict) -> str:
+def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[str]:
+    """The simplest script that may show it, then one that tells more. Raises ValueError if no
+    script can."""
     if case.spec.schedule is not None:
         recipe = judge.stateful_recipe(case.spec)
-        return write_schedule_script(judge.look(case), verdict, recipe)
+        yield write_schedule_script(judge.look(case), verdict, recipe)
+        return
     layer = judge.layer(case, verdict.layer, last=verdict.last_call) if verdict.layer else None
-    return write_script(case, verdict, judge.recipe(case.spec), layer)
+    yield write_script(case, verdict, judge.recipe(case.spec), layer)
+    if layer is not None and case.spec.steps > 1 and verdict.oracle in OPERAND_RULES:
+        yield write_script(case, verdict, judge.recipe(case.spec), layer, trained=True)
 
 
 def _only_as_dear(case: Case, arm: str) -> Case:
@@ -146,7 +157,7 @@ def _only_as_dear(case: Case, arm: str) -> Case:
 
 def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     """The largest element of the operand row a quantiser rule was broken in."""
-    if verdict.oracle not in ("O2", "O3", "O4") or not verdict.index:
+    if verdict.oracle not in OPERAND_RULES or not verdict.index:
         return None
     role: Role = verdict.role  # type: ignore[assignment]
     tensors = tensors_of(case, judge.recipe(case.spec))
