@@ -26,6 +26,7 @@ DATA = LOW | {
     "trace",
     "recipe",
     "data",
+    "specs",
     "strategies",
     "ledger",
     "environment",
@@ -46,12 +47,13 @@ MAY_IMPORT = {
     "trace": {"numerics"},
     "recipe": LOW | {"trace", "stateful"},
     "data": {"case", "numerics"},
-    "strategies": LOW | {"choices", "schedule", "stateful", "trace", "recipe"},
+    "specs": LOW | {"choices", "recipe"},
+    "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "ledger": LOW,
     "models": {"case", "numerics", "schedule", "stateful"},
     "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models"},
-    "oracles": DATA - {"recipe", "strategies", "ledger"},
+    "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     # models: the host of state faults; emulated_te: what the library's own are planted on
     "faults": {"recipe", "models", "emulated_te"},
     "controls": {

@@ -25,9 +25,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 bad = 0
 for recipe, dt in (("tensorwise", torch.float32), ("rowwise", torch.bfloat16)):
-    for emulate, M, K, N in (
-        (False, 1, 64, 32), (False, 32, 64, 1), (False, 32, 1, 32), (False, 2, 64, 32), (True, 1, 64, 32)
-    ):
+    for emulate, M, K, N in ((False, 1, 64, 32), (False, 32, 1, 32), (False, 2, 64, 32), (True, 1, 64, 32)):
         torch._dynamo.reset()
         m = f8(nn.Linear(K, N, bias=False, dtype=dt), recipe, emulate)
         x = torch.randn(M, K).to(dt).requires_grad_()
