@@ -415,6 +415,15 @@ class TestStatistics:
                 for p in ("forward", "backward")]  # fmt: skip
         assert [v.status for v in self.judge(*huge)] == ["inconclusive"]
 
+    def test_zeros_are_inconclusive_unless_something_is_in_their_place(self) -> None:
+        none = np.zeros((1, 2, 6, 4), np.float32)
+        rows = np.log(np.arange(1.0, 7.0)).astype(np.float32)
+        empty = {"q": none, "k": none, "v": none, "out": none, "lse": np.tile(rows, (1, 2, 1))}
+        one, two = (replace(attention(p), **empty) for p in ("forward", "backward"))
+        assert [v.status for v in self.judge(one, two)] == ["inconclusive"]
+        moved = replace(two, v=none + np.float32(1.0))
+        assert [v.status for v in self.judge(one, moved)] == ["diverged"]
+
     def test_without_an_attention_kernel_there_is_nothing_to_judge(self) -> None:
         assert [v.status for v in self.judge()] == ["not_applicable"]
         assert [v.status for v in self.judge(attention("forward"))] == ["not_applicable"]
