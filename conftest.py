@@ -5,4 +5,4 @@ from __future__ import annotations
 import importlib.metadata
 
 if not importlib.metadata.entry_points(group="pytest11", name="narrowfuzz"):
-    pytest_plugins = ["harness.plugin"]
+    pytest_plugins = ["narrowfuzz.plugin"]

@@ -28,18 +28,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from harness.environment import prepare, settle
+from narrowfuzz.environment import prepare, settle
 
 prepare()  # before torch is imported
 
 import torch  # noqa: E402
+from narrowfuzz.faults.fault import Fault  # noqa: E402
+from narrowfuzz.faults.registry import builtin_faults, load_fault_file  # noqa: E402
+from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable  # noqa: E402
+from narrowfuzz.score.hunt import scored  # noqa: E402
+from narrowfuzz.stateful import Stateful, process_of  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
-
-from harness.faults.fault import Fault  # noqa: E402
-from harness.faults.registry import builtin_faults, load_fault_file  # noqa: E402
-from harness.recipe import Recipe, load_recipes, load_stateful, runnable  # noqa: E402
-from harness.score.hunt import scored  # noqa: E402
-from harness.stateful import Stateful, process_of  # noqa: E402
 
 #: A run that neither ends nor looks at its clock is ended after so many times its seconds.
 _PATIENCE = 15

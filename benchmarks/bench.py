@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.campaign.slices import Slice
-from harness.environment import describe, prepare, settle
+from narrowfuzz.campaign.slices import Slice
+from narrowfuzz.environment import describe, prepare, settle
 
 PARTS = (
     "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start",
@@ -29,9 +29,8 @@ AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
 def memory_part(seconds: float) -> dict[str, Any]:
     """Resident megabytes of one worker on the eager rung after so many cases."""
+    import narrowfuzz.campaign.preload  # noqa: F401  what every worker starts with
     from plain_hypothesis import quiet_worker
-
-    import harness.campaign.preload  # noqa: F401  what every worker starts with
 
     pages: dict[int, float] = {}
     page_mb = os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from harness import Fault
-from harness.faults.patching import delayed_calls, replaced
+from narrowfuzz import Fault
+from narrowfuzz.faults.patching import delayed_calls, replaced
 
 _EVERY_TE = ("te.delayed", "te.current", "te.mxfp8")
 #: What a formula for E5M2's maximum gives that counts the highest exponent, which means Inf.
@@ -253,8 +253,7 @@ def _epsilon_of_blocks() -> Iterator[None]:
 def _initialise(layer: Any, direction: str, slot: int, x: Any, recipe: Any) -> None:
     """The slot's scale, from its history with the present maximum in it."""
     import torch
-
-    from harness.models.delayed import FMAX
+    from narrowfuzz.models.delayed import FMAX
 
     window, scale = getattr(layer, f"{direction}_window"), getattr(layer, f"{direction}_scale")
     amax = torch.maximum(window[0, slot], x.detach().abs().amax().float())
@@ -265,7 +264,7 @@ def _initialise(layer: Any, direction: str, slot: int, x: Any, recipe: Any) -> N
 
 
 def _initialised_forward(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    from harness.models.delayed import INPUT, WEIGHT, _state
+    from narrowfuzz.models.delayed import INPUT, WEIGHT, _state
 
     if _state.recipe is not None and not _state.replaying:
         layer.resize(_state.recipe.history)

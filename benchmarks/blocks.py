@@ -6,16 +6,15 @@ import statistics
 import time
 from typing import Any
 
+from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.oracles import ORACLES
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.strategies import data_specs
 from plain_hypothesis import generate
-
-from harness.arms.ladder import EAGER
-from harness.arms.program import Program
-from harness.case import Case, DataSpec, ModelName, Spec
-from harness.judge import Judge, tensors_of
-from harness.ledger import load_ledger
-from harness.oracles import ORACLES
-from harness.recipe import load_recipes
-from harness.strategies import data_specs
 
 MODELS: tuple[ModelName, ...] = ("linear", "mlp_swiglu", "attention", "llama_block", "two_blocks")
 RECIPES = ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil")

@@ -7,21 +7,20 @@ import time
 from typing import Any
 
 from hypothesis import strategies as st
+from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case
+from narrowfuzz.data import make_tensors
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.models.zoo import MODELS, gradient_names
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.recipe import load_recipes, runnable
+from narrowfuzz.specs import DIRECT, specs
+from narrowfuzz.strategies import data_specs
 from plain_hypothesis import generate, raw_torch
-
-from harness.arms.ladder import EAGER
-from harness.arms.program import Program
-from harness.case import Case
-from harness.data import make_tensors
-from harness.judge import Judge
-from harness.ledger import load_ledger
-from harness.models.zoo import MODELS, gradient_names
-from harness.numerics.plan import ROLES
-from harness.oracles import BY_NAME
-from harness.oracles.evidence import Evidence
-from harness.recipe import load_recipes, runnable
-from harness.specs import DIRECT, specs
-from harness.strategies import data_specs
 
 HEADLINE = "torchao.float8.rowwise"
 #: O1-O7 and O15, and the rule that notices a crash.

@@ -19,19 +19,18 @@ from typing import Any, ClassVar
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-
-from harness.arms.tensors import TORCH_DTYPE
-from harness.campaign.config import Config
-from harness.campaign.slices import AGAIN, Slice
-from harness.campaign.store import Store
-from harness.campaign.worker import Worker
-from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
-from harness.judge import Judge, Judgement
-from harness.ledger import load_ledger
-from harness.models.zoo import MODELS
-from harness.recipe import Recipe, load_recipes, runnable
-from harness.specs import DIRECT
-from harness.strategies import cases
+from narrowfuzz.arms.tensors import TORCH_DTYPE
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.slices import AGAIN, Slice
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.worker import Worker
+from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.specs import DIRECT
+from narrowfuzz.strategies import cases
 
 
 def generate(

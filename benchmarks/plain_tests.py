@@ -22,16 +22,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from narrowfuzz.case import Spec
+from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule.events import Schedule, Settings
+from narrowfuzz.stateful import Stateful
 from plain_hypothesis import generate
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
-
-from harness.case import Spec
-from harness.models.zoo import MODELS
-from harness.recipe import Recipe
-from harness.schedule.events import Schedule, Settings
-from harness.stateful import Stateful
 
 
 @dataclass(frozen=True)

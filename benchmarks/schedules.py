@@ -8,14 +8,13 @@ import time
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from harness.case import Case, DataSpec, Spec
-from harness.judge import Judge
-from harness.ledger import load_ledger
-from harness.oracles.schedule import SCHEDULE_ORACLES
-from harness.recipe import load_recipes, load_stateful
-from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Step
-from harness.strategies import schedule_cases
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Step
+from narrowfuzz.strategies import schedule_cases
 
 #: Recipe -> schedules of five events a second, at least.
 TARGETS = {"reference.delayed": 100.0, "te.delayed": 20.0}

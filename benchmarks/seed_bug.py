@@ -20,22 +20,21 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from harness.arms.ladder import BY_NAME, EAGER
-from harness.arms.program import Program
-from harness.arms.twin import twin_outputs
-from harness.case import Case, DataSpec, Spec
-from harness.environment import settle
-from harness.faults.registry import builtin_faults
-from harness.judge import tensors_of
-from harness.numerics.formats import F32
-from harness.oracles.evidence import Evidence
-from harness.oracles.recompute import _excess as row_sum_excess
-from harness.oracles.recompute import check_recompute, check_statistics
-from harness.oracles.whole import check_ratio
-from harness.recipe import load_recipes
-from harness.trace import Trace
-from harness.verdict import Verdict
+from narrowfuzz.arms.ladder import BY_NAME, EAGER
+from narrowfuzz.arms.program import Program
+from narrowfuzz.arms.twin import twin_outputs
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.environment import settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import tensors_of
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.recompute import _excess as row_sum_excess
+from narrowfuzz.oracles.recompute import check_recompute, check_statistics
+from narrowfuzz.oracles.whole import check_ratio
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import Verdict
 
 FAULT = "inductor-backward-drift"
 ROWWISE = "torchao.float8.rowwise"

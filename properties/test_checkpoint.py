@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.case import COMPILED, Compile
-from harness.plugin import Harness
-from harness.strategies import cases
+from narrowfuzz.case import COMPILED, Compile
+from narrowfuzz.plugin import Harness
+from narrowfuzz.strategies import cases
 
 RULES = (
     "O12",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.case import COMPILED, Compile
-from harness.plugin import Harness
+from narrowfuzz.case import COMPILED, Compile
+from narrowfuzz.plugin import Harness
 
 RULES = (
     "O8",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.plugin import Harness
-from harness.strategies import direct_cases
+from narrowfuzz.plugin import Harness
+from narrowfuzz.strategies import direct_cases
 
 RULES = (
     "R5",

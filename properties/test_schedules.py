@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.plugin import Harness
+from narrowfuzz.plugin import Harness
 
 RULES = ("O14", "O13", "O12", "O19", "O20", "O2", "O3", "O1", "R20", "contract")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.models.delayed_script import script
-from harness.models.delayed_subject import carries, subject
-from harness.stateful import Stateful
+from narrowfuzz.models.delayed_script import script
+from narrowfuzz.models.delayed_subject import carries, subject
+from narrowfuzz.stateful import Stateful
 
 RECIPES = [
     Stateful(

@@ -1,6 +1,6 @@
 """TransformerEngine's own Python: delayed scaling, current scaling and MXFP8.
 
-On a machine without a GPU its compiled extension is emulated (harness/emulated_te), in a process of
+On a machine without a GPU its compiled extension is emulated (harness/te_on_cpu), in a process of
 its own; where the extension and a GPU are present they are used as they are.
 """
 
@@ -14,23 +14,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import nn
-
-from harness.case import Spec
-from harness.emulated_te import watch
-from harness.emulated_te.environment import (
-    CHOICE,
-    chosen_version,
-    enter,
-    provide,
-    real_extension,
-)
-from harness.models import te_script
-from harness.numerics.delayed import Policy, Slot
-from harness.schedule.carries import Carries
-from harness.schedule.events import Settings
-from harness.schedule.trace import Direction, SlotName
-from harness.stateful import (
+from narrowfuzz.case import Spec
+from narrowfuzz.models import te_script
+from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.schedule.carries import Carries
+from narrowfuzz.schedule.events import Settings
+from narrowfuzz.schedule.trace import Direction, SlotName
+from narrowfuzz.stateful import (
     Listener,
     RawCast,
     RawProduct,
@@ -40,6 +30,15 @@ from harness.stateful import (
     Stateful,
     Subject,
 )
+from te_on_cpu import watch
+from te_on_cpu.environment import (
+    CHOICE,
+    chosen_version,
+    enter,
+    provide,
+    real_extension,
+)
+from torch import nn
 
 Kind = Literal["delayed", "current", "mx"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.case import Dtype, Spec
-from harness.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
-from harness.recipe import Recipe, ScriptText, converts_nothing, promises_nothing
+from narrowfuzz.case import Dtype, Spec
+from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
+from narrowfuzz.recipe import Recipe, ScriptText, converts_nothing, promises_nothing
 
 # fp32 products round once more than the sum; bf16 products are exact in the fp32 accumulator.
 _FP32 = Plan(

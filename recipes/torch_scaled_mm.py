@@ -1,6 +1,6 @@
 """torch's own scaled matrix multiply, without a library around it.
 
-The layer is ``harness/arms/scaled_linear.py``: the fewest lines that train through
+The layer is ``harness/narrowfuzz/arms/scaled_linear.py``: the fewest lines that train through
 ``torch.nn.functional.scaled_mm`` (``aten::_scaled_mm_v2``). Backends are its two fp8 scalings:
 
     tensorwise  one fp32 scale a tensor; input and weight E4M3, grad_output E5M2
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.case import Spec
-from harness.numerics.formats import E4M3FN, E5M2
-from harness.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
-from harness.recipe import Emit, Recipe, ScriptText
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import E4M3FN, E5M2
+from narrowfuzz.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
+from narrowfuzz.recipe import Emit, Recipe, ScriptText
 
 ALIGNMENT = 16
 
@@ -37,13 +37,13 @@ def _plan(spec: Spec) -> Plan:
 
 
 def _convert(model: Any, spec: Spec) -> Any:
-    from harness.arms.scaled_linear import become_scaled
+    from narrowfuzz.arms.scaled_linear import become_scaled
 
     return model.apply(lambda module: become_scaled(module, spec.backend == "rowwise"))
 
 
 def _converted(module: Any) -> bool:
-    from harness.arms.scaled_linear import ScaledLinear
+    from narrowfuzz.arms.scaled_linear import ScaledLinear
 
     return isinstance(module, ScaledLinear)
 
@@ -57,10 +57,9 @@ def _convertible(module: Any, spec: Spec) -> bool:
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of scaled_mm: codes and inverse scales, as the kernel takes them."""
+    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
+    from narrowfuzz.trace import Seen
     from torch.nn import functional
-
-    from harness.arms.tensors import fp8_codes, fp32_array
-    from harness.trace import Seen
 
     multiply = functional.scaled_mm
 
@@ -99,7 +98,7 @@ def _may_refuse(spec: Spec) -> str:
 def _script(spec: Spec) -> ScriptText:
     import inspect
 
-    from harness.arms import scaled_linear
+    from narrowfuzz.arms import scaled_linear
 
     return ScriptText(
         imports=inspect.getsource(scaled_linear).replace('"""', "'''").strip(),

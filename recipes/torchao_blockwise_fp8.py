@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.case import Spec
-from harness.numerics.formats import E4M3FN
-from harness.numerics.plan import Fp32Scale, GemmPlan, OperandPlan, Plan
-from harness.recipe import Emit, Recipe, ScriptText, every_linear
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import E4M3FN
+from narrowfuzz.numerics.plan import Fp32Scale, GemmPlan, OperandPlan, Plan
+from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
 
 BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
@@ -70,10 +70,9 @@ def _tap(emit: Emit) -> Iterator[None]:
     It takes B^T with its scales transposed likewise; only grad_weight, which alone brings a second
     scale tensor for Triton, passes the scales of B itself.
     """
+    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
+    from narrowfuzz.trace import Seen
     from torchao.prototype.blockwise_fp8_training import linear
-
-    from harness.arms.tensors import fp8_codes, fp32_array
-    from harness.trace import Seen
 
     multiply = linear._run_blockwise_mm
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.case import Spec
-from harness.numerics.formats import E4M3FN, E5M2
-from harness.numerics.plan import (
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import E4M3FN, E5M2
+from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
     ROLES,
     Fp32Scale,
@@ -29,7 +29,7 @@ from harness.numerics.plan import (
     OperandPlan,
     Plan,
 )
-from harness.recipe import Emit, Recipe, ScriptText, every_linear
+from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
 
 EPS = 1e-12
 
@@ -110,10 +110,9 @@ def _tap(emit: Emit) -> Iterator[None]:
     are fewer than two since the mm before where an operand was kept, and then nothing is known.
     """
     import torch
+    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
+    from narrowfuzz.trace import Seen
     from torchao.float8 import float8_ops, float8_utils
-
-    from harness.arms.tensors import fp8_codes, fp32_array
-    from harness.trace import Seen
 
     table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
     multiply, to_amax = table[op], float8_utils.tensor_to_amax
@@ -148,7 +147,7 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 def _as(amax: Any, scale: Any) -> Any:
     """amax in the scale's shape: a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]."""
-    from harness.arms.tensors import fp32_array
+    from narrowfuzz.arms.tensors import fp32_array
 
     return None if amax is None else fp32_array(amax).reshape(tuple(scale.shape))
 

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.case import Spec
-from harness.numerics.formats import E4M3FN
-from harness.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
-from harness.numerics.scales import MxMode
-from harness.recipe import Emit, Recipe, ScriptText
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import E4M3FN
+from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
+from narrowfuzz.numerics.scales import MxMode
+from narrowfuzz.recipe import Emit, Recipe, ScriptText
 
 BLOCK = 32
 
@@ -143,10 +143,9 @@ def _unavailable(backend: str, device: str) -> str:
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the MX tensor's mm: both operands arrive with codes and E8M0 bytes."""
+    from narrowfuzz.arms.tensors import fp8_codes
+    from narrowfuzz.trace import Seen
     from torchao.prototype.mx_formats import mx_tensor
-
-    from harness.arms.tensors import fp8_codes
-    from harness.trace import Seen
 
     multiply = mx_tensor._addmm_mx_dispatch
 

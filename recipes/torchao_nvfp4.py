@@ -22,11 +22,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
-from harness.case import Spec
-from harness.numerics.formats import E2M1
-from harness.numerics.plan import GemmPlan, OperandPlan, Plan, TwoLevelScale
-from harness.recipe import Emit, Recipe, ScriptText, every_linear
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import E2M1
+from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, TwoLevelScale
+from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
 
 #: nvfp4_mm_triton takes multiples of this for every dimension.
 ALIGNMENT = 128
@@ -76,14 +75,13 @@ def _tap(emit: Emit) -> Iterator[None]:
     its storage, and there the 16 equal rows of block scales are one tile's.
     """
     import torch
+    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
+    from narrowfuzz.numerics.two_level import TWO_LEVEL
+    from narrowfuzz.trace import Seen
     from torch.nn import functional
     from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear as library
     from torchao.prototype.mx_formats.kernels import unpack_uint4
     from torchao.prototype.mx_formats.utils import from_blocked
-
-    from harness.arms.tensors import fp8_codes, fp32_array
-    from harness.numerics.two_level import TWO_LEVEL
-    from harness.trace import Seen
 
     multiply, to_scale = functional.scaled_mm, library.per_tensor_amax_to_scale
     quantise_weight = library._triton_weight_quantize_2d

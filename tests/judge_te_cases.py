@@ -7,12 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from harness.case import load_case
-from harness.emulated_te.environment import enter
-from harness.environment import prepare, settle
-from harness.judge import Judge
-from harness.ledger import load_ledger
-from harness.recipe import load_recipes, load_stateful
+from narrowfuzz.case import load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.recipe import load_recipes, load_stateful
+from te_on_cpu.environment import enter
 
 
 def main(file: str) -> None:

@@ -11,7 +11,7 @@ import runpy
 import sys
 import traceback
 
-from harness.emulated_te.environment import enter
+from te_on_cpu.environment import enter
 
 
 def main(scripts: list[str]) -> None:

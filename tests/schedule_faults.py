@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from harness import Fault
-from harness.models import delayed
-from harness.models.delayed import DelayedLinear
+from narrowfuzz import Fault
+from narrowfuzz.models import delayed
+from narrowfuzz.models.delayed import DelayedLinear
 
 
 @contextmanager

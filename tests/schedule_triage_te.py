@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import torch
-
-from harness.campaign.store import Store
-from harness.case import Case, DataSpec, Spec
-from harness.judge import Judge
-from harness.ledger import Ledger
-from harness.recipe import load_stateful
-from harness.schedule.events import (
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.recipe import load_stateful
+from narrowfuzz.schedule.events import (
     Backward,
     Close,
     Forward,
@@ -21,7 +20,7 @@ from harness.schedule.events import (
     Settings,
     Step,
 )
-from harness.triage.triage import triage
+from narrowfuzz.triage.triage import triage
 
 LARGE = Schedule(
     events=(

@@ -7,16 +7,15 @@ import types
 from collections.abc import Iterator
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from harness.case import Case
-from harness.emulated_te.environment import enter
-from harness.environment import prepare, settle
-from harness.faults.fault import Fault
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge
-from harness.ledger import load_ledger
-from harness.recipe import load_recipes, load_stateful
-from harness.strategies import schedule_cases
+from narrowfuzz.case import Case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.fault import Fault
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.strategies import schedule_cases
+from te_on_cpu.environment import enter
 
 #: Fault -> its recipe, and how many schedules are drawn.
 HUNTED = {

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torchao.float8  # noqa: F401  what forked tests start with
-
-from harness.environment import prepare, settle
-from harness.faults.fault import Fault
-from harness.faults.patching import float8_forward, replaced
-from harness.faults.registry import builtin_faults
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.fault import Fault
+from narrowfuzz.faults.patching import float8_forward, replaced
+from narrowfuzz.faults.registry import builtin_faults
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import baselines

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.campaign.slices import Slice
+from narrowfuzz.campaign.slices import Slice
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

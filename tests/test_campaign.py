@@ -20,14 +20,13 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from harness.campaign.config import Config
-from harness.campaign.slices import FIRST
-from harness.campaign.store import Store, claim, load_finding, release
-from harness.campaign.summary import rule_counts
-from harness.case import Case, DataSpec, Spec, load_case
-from harness.triage.finding import Finding, finding_id
-from harness.triage.verify import run_script
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.slices import FIRST
+from narrowfuzz.campaign.store import Store, claim, load_finding, release
+from narrowfuzz.campaign.summary import rule_counts
+from narrowfuzz.case import Case, DataSpec, Spec, load_case
+from narrowfuzz.triage.finding import Finding, finding_id
+from narrowfuzz.triage.verify import run_script
 
 pytestmark = pytest.mark.xdist_group("campaign")
 FLOAT8 = "torchao.float8.rowwise"
@@ -35,14 +34,14 @@ EAGER = ("--arm", "eager", "--workers", "1", "--seed", "1")
 #: A lost worker's case is minimised in processes of their own; here not for long.
 COMMAND = """
 import sys
-import harness.triage.loss
-from harness.cli import main
-harness.triage.loss._SECONDS = 6.0
+import narrowfuzz.triage.loss
+from narrowfuzz.cli import main
+narrowfuzz.triage.loss._SECONDS = 6.0
 main(sys.argv[1:])
 """
 RAISES = """
 import dataclasses
-from harness.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes
 honest = load_recipes()["torch.fp32"]
 def plan(spec):
     raise RuntimeError("a mistake in a plan")
@@ -201,7 +200,7 @@ def test_its_script_shows_the_fault_and_only_the_fault(gained: Run) -> None:
 def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
     folder = gained.folder / "findings" / gained.finding("O5").id
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", "replay", str(folder)],
+        [sys.executable, "-m", "narrowfuzz.cli", "replay", str(folder)],
         capture_output=True, text=True, check=False, cwd=gained.folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -272,7 +271,7 @@ class TestInterrupt:
 
 def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) -> list[str]:
     """Ids of the cases of a worker's first two eager slices."""
-    from harness.campaign.worker import Worker
+    from narrowfuzz.campaign.worker import Worker
 
     folder = Path("out")
     folder.mkdir(exist_ok=True)

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from harness.case import (
+from narrowfuzz.case import (
     MAX_CASE_BYTES,
     SCHEMA,
     Case,
@@ -21,7 +20,7 @@ from harness.case import (
     dump_case,
     load_case,
 )
-from harness.schedule.events import Open, Schedule
+from narrowfuzz.schedule.events import Open, Schedule
 
 EXAMPLES = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())

@@ -12,21 +12,20 @@ from typing import Any, get_args
 
 import pytest
 import torch
-
-from harness.arms.census import convert
-from harness.arms.snapshot import snapshot
-from harness.case import Case, DataSpec, Spec
-from harness.environment import prepare, settle
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge
-from harness.ledger import Ledger, load_entries
-from harness.oracles.census import check_census
-from harness.oracles.evidence import Evidence
-from harness.recipe import Recipe, ScriptText, load_recipes, promises_nothing
-from harness.trace import Census, ChangeKind, Trace
-from harness.triage.finding import severity_of
-from harness.triage.script_census import write_census_script
-from harness.verdict import Verdict, fingerprint
+from narrowfuzz.arms.census import convert
+from narrowfuzz.arms.snapshot import snapshot
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger, load_entries
+from narrowfuzz.oracles.census import check_census
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.recipe import Recipe, ScriptText, load_recipes, promises_nothing
+from narrowfuzz.trace import Census, ChangeKind, Trace
+from narrowfuzz.triage.finding import severity_of
+from narrowfuzz.triage.script_census import write_census_script
+from narrowfuzz.verdict import Verdict, fingerprint
 
 prepare()
 settle()

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.arms.ladder import INDUCTOR, LADDER, unavailable
-from harness.case import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
-from harness.cli import main
+from narrowfuzz.arms.ladder import INDUCTOR, LADDER, unavailable
+from narrowfuzz.case import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
+from narrowfuzz.cli import main
 
 CLEAN = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 #: torchao's wrapper tensor ignores the bias: a real divergence of 0.18.
@@ -61,7 +60,7 @@ def refused(
     def started(*args: Any) -> None:
         raise AssertionError("a campaign was started")
 
-    monkeypatch.setattr("harness.campaign.supervisor.run_campaign", started)
+    monkeypatch.setattr("narrowfuzz.campaign.supervisor.run_campaign", started)
 
     def run(*argv: object) -> str:
         before = sorted(here.rglob("*"))
@@ -83,7 +82,7 @@ def refused(
 def test_help_loads_nothing_heavy(argv: list[str]) -> None:
     code = f"""
 import sys
-from harness.cli import main
+from narrowfuzz.cli import main
 try:
     main({argv!r})
 except SystemExit as stopped:
@@ -187,7 +186,7 @@ def test_each_resumed_run_draws_something_new(
 
 def campaigns(monkeypatch: pytest.MonkeyPatch, *, journal: bool = False) -> list[Any]:
     """Replace the supervisor by one that runs nothing; returns the configs it is given."""
-    from harness.campaign import supervisor
+    from narrowfuzz.campaign import supervisor
 
     configs: list[Any] = []
 
@@ -245,6 +244,9 @@ class TestOutputFolder:
         ("RECIPES = 3", "RECIPES"),
         ("RECIPES = ['torch.fp32']", "RECIPES"),
         ("import no_such_module_here", "no_such_module_here"),
+        ("from harness import Recipe", "write 'from narrowfuzz import Recipe'"),
+        ("from harness.recipe import Recipe", "write 'from narrowfuzz.recipe import Recipe'"),
+        ("import harness.case", "write 'import narrowfuzz.case'"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "list", "replay"])
@@ -265,9 +267,12 @@ def test_a_bad_recipe_file_is_refused_by_name(
         ("FAULTS = [", "SyntaxError"),
         ("import sys; sys.exit(0)", "SystemExit"),
         ("faults = []", "FAULTS"),
-        ("from harness import Fault\nFAULTS = [Fault('a', 'f', 't', 'l', (), None)]", "recipe"),
+        ("from harness import Fault", "write 'from narrowfuzz import Fault'"),
+        ("from harness.narrowfuzz import Fault", "the package is called narrowfuzz"),
+        ("from harness import mine", "raised"),  # a package of their own
+        ("from narrowfuzz import Fault\nFAULTS = [Fault('a', 'f', 't', 'l', (), None)]", "recipe"),
         (
-            "from harness import Fault\nFAULTS = [Fault('gain', 'f', 't', 'l', ('*',), None)]",
+            "from narrowfuzz import Fault\nFAULTS = [Fault('gain', 'f', 't', 'l', ('*',), None)]",
             "did you mean 'gain'?",
         ),
     ],
@@ -446,7 +451,7 @@ def test_list_names_a_users_own_recipes(nf: Callable[..., Result], here: Path) -
 
 OWN = """
 import dataclasses
-from harness.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes
 RECIPES = [dataclasses.replace(load_recipes()["torch.fp32"], name="mine.fp32")]
 """
 

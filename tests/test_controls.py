@@ -9,24 +9,23 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-
-from harness.arms.ladder import EAGER, LADDER, climb, select_arms
-from harness.arms.program import Program
-from harness.campaign.config import Config
-from harness.case import Case, DataSpec, ModelName, Spec
-from harness.controls.control import Control
-from harness.controls.registry import builtin_controls, find_control
-from harness.data import make_tensors
-from harness.environment import prepare, settle
-from harness.faults.patching import replaced
-from harness.judge import Judge, tensors_of
-from harness.ledger import load_ledger
-from harness.recipe import Recipe, load_recipes, load_stateful, select
-from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Step
-from harness.schedule.story import FEATURES
-from harness.score.controls import ControlResult, lacking, run_control
-from harness.stateful import Stateful
-from harness.triage.verify import run_script
+from narrowfuzz.arms.ladder import EAGER, LADDER, climb, select_arms
+from narrowfuzz.arms.program import Program
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.controls.control import Control
+from narrowfuzz.controls.registry import builtin_controls, find_control
+from narrowfuzz.data import make_tensors
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.patching import replaced
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, select
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Step
+from narrowfuzz.schedule.story import FEATURES
+from narrowfuzz.score.controls import ControlResult, lacking, run_control
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.triage.verify import run_script
 
 prepare()
 settle()
@@ -42,8 +41,8 @@ TWO_STEPS = Schedule(
 )  # fmt: skip
 #: A control that hides a real fault, and one that is what it says.
 FILE = """
-from harness.controls.control import Control
-from harness.faults.registry import find_fault
+from narrowfuzz.controls.control import Control
+from narrowfuzz.faults.registry import find_fault
 CONTROLS = [
     Control("gains", "3 % too large", "not legal", ("torchao.float8.rowwise",), ("linear",),
             ("eager",), find_fault("", "gemm-gain").plant),
@@ -173,7 +172,7 @@ def test_a_script_runs_under_a_control(tmp_path: Path) -> None:
     script.write_text(
         "import sys\n"
         "from torch.nn import functional\n"
-        "sys.exit(functional.linear.__module__ == 'harness.controls.rewrites_torch')\n"
+        "sys.exit(functional.linear.__module__ == 'narrowfuzz.controls.rewrites_torch')\n"
     )
     assert run_script(script, plant=("", "control:linear-blocked-sums")).shown
     assert run_script(script).code == 0

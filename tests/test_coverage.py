@@ -10,16 +10,15 @@ from typing import get_args
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-
-from harness.arms.ladder import BY_NAME, rungs_of, select_arms, unavailable
-from harness.campaign.config import Config
-from harness.campaign.generator import Generator
-from harness.campaign.slices import AGAIN, FIRST
-from harness.case import Case, Compile, DataSpec, Spec
-from harness.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
-from harness.recipe import load_recipes, runnable
-from harness.specs import specs
-from harness.strategies import batches, cases
+from narrowfuzz.arms.ladder import BY_NAME, rungs_of, select_arms, unavailable
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.generator import Generator
+from narrowfuzz.campaign.slices import AGAIN, FIRST
+from narrowfuzz.case import Case, Compile, DataSpec, Spec
+from narrowfuzz.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
+from narrowfuzz.recipe import load_recipes, runnable
+from narrowfuzz.specs import specs
+from narrowfuzz.strategies import batches, cases
 
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
@@ -150,7 +149,7 @@ def test_what_nobody_has_run_is_named() -> None:
 def test_a_campaign_misses_no_rung_that_it_never_takes(
     arms: tuple[str, ...], rungs: set[str]
 ) -> None:
-    from harness.campaign.main import _universe
+    from narrowfuzz.campaign.main import _universe
 
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))

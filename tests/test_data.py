@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.data import hash_bits, lattice_format, make_tensors
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32
+from narrowfuzz.numerics.plan import ROLES, Fp32Scale, Plan
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.strategies import WILD
 from numpy.typing import NDArray
-
-from harness.case import Case, DataSpec, Spec, Spike
-from harness.data import hash_bits, lattice_format, make_tensors
-from harness.numerics import reference
-from harness.numerics.formats import E4M3FN, E5M2, F32
-from harness.numerics.plan import ROLES, Fp32Scale, Plan
-from harness.recipe import load_recipes
-from harness.strategies import WILD
 
 EXAMPLES = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 RECIPES = load_recipes()

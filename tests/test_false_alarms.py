@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.case import load_case
-from harness.emulated_te.environment import DEFAULT, ensure
-from harness.environment import prepare, settle
-from harness.judge import Judge
-from harness.ledger import load_ledger
-from harness.recipe import load_recipes, load_stateful
+from narrowfuzz.case import load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.recipe import load_recipes, load_stateful
+from te_on_cpu.environment import DEFAULT, ensure
 
 prepare()
 settle()

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.arms.ladder import EAGER, climb, unavailable
-from harness.case import Case, load_case
-from harness.environment import prepare, settle
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge
-from harness.ledger import load_ledger
-from harness.recipe import load_recipes
+from narrowfuzz.arms.ladder import EAGER, climb, unavailable
+from narrowfuzz.case import Case, load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.recipe import load_recipes
 
 prepare()
 settle()
@@ -39,6 +38,7 @@ FAULTS = {
 
 def owners() -> Iterator[Any]:
     """Modules, classes and tables that faults are planted in."""
+    from narrowfuzz.models import delayed
     from torch._functorch import partitioners
     from torch._inductor import decomposition, lowering
     from torch._inductor.codecache import CppPythonBindingsCodeCache
@@ -58,8 +58,6 @@ def owners() -> Iterator[Any]:
     from torchao.prototype.moe_training import config, mxfp8_linear, tensor
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
-
-    from harness.models import delayed
 
     yield from (torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)

@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-from harness.faults.registry import builtin_faults
-from harness.triage.forked import ForkedScripts
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.triage.forked import ForkedScripts
 
 SCALE = """
 import sys, torch

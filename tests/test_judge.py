@@ -10,18 +10,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-
-from harness.arms.program import Program
-from harness.case import Case, DataSpec, Spec
-from harness.environment import prepare, settle
-from harness.faults.registry import builtin_faults
-from harness.judge import FRESH_DRAWS, Judge, tensors_of
-from harness.ledger import Ledger, load_ledger
-from harness.numerics.formats import F32
-from harness.oracles import BY_NAME
-from harness.recipe import Recipe, load_recipes, runnable
-from harness.trace import Trace
-from harness.verdict import Verdict, fingerprint
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import FRESH_DRAWS, Judge, tensors_of
+from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import Verdict, fingerprint
 
 prepare()
 settle()

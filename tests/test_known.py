@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from narrowfuzz.ledger import Entry, known_dir, load_entries
+from narrowfuzz.triage.verify import run_script
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-
-from harness.emulated_te.environment import CHOICE, ensure
-from harness.emulated_te.install import CARRIED
-from harness.ledger import Entry, known_dir, load_entries
-from harness.triage.verify import run_script
+from te_on_cpu.environment import CHOICE, ensure
+from te_on_cpu.install import CARRIED
 
 ENTRIES = load_entries()
 ALLOWED = {"torch", "torchao"} | set(sys.stdlib_module_names)
 #: Where no GPU is, TransformerEngine runs on an emulated extension.
-EMULATES = {"transformer_engine", "harness.emulated_te"}
+EMULATES = {"transformer_engine", "te_on_cpu"}
 
 
 def emulates(entry: Entry) -> bool:

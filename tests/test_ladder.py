@@ -6,9 +6,8 @@ import itertools
 from typing import get_args
 
 import pytest
-
-from harness.arms import ladder
-from harness.arms.ladder import (
+from narrowfuzz.arms import ladder
+from narrowfuzz.arms.ladder import (
     BY_NAME,
     EAGER,
     INDUCTOR,
@@ -19,7 +18,7 @@ from harness.arms.ladder import (
     unavailable,
     with_checkpoint,
 )
-from harness.case import Checkpoint, Compile, Spec
+from narrowfuzz.case import Checkpoint, Compile, Spec
 
 SUFFIX = {
     "none": "",

@@ -8,20 +8,19 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-
-from harness.arms.ladder import EAGER, with_checkpoint
-from harness.arms.layers import LayerWatch
-from harness.arms.program import Program
-from harness.case import Case, Checkpoint, DataSpec, ModelName, Spec
-from harness.environment import prepare, settle
-from harness.judge import tensors_of
-from harness.models.zoo import MODELS, linear_names
-from harness.numerics import bounds
-from harness.numerics.formats import FORMATS
-from harness.numerics.plan import HIGH_PRECISION, GemmPlan
-from harness.oracles.evidence import same_bits
-from harness.recipe import load_recipes, runnable
-from harness.trace import LayerCall, Trace
+from narrowfuzz.arms.ladder import EAGER, with_checkpoint
+from narrowfuzz.arms.layers import LayerWatch
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case, Checkpoint, DataSpec, ModelName, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import tensors_of
+from narrowfuzz.models.zoo import MODELS, linear_names
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
+from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.recipe import load_recipes, runnable
+from narrowfuzz.trace import LayerCall, Trace
 
 prepare()
 settle()
@@ -222,7 +221,7 @@ def test_the_gemms_of_a_call_are_its_own_though_a_recompute_interrupts_its_backw
 
 def close(seen: Any, values: Any) -> bool:
     """The operand is that tensor, but for the rounding to fp8."""
-    from harness.numerics.formats import decode
+    from narrowfuzz.numerics.formats import decode
 
     shown = decode(seen.codes, FORMATS["e4m3fn"])
     if shown.shape != values.shape:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HARNESS = ROOT / "harness"
 MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    ".".join(path.relative_to(HARNESS).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(HARNESS.rglob("*.py"))
     if "_content" not in path.parts
 }
@@ -20,6 +20,8 @@ HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
 LOW = {"case", "content", "verdict", "numerics", "faults.fault"}
+#: The import packages that harness/ holds.
+OURS = {"narrowfuzz", "te_on_cpu"}
 DATA = LOW | {
     "schedule",
     "stateful",
@@ -39,8 +41,7 @@ MAY_IMPORT = {
     "choices": set(),
     "schedule": {"choices", "numerics", "trace"},
     "stateful": {"case", "numerics", "schedule"},
-    "emulated_te": set(),
-    "content": set(),
+    "content": {"__init__"},
     "verdict": set(),
     "policy": set(),
     "environment": set(),
@@ -54,9 +55,10 @@ MAY_IMPORT = {
     "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
-    # models: the host of state faults; emulated_te: what the library's own are planted on
-    "faults": {"recipe", "models", "emulated_te"},
+    # models: the host of state faults; te_on_cpu: what the library's own are planted on
+    "faults": {"content", "recipe", "models", "te_on_cpu"},
     "controls": {
+        "content",
         "case",
         "recipe",
         "models",
@@ -70,7 +72,7 @@ MAY_IMPORT = {
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"planted"},
-    "campaign": JUDGED | {"faults", "planted", "triage", "coverage", "emulated_te"},
+    "campaign": JUDGED | {"faults", "planted", "triage", "coverage", "te_on_cpu"},
     "vacuity": JUDGED,
     "score": JUDGED | {"faults", "controls", "planted", "campaign", "coverage"},
 }
@@ -92,22 +94,30 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def full_name(package: str) -> str:
+    """The import name of one of our packages or modules."""
+    if package == "__init__":
+        return "narrowfuzz"
+    return package if package in OURS else f"narrowfuzz.{package}"
+
+
 def of(package: str) -> list[str]:
     """The modules of one of our packages (or the one module of that name)."""
-    name = f"harness.{package}"
+    name = full_name(package)
     return [module for module in MODULES if module == name or module.startswith(f"{name}.")]
 
 
 def ours(module: str) -> set[str]:
-    return {name for name in imports(MODULES[module]) if name.split(".")[0] == "harness"}
+    return {name for name in imports(MODULES[module]) if name.split(".")[0] in OURS}
 
 
 def libraries(module: str) -> set[str]:
-    return {name.split(".")[0] for name in imports(MODULES[module])} - {"harness"}
+    return {name.split(".")[0] for name in imports(MODULES[module])} - OURS
 
 
 def inside(name: str, package: str) -> bool:
-    return name == f"harness.{package}" or name.startswith(f"harness.{package}.")
+    whole = full_name(package)
+    return name == whole or (package != "__init__" and name.startswith(f"{whole}."))
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -152,27 +162,33 @@ def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
         "listing",
         "score",
     )
-    assert "harness.judge" in both
+    assert "narrowfuzz.judge" in both
     assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]
 
 
-@pytest.mark.parametrize("module", ["harness", "harness.faults.fault", "harness.cli"])
+@pytest.mark.parametrize("module", ["narrowfuzz", "narrowfuzz.faults.fault", "narrowfuzz.cli"])
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_after(f"import {module}").isdisjoint(HEAVY)
 
 
+def test_the_emulated_extension_imports_nothing_of_ours() -> None:
+    assert {name.split(".")[0] for module in of("te_on_cpu") for name in ours(module)} == {
+        "te_on_cpu"
+    }
+
+
 def test_strategies_load_neither_torch_nor_arms_nor_oracles() -> None:
-    loaded = loaded_after("import harness.data, harness.strategies")
-    assert loaded.isdisjoint({"torch", "torchao", "harness.arms", "harness.oracles"})
+    loaded = loaded_after("import narrowfuzz.data, narrowfuzz.strategies")
+    assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.oracles"})
 
 
 def test_oracles_load_neither_torch_nor_arms() -> None:
-    loaded = loaded_after("import harness.oracles")
-    assert loaded.isdisjoint({"torch", "torchao", "harness.arms", "harness.judge"})
+    loaded = loaded_after("import narrowfuzz.oracles")
+    assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.judge"})
 
 
 def test_the_plugin_is_light_until_a_fixture_is_used() -> None:
-    assert loaded_after("import harness.plugin").isdisjoint({"torch", "torchao", "numpy"})
+    assert loaded_after("import narrowfuzz.plugin").isdisjoint({"torch", "torchao", "numpy"})
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -191,8 +207,8 @@ def test_known_scripts_import_nothing_of_ours(script: Path) -> None:
     """But for the emulated extension, where they are about TransformerEngine."""
     names = imports(script)
     emulates = any(name.split(".")[0] == "transformer_engine" for name in names)
-    ours = {name for name in names if name.split(".")[0] == "harness"}
-    allowed = [name for name in ours if emulates and inside(name, "emulated_te")]
+    ours = {name for name in names if name.split(".")[0] in OURS}
+    allowed = [name for name in ours if emulates and inside(name, "te_on_cpu")]
     assert ours <= set(allowed)
 
 

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import narrowfuzz.ledger
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import harness.ledger
-from harness.case import Spec
-from harness.ledger import Entry, Ledger, load_entries, load_ledger
-from harness.verdict import Verdict, fingerprint
+from narrowfuzz.case import Spec
+from narrowfuzz.ledger import Entry, Ledger, load_entries, load_ledger
+from narrowfuzz.verdict import Verdict, fingerprint
 
 TORCH = importlib.metadata.version("torch").split("+")[0]
 FIELDS: dict[str, Any] = {
@@ -43,7 +42,7 @@ def entry(**changes: Any) -> Entry:
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """write(name, **changes): an entry file in a ledger of its own; None drops a field."""
-    monkeypatch.setattr(harness.ledger, "known_dir", lambda: tmp_path)
+    monkeypatch.setattr(narrowfuzz.ledger, "known_dir", lambda: tmp_path)
 
     def write(name: str, **changes: Any) -> Path:
         path = tmp_path / f"{name}.toml"

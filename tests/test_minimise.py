@@ -11,10 +11,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from harness.case import Case, DataSpec, ModelName, Spec, Spike
-from harness.triage import minimise as module
-from harness.triage.minimise import DRAWS, REACH, Shows, minimise
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec, Spike
+from narrowfuzz.triage import minimise as module
+from narrowfuzz.triage.minimise import DRAWS, REACH, Shows, minimise
 
 EXAMPLES = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 DIMS = ("m", "k", "n", "batch")

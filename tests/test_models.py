@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-
-from harness.arms.ladder import EAGER
-from harness.arms.program import Program
-from harness.arms.tensors import ids_tensor
-from harness.case import Case, DataSpec, ModelName, Spec
-from harness.data import make_model_tensors
-from harness.judge import tensors_of
-from harness.models.zoo import (
+from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arms.program import Program
+from narrowfuzz.arms.tensors import ids_tensor
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.data import make_model_tensors
+from narrowfuzz.judge import tensors_of
+from narrowfuzz.models.zoo import (
     MODELS,
     gradient_names,
     heads_of,
@@ -26,7 +25,7 @@ from harness.models.zoo import (
     source_of,
     tied_names,
 )
-from harness.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes
 
 ALL: tuple[ModelName, ...] = get_args(ModelName)
 BF16 = load_recipes()["torch.bf16"]
@@ -85,7 +84,7 @@ def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> Non
     assert len(classes) == len(set(classes))
     assert classes[-1] == MODELS[name].module.__name__
     assert {type(m).__name__ for m in built(spec_of(name)).modules()
-            if type(m).__module__.startswith("harness")} == set(classes)  # fmt: skip
+            if type(m).__module__.startswith("narrowfuzz")} == set(classes)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -12,7 +12,7 @@ pytest_plugins = ("pytester",)
 #: A suite of somebody's own; the installed entry point brings the plugin.
 PROPERTY = """
 import pytest
-from harness.strategies import cases
+from narrowfuzz.strategies import cases
 from hypothesis import strategies as st
 
 @pytest.mark.parametrize("rule", {rules!r})
@@ -22,12 +22,12 @@ def test_promise(harness, rule):
 #: A recipe whose plan promises what the library does not keep: twice the scale.
 LIAR = """
 import dataclasses
-from harness.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes
 honest = load_recipes()["torchao.float8.rowwise"]
 
 def plan(spec):
     import dataclasses
-    from harness.numerics.plan import Fp32Scale, Plan
+    from narrowfuzz.numerics.plan import Fp32Scale, Plan
     gemms = dict(honest.plan(spec).gemms)
     scale = Fp32Scale(eps=1e-12, power_of_two=False)
     gemms = {role: dataclasses.replace(g, a=dataclasses.replace(g.a, scale=scale))
@@ -110,7 +110,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
     line = next(text for text in result.outlines if '{"data"' in text)
     Path("case.json").write_text(line[line.index('{"data"') :].strip())
     replay = suite.run(
-        sys.executable, "-m", "harness.cli", "replay", "case.json", "--recipe-file", "mine.py",
+        sys.executable, "-m", "narrowfuzz.cli", "replay", "case.json", "--recipe-file", "mine.py",
         "--arm", "eager",
     )  # fmt: skip
     assert replay.ret == 1
@@ -136,3 +136,14 @@ def test_a_profile_that_draws_no_such_case_skips_with_the_reason(suite: pytest.P
     result = run(suite, "-rs", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*profile smoke draws no inductor cases*"])
+
+
+def test_a_project_with_a_package_called_harness_keeps_it(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        **{
+            "harness/__init__": "MINE = 1",
+            "test_mine": "import harness\ndef test_mine(): assert harness.MINE",
+        }
+    )
+    result = suite.run(sys.executable, "-m", "pytest", "-q", "test_mine.py")
+    result.assert_outcomes(passed=1)

@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.data import make_tensors
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.listing import list_command
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.quantiser import check_cast, check_scale
+from narrowfuzz.recipe import Emit, Recipe, load_recipes, obstacles, runnable
+from narrowfuzz.trace import Seen, Site, SiteTrace, Trace
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.verify import run_script
+from narrowfuzz.verdict import Verdict
 from torch import nn
-
-from harness.case import Case, DataSpec, Spec
-from harness.data import make_tensors
-from harness.environment import prepare, settle
-from harness.listing import list_command
-from harness.numerics import reference
-from harness.numerics.plan import ROLES, OperandPlan, Role
-from harness.oracles.evidence import Evidence
-from harness.oracles.quantiser import check_cast, check_scale
-from harness.recipe import Emit, Recipe, load_recipes, obstacles, runnable
-from harness.trace import Seen, Site, SiteTrace, Trace
-from harness.triage.script import write_script
-from harness.triage.verify import run_script
-from harness.verdict import Verdict
 
 prepare()
 settle()

@@ -11,11 +11,10 @@ from typing import get_args
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-
-from harness.case import Case, DataSpec, Spec, dump_case, load_case
-from harness.schedule.carries import Carries
-from harness.schedule.draw import FACTORS, schedules
-from harness.schedule.events import (
+from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.schedule.carries import Carries
+from narrowfuzz.schedule.draw import FACTORS, schedules
+from narrowfuzz.schedule.events import (
     Algorithm,
     Backward,
     Close,
@@ -30,11 +29,11 @@ from harness.schedule.events import (
     Step,
     Switch,
 )
-from harness.schedule.rules import check_schedule, repaired, simpler, without
-from harness.schedule.simplify import simplifications
-from harness.schedule.stimulus import census, histogram, repair, weakness
-from harness.schedule.story import FEATURES
-from harness.schedule.text import lines
+from narrowfuzz.schedule.rules import check_schedule, repaired, simpler, without
+from narrowfuzz.schedule.simplify import simplifications
+from narrowfuzz.schedule.stimulus import census, histogram, repair, weakness
+from narrowfuzz.schedule.story import FEATURES
+from narrowfuzz.schedule.text import lines
 
 EVERYTHING = Carries(
     layers=get_args(LayerKind),

@@ -8,17 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from harness.arms.seen import see_cast
-from harness.case import Case, DataSpec, Spec
-from harness.ledger import STATE_DEVIATIONS
-from harness.numerics.delayed import Policy, Slot
-from harness.oracles.schedule_evidence import ScheduleEvidence
-from harness.oracles.schedule_machine import check_machine
-from harness.oracles.schedule_recompute import circumstances, unfinished
-from harness.oracles.schedule_rules import check_balance, check_recompute
-from harness.schedule.events import Backward, Close, Event, Forward, Open, Schedule, Settings, Step
-from harness.schedule.trace import (
+from narrowfuzz.arms.seen import see_cast
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.ledger import STATE_DEVIATIONS
+from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_machine import check_machine
+from narrowfuzz.oracles.schedule_recompute import circumstances, unfinished
+from narrowfuzz.oracles.schedule_rules import check_balance, check_recompute
+from narrowfuzz.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Schedule,
+    Settings,
+    Step,
+)
+from narrowfuzz.schedule.trace import (
     At,
     CallSeen,
     CastSeen,
@@ -28,7 +36,7 @@ from harness.schedule.trace import (
     SlotName,
     StateTrace,
 )
-from harness.stateful import RawCast
+from narrowfuzz.stateful import RawCast
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 CHECKPOINT, REENTRANT = "eager+checkpoint", "eager+checkpoint_reentrant"

@@ -9,15 +9,14 @@ from typing import Literal
 
 import numpy as np
 import pytest
-
-from harness.case import Case, DataSpec, Spec
-from harness.ledger import STATE_DEVIATIONS
-from harness.numerics.delayed import Policy, Slot, fresh, resized
-from harness.oracles.schedule_as_built import AsBuilt
-from harness.oracles.schedule_evidence import ScheduleEvidence
-from harness.oracles.schedule_machine import check_machine
-from harness.oracles.schedule_rules import check_contract, check_reload
-from harness.schedule.events import (
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.ledger import STATE_DEVIATIONS
+from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
+from narrowfuzz.oracles.schedule_as_built import AsBuilt
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_machine import check_machine
+from narrowfuzz.oracles.schedule_rules import check_contract, check_reload
+from narrowfuzz.schedule.events import (
     Backward,
     Close,
     Event,
@@ -28,7 +27,7 @@ from harness.schedule.events import (
     Settings,
     Switch,
 )
-from harness.schedule.trace import (
+from narrowfuzz.schedule.trace import (
     At,
     CallSeen,
     CastSeen,
@@ -37,7 +36,7 @@ from harness.schedule.trace import (
     SlotName,
     StateTrace,
 )
-from harness.trace import Phase
+from narrowfuzz.trace import Phase
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 IDLE = SlotName("1", "forward", 0)

@@ -14,19 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import Phase, given, settings
-
-from harness.campaign.store import Store, load_finding
-from harness.case import Case, DataSpec, Spec
-from harness.emulated_te.environment import CHOICE, ensure
-from harness.faults.registry import find_fault
-from harness.judge import Judge, Judgement
-from harness.ledger import Ledger
-from harness.models import delayed
-from harness.models.delayed_subject import carries
-from harness.oracles.schedule_evidence import ScheduleEvidence
-from harness.recipe import load_stateful
-from harness.schedule.draw import schedules
-from harness.schedule.events import (
+from narrowfuzz.campaign.store import Store, load_finding
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.faults.registry import find_fault
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.models import delayed
+from narrowfuzz.models.delayed_subject import carries
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.recipe import load_stateful
+from narrowfuzz.schedule.draw import schedules
+from narrowfuzz.schedule.events import (
     Backward,
     Close,
     Forward,
@@ -37,12 +35,13 @@ from harness.schedule.events import (
     Step,
     Switch,
 )
-from harness.triage.finding import Finding, reach_of, report
-from harness.triage.minimise import minimise
-from harness.triage.script_schedule import write_schedule_script
-from harness.triage.triage import needed, triage
-from harness.triage.verify import ScriptRun, run_script
-from harness.verdict import Verdict, fingerprint
+from narrowfuzz.triage.finding import Finding, reach_of, report
+from narrowfuzz.triage.minimise import minimise
+from narrowfuzz.triage.script_schedule import write_schedule_script
+from narrowfuzz.triage.triage import needed, triage
+from narrowfuzz.triage.verify import ScriptRun, run_script
+from narrowfuzz.verdict import Verdict, fingerprint
+from te_on_cpu.environment import CHOICE, ensure
 
 HERE = Path(__file__).parent
 FAULTS = str(HERE / "schedule_faults.py")
@@ -262,7 +261,7 @@ def test_reach_is_the_wildest_stimulus(values: str, reach: str) -> None:
 
 
 def test_only_the_rules_that_explain_are_needed() -> None:
-    from harness.oracles.schedule import SCHEDULE_ORACLES
+    from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 
     names = [oracle.name for oracle in needed("O14", SCHEDULE_ORACLES)]
     assert "O14" in names and "contract" in names and "R20" not in names

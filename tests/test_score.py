@@ -12,17 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-
-from harness.campaign.supervisor import Tally
-from harness.case import Case, DataSpec, Spec
-from harness.controls.plain import CONTROLS
-from harness.schedule.events import Backward, Close, Forward, Open, Schedule
-from harness.score import main as score_main
-from harness.score.hunt import in_our_reference, size_of
-from harness.score.main import Asked
-from harness.score.observe import digest
-from harness.score.recall import percentile, recall, summarise, wilson
-from harness.score.record import (
+from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.controls.plain import CONTROLS
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule
+from narrowfuzz.score import main as score_main
+from narrowfuzz.score.hunt import in_our_reference, size_of
+from narrowfuzz.score.main import Asked
+from narrowfuzz.score.observe import digest
+from narrowfuzz.score.recall import percentile, recall, summarise, wilson
+from narrowfuzz.score.record import (
     Controlled,
     Hunted,
     Score,
@@ -34,7 +33,7 @@ from harness.score.record import (
 
 FILE = """
 from contextlib import contextmanager, nullcontext
-from harness import Fault
+from narrowfuzz import Fault
 
 @contextmanager
 def doubled(lifts):
@@ -73,7 +72,7 @@ def score(*faults: Hunted, controls: tuple[Controlled, ...] = ()) -> Score:
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "harness.cli", "score", *args],
+        [sys.executable, "-m", "narrowfuzz.cli", "score", *args],
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
 

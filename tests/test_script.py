@@ -12,23 +12,22 @@ from typing import Any
 
 import msgspec
 import pytest
-
-from harness.arms.ladder import BY_NAME as ARMS
-from harness.arms.ladder import LADDER, select_arms
-from harness.case import Case, DataSpec, Spec, Spike
-from harness.data import make_tensors
-from harness.faults.census import NEED_MODELS
-from harness.faults.recompute import NEED_ATTENTION
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge
-from harness.ledger import Ledger
-from harness.oracles import BY_NAME, ORACLES
-from harness.oracles.relations_shape import halves, variants
-from harness.recipe import Recipe, load_recipes
-from harness.triage.script import write_script
-from harness.triage.script_relations import VARIANTS
-from harness.triage.verify import run_script
-from harness.verdict import Verdict, fingerprint
+from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arms.ladder import LADDER, select_arms
+from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.data import make_tensors
+from narrowfuzz.faults.census import NEED_MODELS
+from narrowfuzz.faults.recompute import NEED_ATTENTION
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles import BY_NAME, ORACLES
+from narrowfuzz.oracles.relations_shape import halves, variants
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_relations import VARIANTS
+from narrowfuzz.triage.verify import run_script
+from narrowfuzz.verdict import Verdict, fingerprint
 
 MAX_LINES = 60
 #: A model's script brings the model's source, a schedule and, where it recomputes, the policy.
@@ -418,7 +417,7 @@ def test_a_script_does_not_see_the_environment_of_the_campaign(tmp_path: Path) -
 
 
 def test_triage_keeps_the_rungs_the_divergence_needs() -> None:
-    from harness.triage.triage import _only_as_dear
+    from narrowfuzz.triage.triage import _only_as_dear
 
     case = Case(spec=RICH, data=DataSpec())
     assert _only_as_dear(case, "eager").spec == msgspec.structs.replace(

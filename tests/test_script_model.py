@@ -11,18 +11,17 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-
-from harness.arms.ladder import BY_NAME as ARMS
-from harness.arms.ladder import climb, unavailable
-from harness.arms.program import Program
-from harness.case import Case, DataSpec, ModelName, Spec
-from harness.judge import tensors_of
-from harness.oracles.evidence import same_bits
-from harness.oracles.whole import SMALL_RATIO, ratio_limit
-from harness.recipe import Recipe, load_recipes
-from harness.triage.script import write_script
-from harness.triage.verify import run_script
-from harness.verdict import Verdict
+from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arms.ladder import climb, unavailable
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.judge import tensors_of
+from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.oracles.whole import SMALL_RATIO, ratio_limit
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.verify import run_script
+from narrowfuzz.verdict import Verdict
 
 FLOAT8 = "torchao.float8.rowwise"
 #: Without its data: the model's source, its schedule, the recomputation's policy, the check.

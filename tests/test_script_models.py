@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.arms.ladder import INDUCTOR, unavailable
-from harness.case import Case, DataSpec, Spec
-from harness.environment import prepare, settle
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge
-from harness.ledger import Ledger
-from harness.oracles import BY_NAME
-from harness.recipe import Recipe, load_recipes
-from harness.triage.script import write_script
-from harness.triage.triage import triage
-from harness.triage.verify import run_script
+from narrowfuzz.arms.ladder import INDUCTOR, unavailable
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import run_script
 
 prepare()
 settle()

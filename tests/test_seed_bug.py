@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.arms.ladder import INDUCTOR, unavailable
+from narrowfuzz.arms.ladder import INDUCTOR, unavailable
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,8 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-
-from harness.campaign.slices import Deck
+from narrowfuzz.campaign.slices import Deck
 
 
 @pytest.mark.parametrize(("cards", "size"), [(14, 4), (5, 4), (4, 4), (3, 1)])

@@ -8,17 +8,25 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from harness.case import Case, DataSpec, Dtype, Spec
-from harness.environment import prepare, settle
-from harness.faults.fault import Fault
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge, Judgement
-from harness.ledger import Ledger
-from harness.models import delayed
-from harness.recipe import load_recipes, load_stateful
-from harness.schedule.draw import schedules
-from harness.schedule.events import Backward, Close, Forward, Open, Schedule, Settings, Step, Switch
+from narrowfuzz.case import Case, DataSpec, Dtype, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.fault import Fault
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.models import delayed
+from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.schedule.draw import schedules
+from narrowfuzz.schedule.events import (
+    Backward,
+    Close,
+    Forward,
+    Open,
+    Schedule,
+    Settings,
+    Step,
+    Switch,
+)
 
 prepare()
 settle()

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-
-from harness import case as case_module
-from harness.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
-from harness.recipe import load_recipes, runnable
-from harness.specs import FACTORS, FRAGILE, of_rung, partly_recomputed, specs
-from harness.strategies import SPIKES, WILD, batches, cases, data_specs
+from narrowfuzz import case as case_module
+from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.recipe import load_recipes, runnable
+from narrowfuzz.specs import FACTORS, FRAGILE, of_rung, partly_recomputed, specs
+from narrowfuzz.strategies import SPIKES, WILD, batches, cases, data_specs
 
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}

@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.emulated_te.environment import DEFAULT, ensure
-from harness.faults.patching import te_calls
-from harness.faults.registry import builtin_faults
+from narrowfuzz.faults.patching import te_calls
+from narrowfuzz.faults.registry import builtin_faults
+from te_on_cpu.environment import DEFAULT, ensure
 
 CHECKS = Path(__file__).parent / "te_faults_checks.py"
 FAULTS = sorted(id for id in builtin_faults() if id.startswith("te-"))
@@ -57,7 +56,7 @@ def test_found_in_a_few_schedules(fault: str) -> None:
 
 
 def test_old_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NARROWFUZZ_TE_VERSION", "1.12.0")
+    monkeypatch.setenv("TE_ON_CPU_VERSION", "1.12.0")
     with pytest.raises(ValueError, match=f"--te-version {DEFAULT}"), te_calls({}):
         pass
 

@@ -12,27 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from harness.arms.seen import see_cast
-from harness.case import Case, DataSpec, Spec
-from harness.environment import prepare, settle
-from harness.judge import Judge
-from harness.ledger import Ledger
-from harness.numerics.formats import E4M3FN, E5M2, FORMATS, Format, decode, round_to
-from harness.oracles import BY_NAME, ORACLES
-from harness.oracles.evidence import Evidence
-from harness.oracles.oracle import Oracle, plain
-from harness.oracles.schedule import SCHEDULE_ORACLES
-from harness.recipe import load_recipes, load_stateful
-from harness.schedule.trace import At
-from harness.stateful import RawCast
-from harness.trace import Trace
-from harness.vacuity import falsify, schedules, table
-from harness.vacuity.__main__ import main
-from harness.vacuity.measure import Tally, drawn, measure, passes
-from harness.vacuity.perturbation import outputs
-from harness.vacuity.report import lines, record
-from harness.verdict import Verdict
+from narrowfuzz.arms.seen import see_cast
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.numerics.formats import E4M3FN, E5M2, FORMATS, Format, decode, round_to
+from narrowfuzz.oracles import BY_NAME, ORACLES
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.oracle import Oracle, plain
+from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.schedule.trace import At
+from narrowfuzz.stateful import RawCast
+from narrowfuzz.trace import Trace
+from narrowfuzz.vacuity import falsify, schedules, table
+from narrowfuzz.vacuity.__main__ import main
+from narrowfuzz.vacuity.measure import Tally, drawn, measure, passes
+from narrowfuzz.vacuity.perturbation import outputs
+from narrowfuzz.vacuity.report import lines, record
+from narrowfuzz.verdict import Verdict
 
 prepare()
 settle()

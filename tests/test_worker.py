@@ -6,12 +6,11 @@ import itertools
 from typing import Any
 
 import pytest
-
-from harness.arms.ladder import INDUCTOR, unavailable
-from harness.campaign.worker import Worker
-from harness.case import Spec
-from harness.judge import Judge
-from harness.ledger import Ledger
+from narrowfuzz.arms.ladder import INDUCTOR, unavailable
+from narrowfuzz.campaign.worker import Worker
+from narrowfuzz.case import Spec
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
 
 
 def arms_of(times: int, arms: frozenset[str] | None = None, **fields: Any) -> list[list[str]]:

@@ -3,10 +3,10 @@
 import os
 import sys
 
-os.environ.setdefault("NARROWFUZZ_TE_VERSION", "2.20.2")
+os.environ.setdefault("TE_ON_CPU_VERSION", "2.20.2")
 import torch
 
-from harness.emulated_te.environment import enter
+from te_on_cpu.environment import enter
 
 enter()
 import transformer_engine.pytorch as te

@@ -2,9 +2,9 @@
 """
 import os
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("NARROWFUZZ_TE_VERSION", "2.20.2")
+os.environ.setdefault("TE_ON_CPU_VERSION", "2.20.2")
 import sys
-from harness.emulated_te.environment import enter
+from te_on_cpu.environment import enter
 enter()
 import torch
 import transformer_engine.pytorch as te

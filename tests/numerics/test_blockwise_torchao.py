@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from harness.numerics import reference
-from harness.numerics.formats import F32
-from harness.numerics.plan import OPERANDS, OperandPlan
-from harness.recipe import load_recipes
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.plan import OPERANDS, OperandPlan
+from narrowfuzz.recipe import load_recipes
 
 torch = pytest.importorskip("torch")
 torchao = pytest.importorskip("torchao")

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-
-from harness.numerics import bounds, reference
-from harness.numerics.formats import E4M3FN, E5M2, F32, F64, Format
-from harness.numerics.plan import (
+from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, Format
+from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
     Fp32Scale,
     GemmPlan,
@@ -19,6 +17,7 @@ from harness.numerics.plan import (
     OperandPlan,
     Rounding,
 )
+from numpy.typing import NDArray
 
 EXAMPLES = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 SEEDS = st.integers(0, 2**32 - 1)

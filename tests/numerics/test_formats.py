@@ -19,9 +19,7 @@ from gfloat.formats import (
     format_info_ocp_e4m3,
     format_info_ocp_e5m2,
 )
-from numpy.typing import NDArray
-
-from harness.numerics.formats import (
+from narrowfuzz.numerics.formats import (
     BF16,
     E2M1,
     E4M3FN,
@@ -38,6 +36,7 @@ from harness.numerics.formats import (
     encode_e8m0,
     round_to,
 )
+from numpy.typing import NDArray
 
 ML: dict[str, Any] = {
     "e4m3fn": ml_dtypes.float8_e4m3fn,

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from harness.numerics import bounds, hadamard, reference, two_level
-from harness.numerics.formats import E2M1, E4M3FN, E5M2, F32, Format, encode, neighbours
-from harness.numerics.plan import HIGH_PRECISION, GemmPlan, OperandPlan, TwoLevelScale
+from narrowfuzz.numerics import bounds, hadamard, reference, two_level
+from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2, F32, Format, encode, neighbours
+from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan, OperandPlan, TwoLevelScale
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")

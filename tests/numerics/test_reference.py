@@ -6,11 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-
-from harness.numerics import reference
-from harness.numerics.formats import E4M3FN, E5M2, Format
-from harness.numerics.plan import (
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import E4M3FN, E5M2, Format
+from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
     OPERANDS,
     ROLES,
@@ -19,7 +17,8 @@ from harness.numerics.plan import (
     MxScale,
     OperandPlan,
 )
-from harness.numerics.scales import MxMode
+from narrowfuzz.numerics.scales import MxMode
+from numpy.typing import NDArray
 
 EPS = 1e-12
 

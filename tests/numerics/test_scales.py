@@ -6,10 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-
-from harness.numerics.formats import BF16, E2M1, E4M3FN, E5M2, Format
-from harness.numerics.scales import (
+from narrowfuzz.numerics.formats import BF16, E2M1, E4M3FN, E5M2, Format
+from narrowfuzz.numerics.scales import (
     MxMode,
     max_over_amax,
     mx_exponent,
@@ -18,6 +16,7 @@ from harness.numerics.scales import (
     pow2_floor,
     pow2_floor_by_log2,
 )
+from numpy.typing import NDArray
 
 EPS = 1e-12
 MODES: tuple[MxMode, ...] = ("floor", "rceil", "ceil", "even")

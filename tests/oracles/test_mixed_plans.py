@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from harness.arms.ladder import BY_NAME
-from harness.arms.program import Program
-from harness.case import Case, DataSpec, Spec
-from harness.data import make_tensors
-from harness.environment import prepare, settle
-from harness.faults.patching import replaced
-from harness.judge import Judge
-from harness.ledger import Ledger
-from harness.numerics.plan import ROLES
-from harness.oracles import BY_NAME as RULES
-from harness.recipe import load_recipes
-from harness.verdict import BAD
+from narrowfuzz.arms.ladder import BY_NAME
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.data import make_tensors
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.patching import replaced
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.oracles import BY_NAME as RULES
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.verdict import BAD
 
 prepare()
 settle()

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.case import Case, DataSpec, Spec, Spike
-from harness.environment import prepare, settle
-from harness.faults.census import NEED_MODELS
-from harness.faults.registry import builtin_faults
-from harness.judge import Judge
-from harness.ledger import Ledger
-from harness.oracles import BY_NAME, ORACLES
-from harness.recipe import load_recipes
-from harness.verdict import BAD, Verdict
+from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.census import NEED_MODELS
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles import BY_NAME, ORACLES
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.verdict import BAD, Verdict
 
 prepare()
 settle()

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from harness.case import Case, DataSpec, Spec
-from harness.numerics import reference
-from harness.numerics.formats import F32, FORMATS, round_to
-from harness.oracles.evidence import Evidence
-from harness.oracles.kernels import MULTIPLIES, check_kernels, check_weight_copies
-from harness.oracles.layers import layer_evidences, layer_spec, layer_tensors
-from harness.oracles.recompute import check_checkpoint, check_recompute, check_statistics
-from harness.oracles.whole import check_ratio, check_strict
-from harness.recipe import load_recipes
-from harness.trace import AttentionCall, LayerCall, Multiplied, Seen, Site, SiteTrace, Trace
-from harness.verdict import Verdict
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import F32, FORMATS, round_to
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.kernels import MULTIPLIES, check_kernels, check_weight_copies
+from narrowfuzz.oracles.layers import layer_evidences, layer_spec, layer_tensors
+from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
+from narrowfuzz.oracles.whole import check_ratio, check_strict
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Site, SiteTrace, Trace
+from narrowfuzz.verdict import Verdict
 
 RECIPES = load_recipes()
 ROWWISE = "torchao.float8.rowwise"

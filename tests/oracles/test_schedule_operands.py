@@ -6,12 +6,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
-
-from harness.case import Case, DataSpec, Spec
-from harness.oracles.schedule_evidence import ScheduleEvidence
-from harness.oracles.schedule_operands import check_operands
-from harness.schedule.events import Backward, Event, Forward, Open, Schedule
-from harness.schedule.trace import At, CastSeen, Moment, ProductSeen, Side, StateTrace
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_operands import check_operands
+from narrowfuzz.schedule.events import Backward, Event, Forward, Open, Schedule
+from narrowfuzz.schedule.trace import At, CastSeen, Moment, ProductSeen, Side, StateTrace
 
 KEPT: tuple[Event, ...] = (
     Open(), Forward(first=True), Forward(first=False), Forward(first=False),

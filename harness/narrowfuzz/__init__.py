@@ -1,0 +1,86 @@
+"""narrowfuzz: find numerical bugs of narrow-precision training before a long run dies of them.
+
+The data's way: strategy -> case -> arms -> traces -> oracles -> finding -> triage -> report.
+Everything in ``__all__`` is the public face: what a file of faults, recipes or controls needs.
+It is imported when it is first asked for, so importing this package loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
+    from narrowfuzz.case import Case, DataSpec, Spec
+    from narrowfuzz.controls.control import Control
+    from narrowfuzz.faults.fault import Fault
+    from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2
+    from narrowfuzz.numerics.plan import (
+        HIGH_PRECISION,
+        Fp32Scale,
+        GemmPlan,
+        MxScale,
+        OperandPlan,
+        Plan,
+        TwoLevelScale,
+    )
+    from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
+    from narrowfuzz.stateful import Stateful
+    from narrowfuzz.trace import Seen
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "arms.tensors": ("fp8_codes", "fp32_array"),
+    "case": ("Case", "DataSpec", "Spec"),
+    "controls.control": ("Control",),
+    "faults.fault": ("Fault",),
+    "numerics.formats": ("E2M1", "E4M3FN", "E5M2"),
+    "numerics.plan": (
+        "HIGH_PRECISION",
+        "Fp32Scale",
+        "GemmPlan",
+        "MxScale",
+        "OperandPlan",
+        "Plan",
+        "TwoLevelScale",
+    ),
+    "recipe": ("Emit", "Recipe", "ScriptText", "every_linear"),
+    "stateful": ("Stateful",),
+    "trace": ("Seen",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "E2M1",
+    "E4M3FN",
+    "E5M2",
+    "HIGH_PRECISION",
+    "Case",
+    "Control",
+    "DataSpec",
+    "Emit",
+    "Fault",
+    "Fp32Scale",
+    "GemmPlan",
+    "MxScale",
+    "OperandPlan",
+    "Plan",
+    "Recipe",
+    "ScriptText",
+    "Seen",
+    "Spec",
+    "Stateful",
+    "TwoLevelScale",
+    "__version__",
+    "every_linear",
+    "fp8_codes",
+    "fp32_array",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'narrowfuzz' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"narrowfuzz.{_MODULE_OF[name]}"), name)

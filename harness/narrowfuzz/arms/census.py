@@ -1,0 +1,197 @@
+"""The census: what a conversion did to a model, apart from the GEMMs it was asked to quantise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from narrowfuzz.arms.snapshot import HOOKS, STATE_DICT_HOOKS, Snapshot, TensorRecord, snapshot
+from narrowfuzz.case import Spec
+from narrowfuzz.recipe import Recipe
+from narrowfuzz.trace import Census, Change, ChangeKind
+
+#: Forwards a quantised linear stands in for; any other is a subclass's own.
+PLAIN_FORWARDS = frozenset({"torch.nn.modules.linear.Linear.forward"})
+#: What a subclass loses along with its own forward.
+_FOLLOWS: frozenset[ChangeKind] = frozenset(
+    {"module missing", "parameter missing", "buffer missing", "attributes lost"}
+)
+_QUANTISED = "a quantised layer"
+
+
+def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census | None]:
+    """``model`` converted by the recipe, and what that did to it besides, if the recipe can say."""
+    if recipe.converted is None:
+        with torch.no_grad():
+            return recipe.convert(model, spec), None
+    before = snapshot(model, lambda module: recipe.convertible(module, spec))
+    with torch.no_grad():
+        model = recipe.convert(model, spec)
+    after = snapshot(model, recipe.converted)
+    changes = compare(before, after, recipe.may_change)
+    return model, Census(tuple(sorted(after.chosen)), changes)
+
+
+def compare(
+    before: Snapshot, after: Snapshot, may_change: frozenset[ChangeKind]
+) -> tuple[Change, ...]:
+    """Every difference that conversion was not asked for.
+
+    ``before`` chose what should be converted, ``after`` what was: there ``may_change`` holds.
+    """
+    differences = (
+        *_coverage(before, after),
+        *_modules(before, after),
+        *_parameters(before, after),
+        *_buffers(before, after),
+        *_state_dict(before, after),
+    )
+    bare = {change.module for change in differences if change.kind == "own forward lost"}
+    return tuple(
+        change
+        for change in differences
+        if not (change.kind in may_change and change.module in after.chosen)
+        and not (change.kind in _FOLLOWS and change.module in bare)
+    )
+
+
+def owner(name: str) -> str:
+    """The module a parameter's, buffer's or child's name belongs to."""
+    return name.rpartition(".")[0]
+
+
+def _coverage(before: Snapshot, after: Snapshot) -> Iterator[Change]:
+    for name in before.modules:
+        if name in before.chosen and name in after.modules and name not in after.chosen:
+            # a module used under two names may be converted under one of them only
+            second = before.modules[name].first in after.chosen
+            yield Change(
+                "second name left unconverted" if second else "left unconverted",
+                name, _QUANTISED, after.modules[name].type,
+            )  # fmt: skip
+    for name in after.modules:
+        if name in after.chosen - before.chosen and name in before.modules:
+            yield Change("converted unasked", name, before.modules[name].type, _QUANTISED)
+
+
+def _modules(before: Snapshot, after: Snapshot) -> Iterator[Change]:
+    for name in after.modules:
+        if name not in before.modules and owner(name) in before.modules:
+            yield Change("module added", owner(name), after=name)
+    for name, old in before.modules.items():
+        new = after.modules.get(name)
+        if new is None:
+            if owner(name) in after.modules:  # else its parent's loss says it already
+                yield Change("module missing", owner(name), name)
+            continue
+        if old.type != new.type:
+            yield Change("module type changed", name, old.type, new.type)
+        if old.forward != new.forward:
+            plain = old.forward in PLAIN_FORWARDS
+            yield Change(
+                "forward changed" if plain else "own forward lost", name, old.forward, new.forward
+            )
+        if old.training != new.training:
+            yield Change(
+                "training flag changed", name, f"training={old.training}",
+                f"training={new.training}",
+            )  # fmt: skip
+        lost = [kind.strip("_") for kind in HOOKS if new.hooks[kind] < old.hooks[kind]]
+        if lost:
+            yield Change("hooks lost", name, ", ".join(lost))
+        gone = [a for a in old.attributes if a not in new.attributes]
+        if gone:
+            yield Change("attributes lost", name, ", ".join(gone))
+        for attribute, value in old.attributes.items():
+            if new.attributes.get(attribute, value) != value:
+                yield Change(
+                    "attributes changed", name, f"{attribute}={value}",
+                    f"{attribute}={new.attributes[attribute]}",
+                )  # fmt: skip
+        # a name that was left out entirely is not also split
+        skipped = name in before.chosen and name not in after.chosen
+        if not skipped and old.first in after.modules:
+            together = after.modules[old.first].first == new.first
+            if old.first != name and not together:
+                yield Change(
+                    "shared module split", name, f"the same object as {old.first}", "another"
+                )
+
+
+def _parameters(before: Snapshot, after: Snapshot) -> Iterator[Change]:
+    yield from _presence(before.parameters, after.parameters, before, after, "parameter")
+    common = {n: p for n, p in before.parameters.items() if n in after.parameters}
+    for name, old in common.items():
+        new, module = after.parameters[name], owner(name)
+        were = old.first != name and old.first in common
+        if were and after.parameters[old.first].first != new.first:
+            yield Change("tied weights untied", module, f"{name} is {old.first}", "two parameters")
+        if new.first != name and new.first in common and old.first == name:
+            yield Change("weights tied", module, "two parameters", f"{name} is {new.first}")
+        for kind, x, y in (
+            ("parameter type changed", old.type, new.type),
+            ("parameter shape changed", old.shape, new.shape),
+            ("parameter dtype changed", old.dtype, new.dtype),
+            ("parameter device changed", old.device, new.device),
+            ("requires_grad changed", old.requires_grad, new.requires_grad),
+        ):
+            if x != y:
+                yield Change(kind, module, f"{name}: {x}", f"{y}")  # type: ignore[arg-type]
+        if new.hooks < old.hooks:
+            yield Change("parameter hooks lost", module, f"{name}: {old.hooks}", f"{new.hooks}")
+        if old.attributes - new.attributes:
+            lost = ", ".join(sorted(old.attributes - new.attributes))
+            yield Change("parameter attributes lost", module, f"{name}: {lost}")
+    order = [name for name in after.parameters if name in common]
+    if order != list(common):
+        moved = next(n for n, m in zip(order, common, strict=True) if n != m)
+        yield Change("parameter order changed", owner(moved), after=moved)
+
+
+def _buffers(before: Snapshot, after: Snapshot) -> Iterator[Change]:
+    yield from _presence(before.buffers, after.buffers, before, after, "buffer")
+    for name, old in before.buffers.items():
+        new = after.buffers.get(name)
+        if new is not None and (old.shape, old.dtype, old.device) != (
+            new.shape, new.dtype, new.device,
+        ):  # fmt: skip
+            yield Change("buffer changed", owner(name), name)
+
+
+def _presence(
+    old: dict[str, TensorRecord],
+    new: dict[str, TensorRecord],
+    before: Snapshot,
+    after: Snapshot,
+    what: str,
+) -> Iterator[Change]:
+    """Losses and additions that no lost or added module explains."""
+    for name in old:
+        if name not in new and owner(name) in after.modules:
+            yield Change(f"{what} missing", owner(name), name)  # type: ignore[arg-type]
+    for name in new:
+        if name not in old and owner(name) in before.modules:
+            yield Change(f"{what} added", owner(name), after=name)  # type: ignore[arg-type]
+
+
+def _state_dict(before: Snapshot, after: Snapshot) -> Iterator[Change]:
+    if before.state_dict is None or after.state_dict is None:
+        return
+    for name, old in before.modules.items():
+        new = after.modules.get(name)
+        if new and any(new.hooks[kind] < old.hooks[kind] for kind in STATE_DICT_HOOKS):
+            return  # the lost hook explains the keys
+    explained = _tensors(before) ^ _tensors(after)
+    for key in before.state_dict:
+        if key not in after.state_dict and key not in explained:
+            yield Change("state_dict keys changed", owner(key), key)
+    for key in after.state_dict:
+        if key not in before.state_dict and key not in explained:
+            yield Change("state_dict keys changed", owner(key), after=key)
+
+
+def _tensors(model: Snapshot) -> set[str]:
+    return {*model.parameters, *model.buffers}

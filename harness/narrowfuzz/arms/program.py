@@ -1,0 +1,293 @@
+"""Build one program for (Spec, arm) and run it on any number of data draws.
+
+The program is built, converted and compiled once; every draw overwrites its parameters in place.
+Exceptions of the library under test become the Trace's error; exceptions of ours are not caught.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback as tb
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from narrowfuzz.arms.census import convert
+from narrowfuzz.arms.ladder import Arm
+from narrowfuzz.arms.layers import LayerWatch
+from narrowfuzz.arms.recompute import recomputing
+from narrowfuzz.arms.sites import name_sites
+from narrowfuzz.arms.taps import AttentionWatch, CompiledTap, Records, tapped_backend
+from narrowfuzz.arms.tensors import (
+    TORCH_DTYPE,
+    as_rows,
+    fp32_array,
+    grad_tensor,
+    ids_tensor,
+    input_tensor,
+    to_torch,
+)
+from narrowfuzz.case import LEARNING_RATE, Spec
+from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.recipe import Emit, Recipe
+from narrowfuzz.trace import ErrorPhase, RunError, Seen, Trace
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+#: How a single linear's parameters are called in a case's tensors.
+_LINEAR = {"proj.weight": "weight", "proj.bias": "bias"}
+
+
+class Program:
+    """A built, converted and (where the arm says so) compiled model."""
+
+    def __init__(self, spec: Spec, recipe: Recipe, arm: Arm, *, device: str = "cpu") -> None:
+        self.spec, self.recipe, self.arm, self.device = spec, recipe, arm, device
+        self.description = MODELS[spec.model]
+        self.error: RunError | None = None
+        self._tap = CompiledTap()
+        try:
+            with torch.no_grad():
+                self._model = self._build()
+            self._call = self._callable()
+        except Exception as error:
+            self.error = run_error(error, "convert")
+
+    def _build(self) -> Any:
+        spec = self.spec
+        dtype = TORCH_DTYPE[spec.dtype]
+        plain = self.description.build(spec, dtype=dtype, device=self.device)
+        self._linears = linear_names(plain)
+        self._shared = tied_names(plain)
+        model, self._census = convert(self.recipe, plain, spec)
+        if spec.lifecycle == "deepcopy":
+            return copy.deepcopy(model)
+        if spec.lifecycle == "reload":
+            fresh = self.description.build(spec, dtype=dtype, device=self.device)
+            fresh = self.recipe.convert(fresh, spec)
+            fresh.load_state_dict(model.state_dict())
+            return fresh
+        return model
+
+    def _callable(self) -> Call:
+        call = recomputing(self._model, self.arm.checkpoint, self.description.regions)
+        if not self.arm.compiler:
+            return call
+        options = dict(self.arm.options)
+        if self.arm.compiler == "inductor" and self.description.random:
+            options["fallback_random"] = True  # eager's numbers, else no two arms agree
+        compiled = torch.compile(
+            call,
+            backend=tapped_backend(self.arm.compiler, self._tap, self.spec.memory_budget / 100),
+            dynamic=self.spec.dynamic,
+            fullgraph=self.spec.fullgraph,
+            options=options or None,
+        )
+        return compiled  # type: ignore[no-any-return]
+
+    def run(
+        self,
+        tensors: dict[str, F32],
+        *,
+        tap: bool,
+        spec: Spec | None = None,
+        focus: int | None = None,
+        load: bool = True,
+    ) -> Trace:
+        """Run the Spec's schedule; with ``tap``, what was multiplied is recorded. Without ``load``,
+        the parameters stay as they are.
+
+        ``spec`` may differ from the program's in rows where the graph is dynamic. ``focus`` limits
+        an eager model's recording to one of its linears.
+        """
+        if self.error is not None:
+            return Trace(self.arm.name, error=self.error)
+        run = _Run(self, tensors, spec or self.spec, tap, focus)
+        if load:
+            run.load()
+        return run.trace()
+
+    @property
+    def model(self) -> nn.Module:
+        """The converted model. Raises AttributeError where conversion failed."""
+        return self._model  # type: ignore[no-any-return]
+
+
+class _Run:
+    """One run of a program: its tensors, its recordings and how far it came."""
+
+    def __init__(
+        self, program: Program, tensors: dict[str, F32], spec: Spec, tap: bool, focus: int | None
+    ) -> None:
+        self.program, self.tensors, self.spec, self.tap = program, tensors, spec, tap
+        self.model, self.arm = program._model, program.arm
+        self.phase: ErrorPhase = "forward"
+        self.seen: list[tuple[Seen, Seen]] = []
+        self.forward_count = 0
+        self.records = Records()
+        self.layers: LayerWatch | None = None
+        #: Watching attention means watching every operator: not worth it on every draw.
+        self.attention = focus is None or focus % 4 == 0
+        if tap and not self.arm.compiler and not spec.direct:
+            self.layers = LayerWatch(self.model, program._linears, focus)
+
+    def trace(self) -> Trace:
+        program, spec = self.program, self.spec
+        if program.description.random:
+            torch.manual_seed(0)
+        try:
+            with self._watching():
+                output, x = self._schedule()
+        except Exception as error:
+            failed = run_error(error, self.phase)
+            if self.arm.compiler:
+                program.error = failed  # a compiler that failed once fails as slowly every time
+            return Trace(self.arm.name, error=failed)
+        needed = (2 if spec.trains else 1) * spec.steps * spec.microbatches
+        if self.arm.compiler and program._tap.calls < needed:
+            # Dynamo falls back to eager without a word; such a run would pass every comparison
+            ran = program._tap.calls
+            return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
+        outputs = self._outputs(output, x)
+        plan, census = program.recipe.plan(spec), program._census
+        if self.layers is not None:
+            shared = frozenset(name.rpartition(".")[0] for name in program._shared)
+            calls = self.layers.finished(plan, shared)
+            attention = tuple(self.records.attention)
+            return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
+        records = program._tap.records if self.arm.compiler else self.records
+        multiplied, attention = tuple(records.multiplied), tuple(records.attention)
+        if not self.tap or not plan.quantised or not spec.direct:
+            return Trace(
+                self.arm.name, outputs, multiplied=multiplied, attention=attention, census=census
+            )
+        if self.arm.compiler:
+            self.seen = [(m.a, m.b) for m in multiplied]
+            self.forward_count = sum(m.phase == "forward" for m in multiplied)
+        sites, unobserved = name_sites(self.seen, self.forward_count, spec, self.arm, plan)
+        return Trace(
+            self.arm.name, outputs, sites, multiplied=multiplied, unobserved=unobserved,
+            census=census,
+        )  # fmt: skip
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.arm.compiler:
+                stack.enter_context(self.program._tap.recording(self.tap))
+            elif self.layers is not None:
+                stack.enter_context(self.layers.recording())
+                emit = Emit(self.layers.emit, self.layers.wanted)
+                stack.enter_context(self.program.recipe.tap(emit))
+                if self.program.description.attends and self.attention:
+                    stack.enter_context(AttentionWatch(self.records))
+            elif self.tap:
+                stack.enter_context(self.program.recipe.tap(Emit(self._emit)))
+            yield
+
+    def _emit(self, a: Seen, b: Seen) -> None:
+        self.seen.append((a, b))
+
+    def _schedule(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every step's forwards and backwards; returns the last output and its input."""
+        spec = self.spec
+        optimizer = self._optimizer()
+        for step in range(spec.steps):
+            if optimizer is not None and step:
+                optimizer.zero_grad()
+            for microbatch in range(spec.microbatches):
+                # every microbatch is the same rows, turned by one more
+                turn = step * spec.microbatches + microbatch
+                output, x = self._forward_backward(turn)
+            if optimizer is not None:
+                optimizer.step()
+        return output, x
+
+    def _forward_backward(self, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
+        spec, device = self.spec, self.program.device
+        rows = self.tensors["input"] if not turn else _turned(self.tensors["input"], turn)
+        ids = self.program.description.takes_ids
+        x = ids_tensor(rows, spec, device) if ids else input_tensor(rows, spec, device)
+        self.phase = "forward"
+        with _grad_mode(spec), torch.autocast(device, torch.bfloat16, enabled=spec.autocast):
+            # a model's input is nobody's leaf: autocast would cache a leaf's cast, which a probe
+            # between leaf and layer prevents
+            leaf = spec.direct or not x.requires_grad
+            output = self.program._call(x if leaf else x.view_as(x))
+        self.forward_count += len(self.seen)
+        if spec.trains:
+            self.phase = "backward"
+            g = grad_tensor(self.tensors["grad_output"], spec, device)
+            output.backward(g.to(output.dtype))
+        return output, x
+
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """None for a single step: then gradients are all there is to see."""
+        if self.spec.steps == 1 or not self.spec.trains:
+            return None
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        kind = torch.optim.SGD if self.spec.optimizer == "sgd" else torch.optim.AdamW
+        return kind(trained, lr=LEARNING_RATE[self.spec.optimizer])
+
+    def load(self) -> None:
+        """Write the case's values into the parameters and clear their gradients."""
+        spec, names = self.spec, _LINEAR if self.spec.direct else self.program._shared
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                values = self.tensors[names.get(name, name)]
+                parameter.copy_(to_torch(values, spec.dtype, self.program.device))
+                parameter.grad = None
+
+    def _outputs(self, output: torch.Tensor, x: torch.Tensor) -> dict[str, F32]:
+        spec = self.spec
+        named: dict[str, F32] = {"output": as_rows(output, spec, spec.width)}
+        if x.grad is not None:
+            named["grad_input"] = as_rows(x.grad, spec, spec.k)
+        for name, parameter in self.model.named_parameters():
+            grad: Any = parameter.grad
+            if grad is not None:
+                values = fp32_array(getattr(grad, "_data", grad))
+                named[_grad_name(spec, name)] = values if spec.direct else values.copy()
+            if spec.steps > 1:
+                inner: Any = parameter
+                named[name] = fp32_array(getattr(inner, "_data", inner)).copy()
+        return named
+
+
+def _grad_name(spec: Spec, name: str) -> str:
+    return f"grad_{_LINEAR[name]}" if spec.direct else f"{name}.grad"
+
+
+def _turned(rows: F32, turn: int) -> F32:
+    return np.roll(rows, turn, axis=0)
+
+
+@contextmanager
+def _grad_mode(spec: Spec) -> Iterator[None]:
+    mode = {"train": torch.enable_grad, "no_grad": torch.no_grad}.get(
+        spec.grad_mode, torch.inference_mode
+    )
+    with mode():
+        yield
+
+
+def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
+    """What a library raised, with the innermost of *its* functions."""
+    frames = tb.extract_tb(error.__traceback__)
+    where = "?"
+    for frame in frames:
+        parts = frame.filename.replace("\\", "/").split("/")
+        if "site-packages" in parts:
+            inside = parts[parts.index("site-packages") + 1 :]
+            where = f"{'.'.join(inside).removesuffix('.py')}.{frame.name}"
+    return RunError(
+        phase=phase,
+        type=type(error).__name__,
+        message=str(error)[:4000],
+        where=where,
+        traceback="".join(tb.format_exception(error))[-8000:],
+    )

@@ -1,0 +1,68 @@
+"""What a campaign is asked to do. Plain and picklable: workers get a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowfuzz.case import ModelName
+
+
+@dataclass(frozen=True)
+class Config:
+    """Validated options of ``narrowfuzz run``."""
+
+    out: Path
+    minutes: float = 2.0
+    workers: int = 2
+    seed: int = 0
+    recipes: tuple[str, ...] = ()
+    recipe_files: tuple[Path, ...] = ()
+    arms: tuple[str, ...] = ()
+    device: str = "cpu"
+    ledger: bool = True
+    #: Distinguishes the draws of a resumed run from those before it.
+    part: int = 0
+    #: Plant this fault in every worker: (fault file or "", fault id).
+    fault: tuple[str, str] | None = None
+    #: Plant this legal rewrite in every worker: (control file or "", control id).
+    control: tuple[str, str] | None = None
+    #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
+    models: tuple[ModelName, ...] = ()
+    #: Stop after so many judged cases, all workers together; 0: when the time is up.
+    cases: int = 0
+    #: A worker silent for this long is killed and its case becomes a finding.
+    hang_seconds: float = 600.0
+    #: Data draws per Spec: eager, and at most per compiled artefact, which is drawn on until that
+    #: has taken as long as compiling it.
+    draws: int = 16
+    compiled_draws: int = 5000
+    #: A worker that has compiled so much is replaced by a fresh process: each costs 2-3 MB.
+    recycle_compiles: int = 150
+    #: Where recipes need processes of their own, a worker tests one kind this long, then is
+    #: replaced by one that tests the next.
+    turn_seconds: float = 60.0
+    #: End after so many findings; 0: when the time is up.
+    stop_after: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes <= 60 * 24 * 7:
+            raise ValueError(f"--minutes must be above 0 and at most a week, got {self.minutes:g}")
+        if not 1 <= self.workers <= 64:
+            raise ValueError(f"--workers must be between 1 and 64, got {self.workers}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
+        assert self.cases >= 0 and (self.fault is None or self.control is None)
+
+    @property
+    def plant(self) -> tuple[str, str] | None:
+        """What is planted in workers, and in the scripts of what they find."""
+        if self.control is None:
+            return self.fault
+        file, control_id = self.control
+        return file, f"control:{control_id}"
+
+    @property
+    def share(self) -> int:
+        """Cases that each worker judges; 0: as many as it can."""
+        return -(-self.cases // self.workers)

@@ -1,0 +1,199 @@
+"""What a worker draws: batches of one Spec's cases, slice by slice, and schedules.
+
+Hypothesis generates only; left to itself it favours some recipes and models for hours. So few of
+them are dealt to a slice, some factors stand still in it, and of several drawn batches that one is
+taken which shows most that this worker has not seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.slices import Deck, Models, Slice
+from narrowfuzz.case import Case, Compile, Spec, compile_key
+from narrowfuzz.coverage import Pair, pairs
+from narrowfuzz.judge import Judgement
+from narrowfuzz.recipe import Recipe
+from narrowfuzz.specs import FACTORS, FRAGILE, WIDE, partly_recomputed, specs
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, schedule_cases
+
+#: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
+#: seldom hangs on them, so more Specs find more.
+MODEL_DRAWS = 4
+#: A batch of models is the most novel of so many drawn ones, compiled and eager.
+_CANDIDATES, _EAGER_CANDIDATES = 6, 3
+#: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
+_CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
+#: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
+_SWARM = 0.6
+#: Eager Specs in a slice where the number of cases is given: many slices see many models.
+_FEW_LINEARS, _FEW_MODELS = 2, 8
+#: Recipes, and models besides the linear, in one slice.
+_TOGETHER = 4
+_SCHEDULE_SECONDS = 10.0
+
+Serve = Callable[[tuple[Case, ...]], None]
+
+
+class Generator:
+    """The draws of one worker: the same for the same ``rng``, where the clock does not cut them."""
+
+    def __init__(
+        self,
+        config: Config,
+        recipes: Sequence[Recipe],
+        stateful: Sequence[Stateful],
+        rng: random.Random,
+    ) -> None:
+        self.recipes, self.stateful, self.rng = recipes, stateful, rng
+        self.models = tuple(m for m in WIDE if not config.models or m in config.models)
+        #: Those that partial recompute may break.
+        self.fragile = tuple(m for m in FRAGILE if m in self.models)
+        #: Recipes, models and fragile ones, for eager slices and for compiled ones.
+        cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.fragile)
+        self.decks = [tuple(Deck(c, rng) for c in cards) for _ in range(2)]
+        self.draws = config.draws
+        #: So many cases in all leave no time for factors to stand still.
+        self.swarms = not config.cases
+        #: What the slices may vary of a Spec.
+        self.vary = FACTORS if self.models else FACTORS - {"model"}
+        #: Pairs of features that have run.
+        self.seen: set[Pair] = set()
+        #: Compiled Specs that have had their draws, and schedules that have been played.
+        self.served: set[str] = set()
+        self.played: set[str] = set()
+        #: Eager cases whose results came closest to their bounds: (share of the radius, case).
+        self.close: list[tuple[float, Case]] = []
+
+    def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
+        """Those of ``order`` for which there are recipes, models and rungs."""
+        few = {"models": self.models, "recomputed": self.fragile}
+        layers = [s for s in order if s.kind in rungs and self.recipes and few.get(s.models, True)]
+        return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
+
+    def layers(self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve) -> None:
+        """Serve one slice's batches on the rung ``kind`` while there may be ``more``."""
+        eager = kind == "none"
+        draws = MODEL_DRAWS if eager and wanted != "linears" else self.draws
+        vary = self.vary - {"model"} if wanted == "linears" else self.vary
+        largest = 128 if eager and self.rng.random() < 0.3 else 64
+        if self.swarms and self.rng.random() < 0.75:
+            vary = self._swarm(vary)
+        wider = wanted == "models" or "model" in vary
+        candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
+        batch = batches(self._specs(kind, wanted, vary, wider, largest), draws=draws)
+
+        def take(drawn: list[tuple[Case, ...]]) -> None:
+            if not more():
+                return
+            chosen = max(drawn, key=self._novelty)
+            if not eager:
+                if self.close and self.rng.random() < _CLOSE_CHANCE:
+                    chosen = self._closest(kind)
+                key = compile_key(chosen[0].spec)
+                if key in self.served:  # each run starts with the same simplest example
+                    return
+                self.served.add(key)
+            serve(chosen)
+
+        some = st.lists(batch, min_size=candidates, max_size=candidates)
+        self._generate(some, take, self._examples(eager, wanted))
+
+    def schedules(self, more: Callable[[], bool], serve: Serve) -> None:
+        """The same with stateful cases, one at a time."""
+        vary = SCHEDULE_FACTORS
+        if self.swarms and self.rng.random() < 0.5:
+            vary = self._swarm(vary)
+
+        def take(case: Case) -> None:
+            key = compile_key(case.spec)
+            if more() and key not in self.played:  # Hypothesis repeats itself
+                self.played.add(key)
+                serve((case,))
+
+        self._generate(schedule_cases(self.stateful, vary=vary), take, 100)
+
+    def remember(self, case: Case, judgement: Judgement) -> None:
+        """What has run is less novel; what came close to its bound may be worth compiling."""
+        self.seen.update(pairs(case))
+        if case.spec.compile != "none" or case.spec.schedule is not None:
+            return
+        shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
+        share = max(shares, default=0.0)
+        if share <= 0.0 or any(c.spec == case.spec for _, c in self.close):
+            return
+        self.close.append((share, case))
+        if len(self.close) > _CLOSE_KEPT:
+            self.close.remove(min(self.close, key=lambda item: item[0]))
+
+    def _specs(
+        self, kind: Compile, wanted: Models, vary: frozenset[str], wider: bool, largest: int
+    ) -> st.SearchStrategy[Spec]:
+        recipes, models, fragile = self.decks[kind != "none"]
+        hand = recipes.hand(_TOGETHER)
+        # such a slice has time for one Spec of a model: then each model has its turn
+        several = 1 if kind == "inductor" and wanted == "models" else _TOGETHER
+        if wanted == "recomputed":
+            blocks = tuple(fragile.hand(1))
+            return partly_recomputed(hand, largest=largest, vary=vary, blocks=blocks)
+        return specs(
+            hand,
+            compile=kind,
+            largest=largest,
+            vary=vary,
+            models=tuple(models.hand(several)) if wider else (),
+            linears=wanted != "models",
+        )
+
+    def _generate(
+        self, strategy: st.SearchStrategy[Any], take: Callable[[Any], None], examples: int
+    ) -> None:
+        @seed(self.rng.getrandbits(64))
+        @settings(
+            max_examples=examples,
+            phases=[Phase.generate],
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def run(drawn: Any) -> None:
+            take(drawn)
+
+        run()
+        gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+
+    def _swarm(self, vary: frozenset[str]) -> frozenset[str]:
+        """What may vary for now: some factors stand still."""
+        return frozenset(f for f in sorted(vary) if self.rng.random() < _SWARM)
+
+    def _examples(self, eager: bool, wanted: Models) -> int:
+        """How many Specs a slice has at most: few where the cases are counted, so that they see
+        linears and models alike."""
+        if not eager:
+            return 6
+        if self.swarms:
+            return 40
+        return _FEW_LINEARS if wanted == "linears" else _FEW_MODELS
+
+    def _novelty(self, batch: tuple[Case, ...]) -> int:
+        """Pairs of features that this worker has not run yet, none for a Spec that had its turn."""
+        if compile_key(batch[0].spec) in self.served:
+            return -1
+        return len({p for case in batch for p in pairs(case)} - self.seen)
+
+    def _closest(self, kind: Compile) -> tuple[Case, ...]:
+        """The eager case nearest to its bound, taken to a dear rung; each is taken once."""
+        self.close.sort(key=lambda item: item[0])
+        _, case = self.close.pop()
+        spec = msgspec.structs.replace(case.spec, compile=kind)
+        return (msgspec.structs.replace(case, spec=spec),)

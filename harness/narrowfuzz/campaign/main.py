@@ -1,0 +1,245 @@
+"""``narrowfuzz run``: validate, prepare the environment, run, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from narrowfuzz.arms.ladder import rungs_of, select_arms
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.content import checkout
+from narrowfuzz.environment import prepare
+from narrowfuzz.faults.registry import find_fault
+from narrowfuzz.recipe import (
+    Recipe,
+    load_recipes,
+    load_stateful,
+    obstacle,
+    obstacles,
+    runnable,
+    select,
+)
+from narrowfuzz.stateful import Stateful, process_of
+
+
+def run_command(
+    *,
+    minutes: float,
+    workers: int,
+    recipes: tuple[str, ...],
+    recipe_files: tuple[Path, ...],
+    arms: tuple[str, ...],
+    device: str,
+    seed: int | None,
+    out: Path | None,
+    resume: bool,
+    ledger: bool,
+    plant: str,
+    te_version: str = "",
+) -> int:
+    """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
+    if resume and out is None:
+        raise ValueError("--resume needs --out, the folder of the run to go on with")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, got {device!r}")
+    select_arms(arms)
+    fault = _fault(plant)
+    if fault is not None and not recipes:
+        recipes = find_fault(*fault).recipes  # it may patch a library that others run on
+    prepare(plant)
+    if te_version:
+        from te_on_cpu.environment import choose
+
+        choose(te_version)
+    from narrowfuzz.ledger import Ledger, load_entries
+
+    if device == "cuda":
+        _require_cuda()
+    there: dict[str, Recipe | Stateful] = {
+        **load_recipes(recipe_files),
+        **load_stateful(recipe_files),
+    }
+    meant = any(glob != "*" for glob in recipes)
+    unasked = [] if meant else [name for name, r in there.items() if process_of(r)]
+    asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
+    chosen, stateful, lacking = _runnable(asked, device)
+    lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
+    # all of them: what is installed in a worker's process only may have entries, too
+    loaded = Ledger(load_entries() if ledger else [])
+    folder = _output(out, resume)
+    config = Config(
+        out=folder,
+        minutes=minutes,
+        workers=workers or os.cpu_count() or 1,
+        seed=secrets.randbelow(2**32) if seed is None else seed,
+        recipes=(*chosen, *stateful),
+        recipe_files=recipe_files,
+        arms=arms,
+        device=device,
+        ledger=ledger,
+        fault=fault,
+    )
+    store = Store(folder)
+    whole = _universe(chosen, stateful, config.arms)
+    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, whole, lacking)
+
+
+def _universe(
+    chosen: dict[str, Recipe], stateful: dict[str, Stateful], arms: tuple[str, ...]
+) -> frozenset[Any]:
+    """The pairs of features that this run can meet."""
+    from narrowfuzz.coverage import universe
+
+    return universe(chosen, rungs_of(select_arms(arms)), stateful)
+
+
+def _campaign(
+    config: Config, store: Store, ledger: object, whole: frozenset[Any], lacking: list[str]
+) -> int:
+    from narrowfuzz.campaign.summary import pairs_seen, print_summary, rule_counts
+    from narrowfuzz.campaign.supervisor import Tally, run_campaign
+    from narrowfuzz.environment import versions
+    from narrowfuzz.policy import cast_policies
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+    found = versions()
+    console.print(
+        f"narrowfuzz {found['narrowfuzz']}  torch {found['torch']}  torchao {found['torchao']}  "
+        f"device {config.device}  workers {config.workers}  seed {config.seed}",
+        soft_wrap=True,
+    )
+    policies = "; ".join(f"{k}: {v}" for k, v in cast_policies().items())
+    console.print(f"cast policies (probed): {policies}", soft_wrap=True)
+    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    if any(name.startswith("te.") for name in config.recipes):
+        from te_on_cpu.environment import told
+
+        console.print(f"TransformerEngine {told()}", soft_wrap=True)
+    for line in lacking:
+        console.print(f"not tested: {line}", soft_wrap=True)
+    live = _Live(console, config.minutes)
+    tally: Tally = run_campaign(config, store, live.show)
+    live.close()
+    print_summary(console, tally, store, ledger, whole)  # type: ignore[arg-type]
+    from narrowfuzz.coverage import missing, table
+
+    seen = pairs_seen(tally.counts)
+    store.write_json("env.json", {"versions": found, "policies": cast_policies()})
+    store.write_json(
+        "summary.json",
+        {
+            "cases": tally.counts["cases"],
+            "specs": tally.counts["specs"],
+            "compiles": tally.counts["compiles"],
+            "seconds": round(tally.seconds, 1),
+            "compile_seconds": tally.counts["compile ms"] / 1000,
+            "compiled_data_seconds": tally.counts["data ms"] / 1000,
+            "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},
+            "pairs_never_met": missing(seen, whole),
+            "first_verdict_seconds": round(tally.first_verdict, 1),
+            "new": tally.new,
+            "unconfirmed": len(store.findings("unconfirmed")),
+            "lost_workers": tally.lost_workers,
+            "interrupted": tally.interrupted,
+            "seed": config.seed,
+            "rules": rule_counts(tally.counts),
+        },
+    )
+    if tally.interrupted:
+        return 130
+    if tally.broken:
+        return 2
+    return 1 if store.findings() else 0
+
+
+class _Live:
+    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds."""
+
+    def __init__(self, console: Console, minutes: float) -> None:
+        self.minutes, self.last = minutes, 0.0
+        self.status = console.status("starting workers") if console.is_terminal else None
+        self.every = 0.25 if self.status else 10.0
+        if self.status:
+            self.status.start()
+
+    def show(self, tally: object) -> None:
+        from narrowfuzz.campaign.supervisor import Tally
+
+        assert isinstance(tally, Tally)
+        if time.monotonic() - self.last < self.every:
+            return
+        self.last = time.monotonic()
+        counts, seconds = tally.counts, tally.seconds
+        line = (
+            f"{seconds:4.0f} s of {self.minutes * 60:.0f}   {counts['cases']} cases "
+            f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
+            f"{counts['compiles']} compiles   {tally.new} findings"
+        )
+        if self.status:
+            self.status.update(line)
+        else:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        if self.status:
+            self.status.stop()
+
+
+def _runnable(
+    chosen: dict[str, Recipe | Stateful], device: str
+) -> tuple[dict[str, Recipe], dict[str, Stateful], list[str]]:
+    """The recipes that run here, and a line for each backend that does not. Raises ValueError if
+    none does."""
+    recipes = {name: r for name, r in chosen.items() if isinstance(r, Recipe)}
+    stateful = {name: r for name, r in chosen.items() if isinstance(r, Stateful)}
+    able = {name: narrowed for name, r in recipes.items() if (narrowed := runnable(r, device))}
+    reasons = {
+        f"{name} ({backend})": reason
+        for name, recipe in recipes.items()
+        for backend, reason in obstacles(recipe, device).items()
+    }
+    reasons |= {n: reason for n, r in stateful.items() if (reason := obstacle(r, device))}
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    playing = {name: r for name, r in stateful.items() if name not in reasons}
+    if not able and not playing:
+        raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
+    return able, playing, lines
+
+
+def _fault(plant: str) -> tuple[str, str] | None:
+    if not plant:
+        return None
+    file, _, fault_id = plant.rpartition(":")
+    find_fault(file, fault_id)
+    return file, fault_id
+
+
+def _require_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here; run with --device cpu")
+
+
+def _output(out: Path | None, resume: bool) -> Path:
+    if out is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        home = checkout()
+        inside = home is not None and Path.cwd().resolve() == home
+        return Path("reports/runs" if inside else "narrowfuzz-runs") / f"{stamp}-{os.getpid()}"
+    if os.path.lexists(out) and not out.is_dir():
+        raise ValueError(f"--out {out} is a file: name a folder")
+    holds_run = os.path.isfile(out / "findings.db")
+    if holds_run and not resume:
+        raise ValueError(f"--out {out} holds an earlier run: add --resume or name another folder")
+    if resume and not holds_run:
+        raise ValueError(f"--resume: {out} holds no run to go on with")
+    return out

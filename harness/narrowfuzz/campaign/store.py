@@ -1,0 +1,130 @@
+"""The findings of one run on disk: a SQLite table, a folder per finding, claims between workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case import dump_case, load_case
+from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.picture import draw_state
+
+_SCHEMA = """
+create table if not exists findings (
+    id text primary key, fingerprint text, severity text, status text, recipe text,
+    oracle text, arm text, role text, symptom text, sentence text, reach text, flake text,
+    case_id text, minimal_id text, found_at text default current_timestamp
+)
+"""
+
+
+class Store:
+    """One output folder. Only the supervisor writes to the database."""
+
+    def __init__(self, out: Path) -> None:
+        """Raises ValueError if ``out`` cannot be a folder we write to."""
+        self.out = out
+        try:
+            (out / "findings").mkdir(parents=True, exist_ok=True)
+            (out / "claims").mkdir(exist_ok=True)
+            (out / "journal").mkdir(exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cannot write to {out}: {error.strerror}") from None
+        try:
+            with closing(self._connect()) as db, db:
+                db.execute(_SCHEMA)
+                db.execute("create table if not exists runs (started_at text)")
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"cannot write to {out / 'findings.db'}: {error}") from None
+
+    def begin(self) -> int:
+        """Note that a run starts here; returns how many there were before."""
+        with closing(self._connect()) as db, db:
+            (runs,) = db.execute("select count(*) from runs").fetchone()
+            db.execute("insert into runs values (current_timestamp)")
+        return int(runs)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.out / "findings.db")
+
+    def add(self, finding: Finding, script: str, status: str) -> None:
+        """Keep a finding: ``new``, or ``unconfirmed`` where its script does not show it."""
+        folder = self.out / "findings" / finding.id
+        folder.mkdir(exist_ok=True)
+        (folder / "case.json").write_bytes(dump_case(finding.minimal))
+        (folder / "repro.py").write_text(script)
+        raw = msgspec.json.format(msgspec.json.encode(finding), indent=2)
+        (folder / "explain.json").write_bytes(raw)
+        if finding.story is not None and finding.story.slot:
+            draw_state(finding.story, folder / "state.png")
+        row = (
+            finding.id, finding.fingerprint, finding.severity, status, finding.recipe,
+            finding.oracle, finding.arm, finding.role, finding.symptom, finding.sentence,
+            finding.reach, finding.flake, finding.case.id, finding.minimal.id,
+        )  # fmt: skip
+        marks = ", ".join("?" * len(row))
+        columns = (
+            "id, fingerprint, severity, status, recipe, oracle, arm, role, symptom, sentence, "
+            "reach, flake, case_id, minimal_id"
+        )
+        with closing(self._connect()) as db, db:
+            db.execute(f"insert or replace into findings ({columns}) values ({marks})", row)
+            if status == "new":  # what another case did not show is shown now
+                db.execute(
+                    "delete from findings where status = 'unconfirmed' and fingerprint = ?",
+                    (finding.fingerprint,),
+                )
+
+    def findings(self, status: str = "new") -> list[Finding]:
+        """Stored findings, most severe first."""
+        with closing(self._connect()) as db:
+            ids = db.execute("select id from findings where status = ?", (status,)).fetchall()
+        order = {"high": 0, "medium": 1, "low": 2}
+        loaded = [load_finding(self.out / "findings" / i) for (i,) in ids]
+        return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
+
+    def write_json(self, name: str, value: Any) -> None:
+        (self.out / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def load_finding(folder: Path) -> Finding:
+    """Read one finding's folder. Raises ValueError if it is not one."""
+    try:
+        finding = msgspec.json.decode((folder / "explain.json").read_bytes(), type=Finding)
+        load_case(dump_case(finding.minimal))  # its schema
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder} is not a finding: {error}") from None
+    return finding
+
+
+#: Cases that a fingerprint is triaged on until a script shows it: one may show it where another
+#: cannot.
+_TRIES = 3
+
+
+def claim(out: Path, fingerprint: str) -> bool:
+    """True for the one worker that may triage this fingerprint."""
+    try:
+        os.close(os.open(_claim(out, fingerprint), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def release(out: Path, fingerprint: str) -> None:
+    """The case that was triaged does not show it: another may, unless enough were tried."""
+    path = _claim(out, fingerprint)
+    tried = len(list(path.parent.glob(f"{path.name}.*"))) + 1
+    if tried < _TRIES:
+        path.rename(path.with_name(f"{path.name}.{tried}"))
+
+
+def _claim(out: Path, fingerprint: str) -> Path:
+    return out / "claims" / hashlib.sha256(fingerprint.encode()).hexdigest()

@@ -1,0 +1,139 @@
+"""What a run says at its end: findings, known divergences, and how often each rule judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.coverage import Pair, missing, table
+from narrowfuzz.ledger import Ledger, known_dir
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.triage.finding import report
+
+_RULE_WIDTH, _CELL_WIDTH = 29, 18
+_JUDGED = ("ok", "diverged", "crashed", "known")
+
+
+def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
+    """oracle -> recipe -> [judged, inconclusive, not applicable]."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for key, n in counts.items():
+        if not (isinstance(key, tuple) and len(key) == 3):
+            continue
+        oracle, recipe, status = key
+        cell = found.setdefault(oracle, {}).setdefault(recipe, [0, 0, 0])
+        cell[0 if status in _JUDGED else 1 if status == "inconclusive" else 2] += n
+    return found
+
+
+def pairs_seen(counts: Counter[Any]) -> frozenset[Pair]:
+    """The pairs of features that met in some case."""
+    return frozenset(key[1] for key in counts if isinstance(key, tuple) and key[0] == "pair")
+
+
+def print_summary(
+    console: Console, tally: Tally, store: Store, ledger: Ledger, whole: frozenset[Pair]
+) -> None:
+    """Everything a reader needs; what matters most comes last, where the screen ends.
+
+    ``whole``: the pairs of features that the chosen recipes and arms could have met.
+    """
+    _print_rules(console, tally.counts)
+    _print_pairs(console, pairs_seen(tally.counts), whole)
+    _print_known(console, tally.counts, ledger)
+    for finding in store.findings():
+        console.print()
+        console.print(escape(report(finding)), soft_wrap=True)
+        script = store.out / "findings" / finding.id / "repro.py"
+        console.print(f"  script: {escape(str(script))}", soft_wrap=True)
+    for finding in store.findings("unconfirmed"):
+        console.print(
+            f"[yellow]not reported[/] ({finding.flake}): {escape(finding.fingerprint)}",
+            soft_wrap=True,
+        )
+    for note in tally.notes:
+        console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    counts = tally.counts
+    by_severity = Counter(f.severity for f in store.findings())
+    words = ", ".join(f"{by_severity[s]} {s}" for s in ("high", "medium", "low") if by_severity[s])
+    console.print(
+        f"\n{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
+        f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
+        f"[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}. "
+        f"Output: {escape(str(store.out))}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"Specs a minute: {60 * counts['specs'] / max(tally.seconds, 1):.0f}; on compiled "
+        f"artefacts {counts['compile ms'] / 1000:.0f} s of compiling and "
+        f"{counts['data ms'] / 1000:.0f} s of data",
+        soft_wrap=True,
+    )
+    if not counts["cases"]:
+        console.print("[yellow]Nothing was judged: this run says nothing.[/]")
+
+
+def _print_rules(console: Console, counts: Counter[Any]) -> None:
+    counted = rule_counts(counts)
+    recipes = sorted({r for row in counted.values() for r in row})
+    at_once = max(1, (console.width - _RULE_WIDTH) // _CELL_WIDTH)
+    for start in range(0, len(recipes), at_once):
+        shown = recipes[start : start + at_once]
+        view = Table(title="judged / inconclusive / not applicable", title_justify="left", box=None)
+        view.add_column("rule", no_wrap=True, width=_RULE_WIDTH)
+        for recipe in shown:
+            view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
+        for oracle in BY_NAME.values():
+            row = counted.get(oracle.name, {})
+            if not any(r in row for r in shown):
+                continue
+            cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
+            view.add_row(f"{oracle.name} {oracle.title}", *cells)
+        console.print(view)
+
+
+def _print_pairs(console: Console, seen: frozenset[Pair], whole: frozenset[Pair]) -> None:
+    view = Table(title="pairs of features that met", title_justify="left", box=None)
+    view.add_column("", no_wrap=True)
+    view.add_column("met", justify="right")
+    view.add_column("of", justify="right")
+    for name, met, there in table(seen & whole, whole):
+        view.add_row(name, str(met), str(there))
+    console.print(view)
+    never = missing(seen, whole)
+    if never:
+        more = f" and {len(never) - 12} more" if len(never) > 12 else ""
+        console.print(f"never met: {escape(', '.join(never[:12]))}{more}", soft_wrap=True)
+
+
+def _short(n: int) -> str:
+    return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
+
+
+def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None:
+    hits = {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+    if not hits:
+        return
+    console.print("\nknown divergences that still show:")
+    for entry in ledger.entries:
+        if entry.id in hits:
+            script = _relative(known_dir() / entry.script)
+            console.print(
+                f"  {entry.id} ({entry.severity}, {hits[entry.id]} hits): {escape(entry.title)}"
+                f"  [dim]{escape(script)}[/]",
+                soft_wrap=True,
+            )
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

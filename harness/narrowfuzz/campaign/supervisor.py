@@ -1,0 +1,277 @@
+"""The supervisor: starts workers, keeps what they find, replaces the ones that die.
+
+Workers are forked from a server that has imported torch once, so a replacement costs a fraction of
+a second. The supervisor itself never runs a case.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.store import Store, claim
+from narrowfuzz.case import Case, dump_case, load_case
+from narrowfuzz.triage.finding import Finding
+
+Progress = Callable[["Tally"], None]
+#: How long workers may go on after the deadline, to finish a finding they are triaging.
+GRACE_SECONDS = 75.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """One confirmed finding, and how far the campaign was when it had been confirmed."""
+
+    finding: Finding
+    cases: int
+    #: Since the campaign began.
+    seconds: float
+
+
+@dataclass
+class Tally:
+    """Running totals of a campaign."""
+
+    counts: Counter[Any] = field(default_factory=Counter)
+    #: Confirmed findings in the order they came, each with the cases judged and the time by then.
+    found: list[Found] = field(default_factory=list)
+    lost_workers: int = 0
+    interrupted: bool = False
+    #: A worker ended by an exception of ours: what it found stands, but the run is not complete.
+    broken: bool = False
+    started: float = field(default_factory=time.monotonic)
+    #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
+    ready: float = 0.0
+    first_verdict: float = 0.0
+    #: What could not be done, in sentences.
+    notes: list[str] = field(default_factory=list)
+    losses: list[threading.Thread] = field(default_factory=list)
+    #: Held while a loss is looked into: the next may be the same.
+    looking: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def new(self) -> int:
+        return len(self.found)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+@dataclass
+class _Seat:
+    """One worker's place; its process may be replaced."""
+
+    number: int
+    generation: int = 0
+    process: Any = None
+    channel: Connection | None = None
+    done: bool = False
+    #: Cases its processes have told of.
+    judged: int = 0
+    #: Its process has ended on purpose and wants a successor.
+    recycled: bool = False
+
+
+def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
+    """Run workers until the time is up or the user interrupts; everything found is in ``store``."""
+    tally = Tally()
+    start_server()
+    with interruptible([tally]):
+        play(config, store, progress, tally)
+    return tally
+
+
+def start_server() -> None:
+    """Start the process that workers are forked from; it imports torch once."""
+    mp.get_context("forkserver").set_forkserver_preload(
+        ["narrowfuzz.campaign.preload", "narrowfuzz.campaign.worker"]
+    )
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, usual)
+
+
+def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None:
+    """Run workers until the time is up, enough is found, or ``tally`` says it was interrupted."""
+    context = mp.get_context("forkserver")
+    deadline = time.monotonic() + config.minutes * 60.0
+    seats = [_Seat(number) for number in range(config.workers)]
+    try:
+        for seat in seats:
+            _start(seat, config, context, deadline)
+        while not all(seat.done for seat in seats):
+            _receive(seats, tally, store)
+            progress(tally)
+            for seat in seats:
+                _look_after(seat, config, context, deadline, tally, store)
+            enough = 0 < config.stop_after <= tally.new
+            if enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
+                break
+        _drain(seats, tally, store)
+        for loss in () if tally.interrupted else tally.losses:
+            loss.join()
+    finally:
+        for seat in seats:
+            if seat.process is not None and seat.process.is_alive():
+                seat.process.kill()
+            if seat.process is not None:
+                seat.process.join(5)
+
+
+@contextmanager
+def interruptible(tallies: Sequence[Tally]) -> Iterator[None]:
+    """Ctrl-C sets a flag; nothing is lost because the store is written as findings arrive."""
+
+    def note(signum: int, frame: Any) -> None:
+        for tally in tallies:
+            tally.interrupted = True
+
+    previous = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _start(seat: _Seat, config: Config, context: Any, deadline: float) -> None:
+    from narrowfuzz.campaign.worker import work
+
+    receiving, sending = context.Pipe(duplex=False)
+    seat.process = context.Process(
+        target=work,
+        args=(config, seat.number, seat.generation, seat.judged, deadline, sending),
+        daemon=False,
+    )
+    seat.process.start()
+    sending.close()
+    seat.channel, seat.done = receiving, False
+
+
+def _receive(seats: list[_Seat], tally: Tally, store: Store) -> None:
+    channels = {seat.channel: seat for seat in seats if seat.channel is not None}
+    for channel in wait(list(channels), timeout=0.2):
+        assert isinstance(channel, Connection)
+        seat = channels[channel]
+        try:
+            kind, value = channel.recv()
+        except (EOFError, OSError):
+            seat.channel = None
+            continue
+        _take(kind, value, seat, tally, store)
+
+
+def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> None:
+    if kind == "counts":
+        tally.counts.update(value)
+        seat.judged += value.get("cases", 0)
+        if not tally.first_verdict and value:
+            tally.first_verdict = tally.seconds
+    elif kind == "finding":
+        status = "new" if value.confirmed else "unconfirmed"
+        store.add(value.finding, value.script, status)
+        if value.confirmed:
+            tally.found.append(Found(value.finding, tally.counts["cases"], tally.seconds))
+    elif kind == "ready":
+        tally.ready = tally.ready or tally.seconds
+    elif kind == "recycled":
+        seat.recycled = True
+    else:
+        assert kind == "done", kind
+        seat.done = True
+
+
+def _look_after(
+    seat: _Seat, config: Config, context: Any, deadline: float, tally: Tally, store: Store
+) -> None:
+    """Notice a dead or silent worker, turn its case into a finding, and replace it."""
+    if seat.done or seat.process is None:
+        return
+    journal = store.out / "journal" / f"{seat.number}.json"
+    silent = time.time() - journal.stat().st_mtime if journal.exists() else 0.0
+    hung = silent > config.hang_seconds
+    if hung:
+        seat.process.kill()
+        seat.process.join(10)
+    if seat.process.is_alive() or (seat.channel is not None and not hung):
+        return
+    if seat.recycled:
+        seat.generation, seat.recycled = seat.generation + 1, False
+        _start(seat, config, context, deadline)
+        return
+    tally.lost_workers += 1
+    if (seat.process.exitcode or 0) > 0:
+        tally.broken = seat.done = True
+        tally.notes.append(f"worker {seat.number} raised; its traceback is above")
+        return
+    case = _journalled(journal, tally, seat)
+    how = "hangs" if hung else _how(seat.process.exitcode)
+    if case is not None:
+        # takes a minute of processes of its own: the other workers must be heard meanwhile
+        loss = threading.Thread(
+            target=_record_loss, args=(case, how, config, tally, store), daemon=True
+        )
+        tally.losses.append(loss)
+        loss.start()
+        journal.unlink()
+    seat.generation += 1
+    if time.monotonic() < deadline and (case is not None or seat.generation < 3):
+        _start(seat, config, context, deadline)
+    else:
+        seat.done = True
+
+
+def _journalled(journal: Any, tally: Tally, seat: _Seat) -> Case | None:
+    if not journal.exists():
+        tally.notes.append(f"worker {seat.number} ended before its first case")
+        return None
+    return load_case(journal.read_bytes())
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"ends the process with {signal.Signals(-code).name}"
+    return f"ends the process with exit code {code}"
+
+
+def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
+    from narrowfuzz.triage.loss import triage_loss
+
+    kept = store.out / f"lost-{case.id}.json"
+    with tally.looking:
+        told = ((found.finding.recipe, found.finding.symptom) for found in tally.found)
+        if (case.spec.recipe, how) in told:
+            # it is minimised already; should another rung be guilty here, the case tells
+            kept.write_bytes(dump_case(case))
+            return
+        result = triage_loss(case, how, config.recipe_files, config.plant)
+        if result is None:
+            tally.notes.append(
+                f"a worker {how} on case {case.id} but a fresh process does not: not reported"
+            )
+            kept.write_bytes(dump_case(case))
+        elif claim(config.out, result.finding.fingerprint):
+            store.add(result.finding, result.script, "new")
+            tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
+
+
+def _drain(seats: list[_Seat], tally: Tally, store: Store) -> None:
+    """Take what workers have already sent."""
+    for seat in seats:
+        while seat.channel is not None and seat.channel.poll():
+            try:
+                kind, value = seat.channel.recv()
+            except (EOFError, OSError):
+                break
+            _take(kind, value, seat, tally, store)

@@ -1,0 +1,272 @@
+"""A worker: judges what its generator draws, triages what is new, and tells the supervisor.
+
+The current case is journalled before it runs, so that an abort or a hang in a kernel costs one
+worker and still names its case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.arms.ladder import EAGER, Arm, rungs_of, select_arms
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
+from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
+from narrowfuzz.campaign.store import claim, release
+from narrowfuzz.case import Case, Compile, Spec, dump_case
+from narrowfuzz.coverage import pairs
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.planted import identity, planted
+from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable, select
+from narrowfuzz.stateful import Stateful, process_of, processes
+from narrowfuzz.triage.forked import ForkedScripts
+from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import RunScript, run_script
+from narrowfuzz.verdict import fingerprint
+
+_RELATIONS = tuple(o for o in ORACLES if o.reruns)
+_CORE = tuple(o for o in ORACLES if not o.reruns)
+_REPORT_EVERY = 0.5
+#: Draws that every compiled artefact serves, however fast it was to compile. A linear's serves
+#: until they have taken as long as compiling it: what is wrong there may hang on one element.
+_LEAST_DRAWS = 20
+
+
+def work(
+    config: Config, number: int, generation: int, judged: int, deadline: float, out: Connection
+) -> None:
+    """Process entry point. ``judged``: cases that its predecessors have judged. ``deadline`` is on
+    the monotonic clock, which processes share."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    settle()
+    worker = Worker(config, number, generation, judged, deadline, out)
+    with ExitStack() as stack:
+        if config.plant is not None:
+            prepare(identity(*config.plant))
+            stack.enter_context(planted(*config.plant))
+        out.send(("ready", None))
+        worker.loop()
+    worker.flush(final="recycled" if worker.worn_out and not worker.has_enough else "done")
+    out.close()
+
+
+class Worker:
+    """One process of a campaign, for the recipes that can share one."""
+
+    def __init__(
+        self,
+        config: Config,
+        number: int,
+        generation: int,
+        judged: int,
+        deadline: float,
+        out: Connection,
+    ) -> None:
+        self.config, self.deadline, self.out = config, deadline, out
+        #: Made while nothing is planted or patched yet.
+        self.scripts: RunScript = ForkedScripts() if config.plant else run_script
+        self.judged = judged
+        recipes = load_recipes(config.recipe_files)
+        stateful = load_stateful(config.recipe_files)
+        chosen = select({**recipes, **stateful}, config.recipes).values()
+        #: Recipes that need a process of their own take turns with the others.
+        kinds = processes(chosen)
+        self.takes_turns = len(kinds) > 1
+        self.process = kinds[(number + generation) % len(kinds)]
+        mine = [r for r in chosen if process_of(r) == self.process]
+        self.recipes = [
+            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, config.device))
+        ]
+        self.stateful = [
+            r for r in mine if isinstance(r, Stateful) and not r.unavailable(config.device)
+        ]
+        for recipe in self.stateful:
+            recipe.prepare()
+        ledger = load_ledger() if config.ledger else Ledger([])
+        self.arms = select_arms(config.arms)
+        self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
+        self.journal = config.out / "journal" / f"{number}.json"
+        rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
+        self.generator = Generator(config, self.recipes, self.stateful, rng)
+        #: A worker that takes the place of one that was worn out goes on where that was.
+        self.starts = generation == 0
+        self.counts: Counter[Any] = Counter()
+        #: One relation per draw, going on where the last Spec stopped: there are more of them than
+        #: draws of a Spec.
+        self.relations = itertools.cycle(_RELATIONS)
+        #: Which Inductor is next: the one with eager's roundings or the one that users run.
+        self.inductors = itertools.count()
+        self.began = time.monotonic()
+        self.triage_seconds = 0.0
+        self.triage_compiling = 0.0
+        self.reported = time.monotonic()
+
+    def loop(self) -> None:
+        """Slices in turn until the time is up or this process has compiled enough."""
+        rungs = rungs_of(self.arms)
+        again = self.generator.slices(AGAIN, rungs)
+        first = self.generator.slices(FIRST, rungs) if self.starts else []
+        only = len({one.kind for one in (*first, *again)}) == 1
+        for now in itertools.chain(first, itertools.cycle(again)):
+            if time.monotonic() >= self.deadline or self.over:
+                break
+            # counted in cases, draws must not hang on the clock
+            seconds = math.inf if self.config.cases and only else now.seconds
+            self.serve(now, min(self.deadline, time.monotonic() + seconds))
+
+    def serve(self, now: Slice, until: float) -> None:
+        """One slice, ``until`` its time is up."""
+
+        def more() -> bool:
+            return time.monotonic() < until and not self.over
+
+        if now.kind == "schedule":
+            self.generator.schedules(more, self._schedule)
+        else:
+            serve = partial(self._batch, kind=now.kind, until=until)
+            self.generator.layers(now.kind, now.models, more, serve)
+
+    @property
+    def worn_out(self) -> bool:
+        """True once compiled code has cost this process more memory than a fresh one would, or its
+        turn is over."""
+        turn = self.takes_turns and time.monotonic() - self.began > self.config.turn_seconds
+        return turn or self.judge.compiles >= self.config.recycle_compiles
+
+    @property
+    def has_enough(self) -> bool:
+        """This worker's share of the cases is judged."""
+        return 0 < self.config.share <= self.judged
+
+    @property
+    def over(self) -> bool:
+        """Nothing more to draw in this process."""
+        return self.worn_out or self.has_enough
+
+    def _schedule(self, batch: tuple[Case, ...]) -> None:
+        self.counts["specs"] += 1
+        for case in batch:
+            self._judge(case, SCHEDULE_ORACLES)
+
+    def _batch(self, batch: tuple[Case, ...], *, kind: Compile, until: float) -> None:
+        if kind != "none":
+            until = self.deadline  # a compile may outlast its slice: the draws are what it was for
+        self.counts["specs"] += 1
+        compiles, compiling = self.judge.compiles, self.judge.compile_seconds
+        started, aside = time.monotonic(), self.triage_seconds
+        self.triage_compiling = 0.0
+        arms = self._arms(batch[0].spec)
+        for i, case in enumerate(self._more(batch, kind)):
+            if self.has_enough or (time.monotonic() > until and i >= 2):
+                break
+            compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
+            data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
+            paid = data_time >= compile_time or not case.spec.direct
+            if kind != "none" and i >= _LEAST_DRAWS and paid:
+                break
+            if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
+                break
+            if not self._draw(case, arms, i).ran:
+                break  # a program that raises does so on every draw
+        self.counts["compiles"] += self.judge.compiles - compiles
+        if self.judge.compiles > compiles:
+            self.counts["compile ms"] += int(1000 * compile_time)
+            self.counts["data ms"] += int(1000 * max(0.0, data_time))
+
+    def _arms(self, spec: Spec) -> tuple[Arm, ...]:
+        """Those that a Spec is looked at on. Generating code takes longer than all else, so of the
+        two that do, one runs, in turn; what it shows is judged on the whole ladder. What partial
+        recompute may break is fused as users have it: with eager's roundings it is as forward."""
+        arms = self.judge.rungs(spec)
+        dear = [arm for arm in arms if arm.compiler == "inductor"]
+        if not dear:
+            return arms
+        chosen = -1 if spec.checkpoint == "selective" else next(self.inductors) % len(dear)
+        return (*(a for a in arms if not a.compiler), dear[chosen])
+
+    def _draw(self, case: Case, arms: Sequence[Arm], i: int) -> Judgement:
+        """A Spec's first draws meet every rule on every rung, later ones those where it pays:
+        compiled ones the compiled rungs only."""
+        only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
+        compiled = any(a.compiler for a in arms)
+        if i == 0:
+            return self._judge(case, ORACLES, only)
+        if i == 1 or not compiled:
+            return self._judge(case, (*_CORE, next(self.relations)), only, thorough=i == 1)
+        dear = frozenset(a.name for a in arms if a.compiler)
+        if not case.spec.direct:
+            dear |= {EAGER.name}  # what a compiled model is compared with
+        return self._judge(case, _CORE, dear, thorough=False)
+
+    def _more(self, batch: tuple[Case, ...], kind: Compile) -> Iterator[Case]:
+        """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
+        if kind == "none":
+            yield from batch
+            return
+        for i in range(self.config.compiled_draws):
+            case = batch[i % len(batch)]
+            data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
+            yield msgspec.structs.replace(case, data=data)
+
+    def _judge(
+        self,
+        case: Case,
+        oracles: Sequence[Any],
+        only: frozenset[str] | None = None,
+        *,
+        thorough: bool = True,
+    ) -> Judgement:
+        self.journal.write_bytes(dump_case(case))
+        judgement = self.judge.judge(case, oracles, only, thorough=thorough)
+        if only is not None and judgement.causes:
+            judgement = self.judge.judge(case)  # which rung is the first to show it?
+        self.counts["cases"] += 1
+        self.judged += 1
+        self.counts.update(("pair", pair) for pair in pairs(case))
+        self.generator.remember(case, judgement)
+        for verdict in judgement.verdicts:
+            self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
+        for verdict in judgement.known:
+            self.counts["known", verdict.explained_by] += 1
+        for verdict in judgement.causes:
+            if claim(self.config.out, fingerprint(verdict, judgement.family)):
+                self._triage(case, verdict)
+        if time.monotonic() - self.reported > _REPORT_EVERY:
+            self.flush()
+        return judgement
+
+    def _triage(self, case: Case, verdict: Any) -> None:
+        self.flush()
+        started, compiling = time.monotonic(), self.judge.compile_seconds
+        left = max(5.0, min(25.0, self.deadline - time.monotonic()))
+        result = triage(self.judge, case, verdict, seconds=left, plant=self.config.plant,
+            scripts=self.scripts,
+        )  # fmt: skip
+        self.out.send(("finding", result))
+        if not result.confirmed:
+            release(self.config.out, result.finding.fingerprint)
+        self.triage_seconds += time.monotonic() - started
+        self.triage_compiling += self.judge.compile_seconds - compiling
+
+    def flush(self, *, final: str = "") -> None:
+        self.out.send(("counts", dict(self.counts)))
+        self.counts.clear()
+        self.reported = time.monotonic()
+        if final:
+            self.out.send((final, None))

@@ -1,0 +1,234 @@
+"""Spec, DataSpec and Case: plain data that names one experiment completely.
+
+A case is strict JSON with a schema version. Nothing in it is imported or executed; special values
+are bit patterns. The invariant: the same Case makes the same program and the same tensors on any
+machine.
+
+>>> case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+>>> load_case(dump_case(case)) == case
+True
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from narrowfuzz.schedule.events import Schedule
+
+#: 2 added models, schedules and more rungs; a file of schema 1 means the same as ever.
+SCHEMA = 2
+#: A case file is under 3 kB; anything much larger is not one.
+MAX_CASE_BYTES = 1 << 20
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+ModelName = Literal[
+    "linear",
+    "mlp_gelu",
+    "mlp_swiglu",
+    "rmsnorm_linear",
+    "layernorm_linear",
+    "attention",
+    "llama_block",
+    "two_blocks",
+    "joined_blocks",
+    "tied_embedding",
+    "dropout",
+    "used_twice",
+    "frozen_first",
+    "hooked",
+    "own_forward",
+]
+Layout = Literal["contiguous", "transposed", "strided"]
+GradLayout = Literal["contiguous", "transposed", "expanded"]
+#: ``selective`` keeps attention and every second matmul, and recomputes the rest.
+Checkpoint = Literal["none", "full", "reentrant", "selective"]
+Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
+COMPILED: tuple[Compile, ...] = ("aot_eager", "aot_eager_decomp_partition", "inductor")
+GradMode = Literal["train", "no_grad", "inference"]
+Optimizer = Literal["sgd", "adamw"]
+#: Powers of two: a step rounds as little as it can.
+LEARNING_RATE: dict[Optimizer, float] = {"sgd": 2.0**-6, "adamw": 2.0**-8}
+#: What happens to the converted model before its first run.
+Lifecycle = Literal["none", "deepcopy", "reload"]
+Regime = Literal["lattice", "wild"]
+ValueClass = Literal[
+    "gaussian",
+    "outlier",
+    "heavy_tail",
+    "zero_rows",
+    "binade_edges",
+    "near_max",
+    "subnormal",
+    "inf_nan",
+]
+TensorName = Literal["input", "weight", "grad_output", "bias"]
+
+#: Models whose output has n features; the others return k.
+_WIDTH_N = frozenset(
+    {"linear", "rmsnorm_linear", "layernorm_linear", "tied_embedding", "hooked", "own_forward"}
+)
+
+Dim = Annotated[int, Meta(ge=0, le=4096)]
+Exponent = Annotated[int, Meta(ge=-60, le=60)]
+HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that shapes the program. Defaults are the simplest value of each field."""
+
+    recipe: str
+    #: Which of the recipe's code paths runs; "" is the recipe's first.
+    backend: str = ""
+    model: ModelName = "linear"
+    #: Rows per batch entry (M), in_features or model width (K), out_features, hidden width or
+    #: vocabulary (N).
+    m: Dim = 32
+    k: Dim = 32
+    n: Dim = 32
+    #: 0: the input is [m, k]. Otherwise [batch, m, k].
+    batch: Annotated[int, Meta(ge=0, le=64)] = 0
+    bias: bool = False
+    dtype: Dtype = "bf16"
+    input_layout: Layout = "contiguous"
+    grad_layout: GradLayout = "contiguous"
+    #: Attention heads; attention runs on the fused kernel or as plain matmuls and a softmax.
+    heads: Literal[1, 2, 4] = 1
+    attention: Literal["flash", "math"] = "flash"
+    #: Run under bf16 autocast.
+    autocast: bool = False
+    grad_mode: GradMode = "train"
+    #: Optimizer steps, and forward-backward pairs before each of them.
+    steps: Annotated[int, Meta(ge=1, le=5)] = 1
+    microbatches: Annotated[int, Meta(ge=1, le=3)] = 1
+    optimizer: Optimizer = "sgd"
+    lifecycle: Lifecycle = "none"
+    checkpoint: Checkpoint = "none"
+    compile: Compile = "none"
+    #: One graph for any number of rows.
+    dynamic: bool = False
+    fullgraph: bool = False
+    #: Percent of the activations that the compiler may keep for backward.
+    memory_budget: Literal[100, 50, 0] = 100
+    #: What a stateful recipe does, event by event; None: ``steps`` of ``microbatches``.
+    schedule: Schedule | None = None
+
+    @property
+    def trains(self) -> bool:
+        """True where there is a backward."""
+        return self.grad_mode == "train"
+
+    @property
+    def direct(self) -> bool:
+        """True for one linear, run once: its tensors are the case's, and every rule applies."""
+        once = not self.scheduled and self.schedule is None
+        return self.model == "linear" and once and not self.autocast
+
+    @property
+    def scheduled(self) -> bool:
+        """True where more than one forward and backward runs."""
+        return self.steps > 1 or self.microbatches > 1
+
+    @property
+    def width(self) -> int:
+        """Features of the output."""
+        return self.n if self.model in _WIDTH_N else self.k
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the flattened input."""
+        return self.m * (self.batch or 1)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.m, self.k) if self.batch else (self.m, self.k)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (*self.input_shape[:-1], self.width)
+
+
+class Spike(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One planted element; ``row`` and ``col`` wrap around, ``bits`` are of an fp32."""
+
+    tensor: TensorName
+    row: Annotated[int, Meta(ge=0, le=1 << 20)]
+    col: Annotated[int, Meta(ge=0, le=1 << 20)]
+    bits: HexBits
+
+
+class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Makes every tensor. All elements of a tensor are multiplied by 2^exponent of that tensor."""
+
+    regime: Regime = "wild"
+    values: ValueClass = "gaussian"
+    seed: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
+    input_exponent: Exponent = 0
+    weight_exponent: Exponent = 0
+    grad_exponent: Exponent = 0
+    spikes: Annotated[tuple[Spike, ...], Meta(max_length=16)] = ()
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One experiment: a Spec and the data it runs on."""
+
+    spec: Spec
+    data: DataSpec
+    schema: int = SCHEMA
+
+    @property
+    def id(self) -> str:
+        """Short hash of Spec and data, defaults left out: a later field changes no id."""
+        raw = msgspec.json.encode((_told(self.spec), _told(self.data)), order="sorted")
+        return hashlib.sha256(raw).hexdigest()[:12]
+
+
+def dump_case(case: Case) -> bytes:
+    """Canonical JSON: keys in sorted order, no spaces, defaults left out."""
+    told = {"data": _told(case.data), "schema": case.schema, "spec": _told(case.spec)}
+    return msgspec.json.encode(told, order="sorted")
+
+
+def _told(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    return {
+        field.name: getattr(struct, field.name)
+        for field in msgspec.structs.fields(struct)
+        if field.required or getattr(struct, field.name) != field.default
+    }
+
+
+def load_case(raw: bytes) -> Case:
+    """Parse a case strictly. Raises ValueError naming the field and what it must be."""
+    if len(raw) > MAX_CASE_BYTES:
+        raise ValueError(f"case file has {len(raw)} bytes; a case has at most {MAX_CASE_BYTES}")
+    try:
+        version = msgspec.json.decode(raw, type=_Versioned).schema
+        if version > SCHEMA:
+            raise ValueError(
+                f"case has schema {version}, this one reads up to {SCHEMA}: update narrowfuzz"
+            )
+        if version < 1:
+            raise ValueError(f"case has schema {version}: the first schema is 1")
+        return msgspec.json.decode(raw, type=Case)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a valid case: {error}") from None
+    except RecursionError:
+        raise ValueError("not a valid case: nested too deeply") from None
+
+
+class _Versioned(msgspec.Struct):
+    schema: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+
+
+def compile_key(spec: Spec) -> str:
+    """The part of a Spec whose cases share one built (and compiled) program.
+
+    All of it where shapes are static; a dynamic graph serves any number of rows.
+    """
+    if spec.dynamic:
+        spec = msgspec.structs.replace(spec, m=0)
+    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:12]

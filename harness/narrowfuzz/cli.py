@@ -1,0 +1,139 @@
+"""The command line. Heavy imports happen inside the commands: --help must not load torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import TyperException
+
+USAGE, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Find numerical bugs of narrow-precision training before a long run dies of them.",
+)
+
+Globs = Annotated[list[str] | None, typer.Option("--recipe", help="recipes to test (glob)")]
+Files = Annotated[list[Path] | None, typer.Option("--recipe-file", help="file defining RECIPES")]
+ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (glob)")]
+
+TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, installed on demand")]
+
+
+@app.command()
+def run(
+    minutes: Annotated[float, typer.Option(help="how long to look for findings")] = 2.0,
+    workers: Annotated[int, typer.Option(help="worker processes; 0: one per core")] = 0,
+    recipe: Globs = None,
+    recipe_file: Files = None,
+    arm: ArmGlobs = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    seed: Annotated[int | None, typer.Option(help="reproduce a campaign's draws")] = None,
+    out: Annotated[Path | None, typer.Option(help="output folder")] = None,
+    resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
+    no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
+    plant: Annotated[str, typer.Option(help="plant this fault (id or FILE:id)")] = "",
+    te_version: TeVersion = "",
+) -> None:
+    """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings."""
+    from narrowfuzz.campaign.main import run_command
+
+    raise typer.Exit(
+        run_command(
+            minutes=minutes, workers=workers, recipes=tuple(recipe or ()),
+            recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), device=device,
+            seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
+            te_version=te_version,
+        )
+    )  # fmt: skip
+
+
+@app.command()
+def replay(
+    case: Annotated[str, typer.Argument(help="case file, finding folder, or finding id")],
+    arm: ArmGlobs = None,
+    recipe_file: Files = None,
+    te_version: TeVersion = "",
+) -> None:
+    """Run one case again. Exit 0: fixed, 1: still failing, 125: cannot run here."""
+    from narrowfuzz.replay import replay_command
+
+    raise typer.Exit(replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version))
+
+
+@app.command()
+def score(
+    faults: Annotated[
+        list[Path] | None, typer.Option("--faults", help="file defining FAULTS")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="faults and controls by id (glob)")
+    ] = None,
+    no_builtin: Annotated[bool, typer.Option(help="leave out the shipped faults")] = False,
+    no_controls: Annotated[bool, typer.Option(help="leave out the clean controls")] = False,
+    seconds: Annotated[float, typer.Option(help="budget of a hunt; 10 times for compiled")] = 60.0,
+    cases: Annotated[int, typer.Option(help="end a hunt after so many cases; 0: by time")] = 0,
+    control_cases: Annotated[int, typer.Option(help="cases of each control")] = 500,
+    workers: Annotated[int, typer.Option(help="hunts at a time; 0: one per core")] = 0,
+    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 0,
+    arm: ArmGlobs = None,
+    json: Annotated[Path | None, typer.Option(help="write the result here")] = None,
+    against: Annotated[Path | None, typer.Option(help="an earlier result to compare with")] = None,
+) -> None:
+    """Hunt planted faults, run clean controls. Exit 1: recall lost or a false alarm."""
+    from narrowfuzz.score.main import Asked, score_command
+
+    asked = Asked(
+        faults=tuple(faults or ()), only=tuple(only or ()), builtin=not no_builtin,
+        controls=not no_controls, seconds=seconds, cases=cases, control_cases=control_cases,
+        workers=workers, seed=seed, arms=tuple(arm or ()), out=json, against=against,
+    )  # fmt: skip
+    raise typer.Exit(score_command(asked))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="recipes, models, arms, oracles, faults or known")],
+    recipe_file: Files = None,
+) -> None:
+    """Show what there is."""
+    from narrowfuzz.listing import list_command
+
+    list_command(what, tuple(recipe_file or ()))
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, cast policies, compilers, and what cannot run and why."""
+    from narrowfuzz.listing import doctor_command
+
+    raise typer.Exit(doctor_command())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point. A user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        code: Any = app(args=argv, standalone_mode=False)
+    except typer.Abort:
+        sys.exit(INTERRUPTED)
+    except TyperException as error:
+        if not error.format_message():  # no arguments: the help has been shown
+            sys.exit(USAGE)
+        _refuse(error.format_message())
+    except ValueError as error:
+        _refuse(str(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(sentence: str) -> None:
+    print(f"narrowfuzz: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Pairwise coverage: which recipe has met which model, rung, checkpoint, dtype and data class.
+
+Most bugs of this field need two things to meet, so pairs are what a campaign counts. A pair that
+the generator cannot draw is not in the universe; one that it can and has not, is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import combinations
+from typing import get_args
+
+from narrowfuzz.case import Case, Checkpoint, Compile, ModelName
+from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule.stimulus import census, possible
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.strategies import WILD
+
+#: (dimension, value).
+Feature = tuple[str, str]
+Pair = tuple[Feature, Feature]
+
+DIMENSIONS = ("recipe", "model", "rung", "checkpoint", "dtype", "data")
+
+
+def features(case: Case) -> tuple[Feature, ...]:
+    """One value of each dimension."""
+    spec, data = case.spec, case.data
+    return (
+        ("recipe", spec.recipe),
+        ("model", spec.model),
+        ("rung", "eager" if spec.compile == "none" else spec.compile),
+        ("checkpoint", spec.checkpoint),
+        ("dtype", f"{spec.dtype}+autocast" if spec.autocast else spec.dtype),
+        ("data", "lattice" if data.regime == "lattice" else data.values),
+    )
+
+
+def pairs(case: Case) -> tuple[Pair, ...]:
+    """Every pair of features that meets in this case; a schedule's features meet its recipe."""
+    if case.spec.schedule is None:
+        return tuple(combinations(features(case), 2))
+    recipe = ("recipe", case.spec.recipe)
+    return tuple((recipe, ("schedule", name)) for name in sorted(census(case.spec.schedule)))
+
+
+def universe(
+    recipes: Mapping[str, Recipe],
+    rungs: Collection[Compile],
+    stateful: Mapping[str, Stateful] | None = None,
+) -> frozenset[Pair]:
+    """All pairs that the generator can draw."""
+    of_schedules = {
+        (("recipe", name), ("schedule", feature))
+        for name, recipe in (stateful or {}).items()
+        for feature in possible(recipe.carries())
+    }
+    return _of_models(recipes, rungs) | of_schedules
+
+
+def _of_models(recipes: Mapping[str, Recipe], rungs: Collection[Compile]) -> frozenset[Pair]:
+    if not recipes:
+        return frozenset()
+    values: dict[str, list[str]] = {
+        "recipe": list(recipes),
+        "model": list(get_args(ModelName)),
+        "rung": ["eager" if rung == "none" else rung for rung in rungs],
+        "checkpoint": list(get_args(Checkpoint)),
+        "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),
+        "data": ["lattice", *WILD],
+    }
+    found = (
+        ((one, a), (two, b))
+        for one, two in combinations(DIMENSIONS, 2)
+        for a in values[one]
+        for b in values[two]
+    )
+    return frozenset(pair for pair in found if _possible(pair, recipes))
+
+
+def _dtypes(recipe: Recipe) -> list[str]:
+    return [*recipe.dtypes, *(["fp32+autocast"] if _narrows(recipe) else [])]
+
+
+def _narrows(recipe: Recipe) -> bool:
+    return recipe.autocasts and "fp32" in recipe.dtypes
+
+
+def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
+    chosen = dict(pair)
+    if "recipe" in chosen and "dtype" in chosen:
+        return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
+    if chosen.get("data") == "lattice":  # exact sums: one linear, run once
+        return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"
+    if chosen.get("checkpoint") == "reentrant":  # needs an input with a gradient, and no cast kept
+        return chosen.get("model") != "tied_embedding" and chosen.get("dtype") != "fp32+autocast"
+    return True
+
+
+def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:
+    """(dimension x dimension, pairs seen, pairs there are), and their sum last."""
+    rows = []
+    for one, two in (*combinations(DIMENSIONS, 2), ("recipe", "schedule")):
+        there = [p for p in whole if (p[0][0], p[1][0]) == (one, two)]
+        if there:
+            rows.append((f"{one} x {two}", sum(p in seen for p in there), len(there)))
+    return [*rows, ("all", sum(r[1] for r in rows), sum(r[2] for r in rows))]
+
+
+def missing(seen: Collection[Pair], whole: Iterable[Pair]) -> list[str]:
+    """The pairs nobody has run, as text."""
+    return sorted(f"{a[1]} x {b[1]}" for a, b in whole if (a, b) not in seen)

@@ -1,0 +1,101 @@
+"""Wrong multiplies: gains, lost elements, narrow sums, overflow, chance."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from narrowfuzz.faults.fault import Fault
+from narrowfuzz.faults.patching import float8_forward, float8_mm
+
+_FLOAT8 = ("torchao.float8.*",)
+
+
+def _gain(a: Any, b: Any, result: Any, role: str) -> Any:
+    return result * 1.03 if role == "output" else result
+
+
+def _lost_element(a: Any, b: Any, result: Any, role: str) -> Any:
+    if role == "grad_weight" and result.numel():
+        result = result.clone()
+        result[-1, -1] = 0
+    return result
+
+
+def _split_sum(a: Any, b: Any, result: Any, role: str) -> Any:
+    """Two halves of the contraction, each rounded to bf16 before they are added."""
+    import torch
+
+    half = a._data.shape[1] // 2
+    x, y = a._data.float() / a._scale, b._data.float() / b._scale
+    first = (x[:, :half] @ y[:half]).to(torch.bfloat16)
+    return (first + (x[:, half:] @ y[half:]).to(torch.bfloat16)).to(result.dtype)
+
+
+def _overflow(a: Any, b: Any, result: Any, role: str) -> Any:
+    import torch
+
+    return torch.where(result.abs() > 2.0, result * float("inf"), result)
+
+
+def _by_chance() -> Any:
+    """Every other multiply is off by 2^-6 in one element: a race, made repeatable."""
+    calls = itertools.count()
+
+    def change(a: Any, b: Any, result: Any, role: str) -> Any:
+        if next(calls) % 2 and result.numel():
+            result = result.clone()
+            result[0, 0] *= 1.0 + 2.0**-6
+        return result
+
+    return float8_mm(change)
+
+
+def _gained_layer(forward: Any, layer: Any, input: Any) -> Any:
+    return forward(layer, input) * 1.5
+
+
+def _batched(forward: Any, layer: Any, input: Any) -> Any:
+    output = forward(layer, input)
+    return output * (1.0 + 2.0**-5) if input.dim() == 3 else output
+
+
+def _bias_without_last_row(forward: Any, layer: Any, input: Any) -> Any:
+    """The last token is added its bias, but gives it no gradient."""
+    import torch
+
+    bias, layer.bias = layer.bias, None
+    try:
+        output = forward(layer, input)
+    finally:
+        layer.bias = bias
+    if bias is None:
+        return output
+    added = bias.to(output.dtype)
+    last = torch.arange(output.shape[-2]) == output.shape[-2] - 1
+    return output + torch.where(last[:, None], added.detach(), added)
+
+
+FAULTS = [
+    Fault("gemm-gain", "gain", "output 3 % too large",
+          "https://github.com/ROCm/rocm-libraries/pull/11003", _FLOAT8, lambda: float8_mm(_gain)),
+    Fault("gemm-loses-element", "tile tail", "the last element of grad_weight is never written",
+          "https://github.com/pytorch/pytorch/issues/193633", _FLOAT8,
+          lambda: float8_mm(_lost_element)),
+    Fault("gemm-narrow-accumulator", "accumulator", "two half sums meet in bf16",
+          "https://github.com/deepseek-ai/DeepSeek-V3/issues/197", _FLOAT8,
+          lambda: float8_mm(_split_sum)),
+    Fault("gemm-overflows", "overflow", "results above 2 become Inf",
+          "https://github.com/pytorch/pytorch/pull/177769", _FLOAT8,
+          lambda: float8_mm(_overflow)),
+    Fault("gemm-races", "nondeterminism", "one element of every other multiply is off",
+          "https://github.com/pytorch/ao/pull/4278", _FLOAT8, _by_chance),
+    Fault("layer-gain", "gain", "layer output 50 % too large",
+          "https://github.com/pytorch/pytorch/issues/190449", _FLOAT8,
+          lambda: float8_forward(_gained_layer)),
+    Fault("batched-gain", "layout", "3-D inputs give another output",
+          "https://github.com/pytorch/ao/pull/4396", _FLOAT8, lambda: float8_forward(_batched)),
+    Fault("bias-gradient-loses-row", "tile tail", "the last token is not in the bias gradient",
+          "https://github.com/NVIDIA/TransformerEngine/pull/3344", _FLOAT8,
+          lambda: float8_forward(_bias_without_last_row)),
+]  # fmt: skip

@@ -1,0 +1,204 @@
+"""How faults are planted: replace attributes or table entries, and put them back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+_INHERITED = object()
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``owner.name`` becomes ``make(original)`` for the time of the context."""
+    # as it is stored: getattr unwraps a static method, and finds what a base class has
+    stored = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, make(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        if stored is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, stored)
+
+
+@contextmanager
+def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """``change(original, *args)`` answers calls of each named part of
+    ``narrowfuzz.models.delayed``, a function or a method (``DelayedLinear.stage``)."""
+    from narrowfuzz.models import delayed
+
+    def caller(change: Callable[..., Any], original: Any) -> Any:
+        return lambda *args, **kwargs: change(original, *args, **kwargs)
+
+    with ExitStack() as stack:
+        for path, change in changes.items():
+            *of, name = path.split(".")
+            owner = getattr(delayed, of[0]) if of else delayed
+            stack.enter_context(replaced(owner, name, partial(caller, change)))
+        yield
+
+
+@contextmanager
+def te_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """``change(original, *args)`` answers calls of each named part of TransformerEngine 2.x's
+    Python, a function or a method (``module.base:TransformerEngineBaseModule.end_forward``).
+
+    For the rest of the process this is one that tests TransformerEngine. Raises ValueError for 1.x.
+    """
+    from te_on_cpu.environment import DEFAULT, chosen_version, enter
+
+    if chosen_version().startswith("1."):
+        raise ValueError(
+            f"this fault is planted in the code of TransformerEngine 2.x, not {chosen_version()}; "
+            f"run it with --te-version {DEFAULT}"
+        )
+    enter()
+
+    def caller(owner: Any, name: str, change: Callable[..., Any], original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return change(original, *args, **kwargs)
+
+        # a class or static method comes bound, and must not be bound to instances instead
+        bound = isinstance(vars(owner).get(name), classmethod | staticmethod)
+        return staticmethod(call) if bound else call
+
+    with ExitStack() as stack:
+        for path, change in changes.items():
+            module, _, parts = path.partition(":")
+            owner: Any = importlib.import_module(f"transformer_engine.pytorch.{module}")
+            *of, name = parts.split(".")
+            for part in of:
+                owner = getattr(owner, part)
+            stack.enter_context(replaced(owner, name, partial(caller, owner, name, change)))
+        yield
+
+
+@contextmanager
+def float8_mm(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[None]:
+    """``change(a, b, result, role)`` replaces the result of every float8 mm of torchao."""
+    with float8_products(lambda multiply, a, b, role: change(a, b, multiply(a, b), role)):
+        yield
+
+
+@contextmanager
+def float8_products(change: Callable[[Any, Any, Any, str], Any]) -> Iterator[None]:
+    """``change(multiply, a, b, role)`` replaces every float8 mm of torchao."""
+    import torch
+    from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
+    from torchao.float8.float8_training_tensor import GemmInputRole
+
+    op = torch.ops.aten.mm.default
+    original = FLOAT8_OPS_TABLE[op]
+
+    def role_of(a: Any, b: Any) -> str:
+        if a._gemm_input_role is GemmInputRole.INPUT:
+            return "output"
+        return "grad_input" if b._gemm_input_role is GemmInputRole.WEIGHT else "grad_weight"
+
+    def multiply(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
+        a, b = args
+        return change(lambda x, y: original(aten_op, (x, y), kwargs), a, b, role_of(a, b))
+
+    FLOAT8_OPS_TABLE[op] = multiply
+    try:
+        yield
+    finally:
+        FLOAT8_OPS_TABLE[op] = original
+
+
+@contextmanager
+def float8_cast(change: Callable[[Any], Any]) -> Iterator[None]:
+    """``change(x)`` is applied to the scaled data right before torchao casts it to FP8."""
+    from torchao.float8 import float8_training_tensor
+
+    def make(original: Any) -> Any:
+        return lambda x, dtype: original(change(x), dtype)
+
+    with replaced(float8_training_tensor, "to_fp8_saturated", make):
+        yield
+
+
+@contextmanager
+def float8_operand(role: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """``change(x)`` is applied to the high-precision operand of that role before quantisation."""
+    from torchao.float8 import float8_linear
+
+    def make(original: Any) -> Any:
+        def cast(x: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = kwargs["gemm_input_role"].value == role
+            return original(change(x) if wanted else x, *args, **kwargs)
+
+        return cast
+
+    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
+def float8_forward(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    """``change(forward, layer, input)`` replaces Float8Linear's forward."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    def make(original: Any) -> Any:
+        return lambda self, input: change(original, self, input)
+
+    with replaced(Float8Linear, "forward", make):
+        yield
+
+
+@contextmanager
+def mx_quantiser(change: Callable[..., Any]) -> Iterator[None]:
+    """``change(to_mx, data, *args)`` replaces torchao's MX quantiser."""
+    from torchao.prototype.mx_formats import mx_tensor
+
+    def make(original: Any) -> Any:
+        return lambda data, *args, **kwargs: change(original, data, *args, **kwargs)
+
+    with replaced(mx_tensor, "to_mx", make):
+        yield
+
+
+@contextmanager
+def mx_products(change: Callable[..., Any]) -> Iterator[None]:
+    """``change(multiply, a, b, *args)`` replaces every multiply of two MX tensors of torchao."""
+    from torchao.prototype.mx_formats import mx_tensor
+
+    def make(original: Any) -> Any:
+        return lambda a, b, *args, **kwargs: change(original, a, b, *args, **kwargs)
+
+    with replaced(mx_tensor, "_addmm_mx_dispatch", make):
+        yield
+
+
+def in_backward() -> bool:
+    """True while autograd runs a backward, recomputation included."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
+
+
+@contextmanager
+def recompiled() -> Iterator[None]:
+    """Nothing compiled outside is used inside, and the other way round.
+
+    No cache key of torch.compile sees a monkey-patched library: neither Dynamo's (code objects and
+    guards) nor those of the artefacts on disk.
+    """
+    import torch
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    torch._dynamo.reset()
+    try:
+        with (
+            inductor.patch(force_disable_caches=True),
+            functorch.patch(enable_autograd_cache=False),
+        ):
+            yield
+    finally:
+        torch._dynamo.reset()

@@ -1,0 +1,367 @@
+"""judge(case) -> verdicts: run a case on its arms, apply every rule, fold consequences.
+
+The only place that sees both arms and oracles. pytest, campaign, replay and the minimiser all call
+it. Built programs are kept between calls (a Spec is built once and serves many data draws); that
+is a cache and does not change a verdict.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import torch
+
+from narrowfuzz.arms.events import run_after
+from narrowfuzz.arms.ladder import EAGER, Arm, climb, unavailable
+from narrowfuzz.arms.program import Program
+from narrowfuzz.arms.twin import twin_outputs
+from narrowfuzz.case import Case, Spec, compile_key
+from narrowfuzz.data import make_model_tensors, make_tensors
+from narrowfuzz.judge_schedule import arms_of, judge_schedule, look, run_arms
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.numerics.reference import Undivided
+from narrowfuzz.oracles import BY_NAME, ORACLES, rules_of
+from narrowfuzz.oracles.applied import checks
+from narrowfuzz.oracles.causes import explained
+from narrowfuzz.oracles.contract import accepted
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.layers import layer_spec, layer_tensors
+from narrowfuzz.oracles.oracle import Oracle, plain
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.recipe import Recipe, unknown
+from narrowfuzz.schedule.carries import check_carried
+from narrowfuzz.schedule.rules import check_schedule
+from narrowfuzz.schedule.trace import StateTrace
+from narrowfuzz.stateful import Stateful, Subject
+from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import BAD, Verdict, fingerprint
+
+#: One case's relations alone build a dozen Specs; a compiled program must outlive them.
+_KEPT_PROGRAMS = 40
+FRESH_DRAWS = 20
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All verdicts of one case; ``causes`` are the first causes among the bad ones."""
+
+    case: Case
+    family: str
+    verdicts: tuple[Verdict, ...]
+    causes: tuple[Verdict, ...]
+    known: tuple[Verdict, ...]
+    #: False: the eager arm raised, and will on every data draw of this Spec.
+    ran: bool = True
+
+    def fingerprints(self) -> set[str]:
+        return {fingerprint(v, self.family) for v in self.causes}
+
+    def cause(self, wanted: str) -> Verdict | None:
+        """The first cause with this fingerprint."""
+        for verdict in self.causes:
+            if fingerprint(verdict, self.family) == wanted:
+                return verdict
+        return None
+
+
+@dataclass
+class Judge:
+    """Recipes, ledger and selected arms and oracles, plus the cache of built programs."""
+
+    recipes: Mapping[str, Recipe]
+    ledger: Ledger
+    arms: frozenset[str] | None = None
+    oracles: Sequence[Oracle] = ORACLES
+    device: str = "cpu"
+    #: Recipes that schedules run on.
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    compiles: int = 0
+    compile_seconds: float = 0.0
+    _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
+    _repeated: set[tuple[str, str]] = field(default_factory=set)
+    _subjects: dict[str, Subject] = field(default_factory=dict)
+
+    def judge(
+        self,
+        case: Case,
+        oracles: Sequence[Oracle] | None = None,
+        only: frozenset[str] | None = None,
+        *,
+        thorough: bool = True,
+        confirm: bool = True,
+    ) -> Judgement:
+        """Run and judge one case, on ``only`` these of its rungs if given.
+
+        ``thorough`` False looks at one of a model's linears, the seed says which: the cheap way to
+        see many draws of one Spec. A ratio rule's divergence counts only if every one of
+        FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive.
+        Raises ValueError if its recipe or backend does not exist.
+        """
+        if case.spec.schedule is not None:
+            return self._judge_schedule(case, oracles, only)
+        family, evidence = self.family(case.spec), self.observe(case, only, thorough=thorough)
+        chosen = self.oracles if oracles is None else oracles
+        ran = evidence.ran
+        verdicts = [
+            plain(oracle.name, arm, "output", "inconclusive", reason)
+            for arm, reason in evidence.void.items()
+            for oracle in chosen
+        ]
+        if not ran:
+            mute = [oracle for oracle in chosen if oracle.name != "contract"]
+            verdicts += [plain(o.name, EAGER.name, "output", "not_applicable") for o in mute]
+        try:
+            verdicts += _verdicts(evidence, chosen)
+        except Undivided as error:
+            verdicts.append(accepted(case.spec.model, str(error)))
+        judgement = self._fold(case, family, verdicts, ran)
+        while confirm:
+            ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
+            chance = next((v for v in ratios if not self._holds(case, v, family)), None)
+            if chance is None:
+                break
+            verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
+            judgement = self._fold(case, family, verdicts, ran)
+        return judgement
+
+    def observe(
+        self, case: Case, only: frozenset[str] | None = None, *, thorough: bool = True
+    ) -> Evidence:
+        """What the rules judge of a case of a model: its runs, and what they are held against."""
+        recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
+        tensors = tensors_of(case, recipe)
+        focus = None if thorough else case.data.seed
+        traces, repeats = self._run(case.spec, tensors, only, focus)
+        return Evidence(
+            case=case,
+            plan=recipe.plan(case.spec),
+            tensors=tensors,
+            traces={arm: trace for arm, trace in traces.items() if not trace.void},
+            void={arm: trace.void for arm, trace in traces.items() if trace.void},
+            repeats=repeats,
+            elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
+            deviations=self.ledger.deviations(case.spec),
+            may_refuse=recipe.may_refuse(case.spec),
+            rerun=lambda tensors, spec, event: run_after(
+                event, self._program(spec, EAGER), tensors
+            ),
+            peers=lambda: power_of_two_peers(self.recipes, case.spec),
+            twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
+            plan_of=recipe.plan,
+            gradients=gradient_names(case.spec),
+            tied=ties(case.spec),
+            layers=layer_names(case.spec),
+            pointwise=model.pointwise,
+        )
+
+    def _judge_schedule(
+        self, case: Case, oracles: Sequence[Oracle] | None, only: frozenset[str] | None
+    ) -> Judgement:
+        recipe = self.stateful_recipe(case.spec)
+        assert case.spec.schedule is not None
+        check_schedule(case.spec.schedule)
+        check_carried(case.spec.schedule, recipe.carries(), recipe.name)
+        verdicts, ran = judge_schedule(
+            case,
+            recipe,
+            self._subject(recipe),
+            self.ledger.deviations(case.spec),
+            [o.name for o in oracles or rules_of(case.spec).values()],
+            only,
+        )
+        return self._fold(case, recipe.family, verdicts, ran)
+
+    def run_arms(self, case: Case) -> Mapping[str, Trace | StateTrace]:
+        """What every rung of a case leaves, unjudged."""
+        if case.spec.schedule is not None:
+            return run_arms(case, self._subject(self.stateful_recipe(case.spec)), self.arms)
+        traces, _ = self._run(case.spec, tensors_of(case, self.recipe(case.spec)), None, None)
+        return traces
+
+    def look(self, case: Case) -> ScheduleEvidence:
+        """What the rules judge of a schedule: its runs, event by event."""
+        recipe = self.stateful_recipe(case.spec)
+        return look(case, recipe, self._subject(recipe), self.ledger.deviations(case.spec))
+
+    def _subject(self, recipe: Stateful) -> Subject:
+        if recipe.name not in self._subjects:
+            recipe.prepare()
+            self._subjects[recipe.name] = recipe.subject()
+        return self._subjects[recipe.name]
+
+    def stateful_recipe(self, spec: Spec) -> Stateful:
+        """The recipe a schedule runs on. Raises ValueError with the nearest match."""
+        if spec.recipe not in self.stateful:
+            raise ValueError(unknown("stateful recipe", spec.recipe, self.stateful))
+        return self.stateful[spec.recipe]
+
+    def family(self, spec: Spec) -> str:
+        """The family that findings of this Spec belong to."""
+        found = self.recipe(spec) if spec.schedule is None else self.stateful_recipe(spec)
+        return found.family
+
+    def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
+        """True if other data of the same Spec and class shows the same, draw after draw."""
+        wanted, arms = fingerprint(verdict, family), frozenset({EAGER.name, verdict.arm})
+        rule = [BY_NAME[verdict.oracle]]
+        for seed in range(1000, 1000 + FRESH_DRAWS):
+            data = msgspec.structs.replace(case.data, seed=seed)
+            other = msgspec.structs.replace(case, data=data)
+            if self.judge(other, rule, arms, thorough=False, confirm=False).cause(wanted) is None:
+                return False
+        return True
+
+    def recipe(self, spec: Spec) -> Recipe:
+        """The Spec's recipe. Raises ValueError with the nearest match."""
+        if spec.recipe not in self.recipes:
+            raise ValueError(unknown("recipe", spec.recipe, self.recipes))
+        recipe = self.recipes[spec.recipe]
+        recipe.backend(spec)
+        return recipe
+
+    def layer(
+        self, case: Case, module: str, *, last: bool = False
+    ) -> tuple[Spec, dict[str, F32]] | None:
+        """What a model's linear was and got at its first or last eager call; None without one."""
+        tensors = tensors_of(case, self.recipe(case.spec))
+        trace = self._program(case.spec, EAGER).run(tensors, tap=True, spec=case.spec)
+        calls = [c for c in trace.calls if c.module == module and c.phase == "forward"]
+        if not calls:
+            return None
+        call = calls[-1 if last else 0]
+        return layer_spec(case.spec, call), layer_tensors(call)
+
+    def rungs(self, spec: Spec) -> tuple[Arm, ...]:
+        """The arms this case runs on here; eager is always among them."""
+        return tuple(
+            arm
+            for arm in climb(spec)
+            if arm is EAGER
+            or ((self.arms is None or arm.name in self.arms) and not unavailable(arm))
+        )
+
+    def _run(
+        self,
+        spec: Spec,
+        tensors: dict[str, F32],
+        only: frozenset[str] | None,
+        focus: int | None,
+    ) -> tuple[dict[str, Trace], dict[str, Trace]]:
+        traces: dict[str, Trace] = {}
+        repeats: dict[str, Trace] = {}
+        for arm in self.rungs(spec):
+            if only is not None and arm.name not in only:
+                continue
+            program = self._program(spec, arm)
+            traces[arm.name] = self._timed(program, tensors, spec, focus)
+            if traces[arm.name].error is not None and arm is EAGER:
+                break  # dearer rungs would only say the same
+            first_draw = (compile_key(spec), arm.name) not in self._repeated
+            again = first_draw or (arm is EAGER and spec.direct)
+            if traces[arm.name].error is None and again:
+                repeats[arm.name] = program.run(tensors, tap=False, spec=spec)
+                self._repeated.add((compile_key(spec), arm.name))
+        return traces, repeats
+
+    def _timed(
+        self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
+    ) -> Trace:
+        """Run tapped; what a compiled program's first run takes is its compile time."""
+        fresh = program.arm.compiler and (compile_key(spec), program.arm.name) not in self._repeated
+        started = time.monotonic()
+        trace = program.run(tensors, tap=True, spec=spec, focus=focus)
+        if fresh:
+            self.compile_seconds += time.monotonic() - started
+        return trace
+
+    def _program(self, spec: Spec, arm: Arm) -> Program:
+        # only a compiled graph serves other dims; run eagerly, a Spec is its own program
+        own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
+        key = (compile_key(own), arm.name)
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            return self._programs[key]
+        if arm.compiler:
+            self._forget_compiled(compile_key(spec))
+            self.compiles += 1
+        program = Program(spec, self.recipes[spec.recipe], arm, device=self.device)
+        self._programs[key] = program
+        while len(self._programs) > _KEPT_PROGRAMS:
+            dropped, _ = self._programs.popitem(last=False)
+            self._repeated.discard(dropped)
+        return program
+
+    def _forget_compiled(self, keep: str) -> None:
+        """Drop other Specs' artefacts: Dynamo caches by code object and would recompile, then give
+        up compiling and silently run eager."""
+        stale = [k for k, p in self._programs.items() if p.arm.compiler and k[0] != keep]
+        if stale:
+            for key in stale:
+                del self._programs[key]
+                self._repeated.discard(key)
+            torch._dynamo.reset()
+
+    def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
+        """Keep first causes: a verdict explained by one upstream of it is its consequence."""
+        schedule, rules = case.spec.schedule, rules_of(case.spec)
+        arms = arms_of(schedule) if schedule else [arm.name for arm in climb(case.spec)]
+        rung = {arm: i for i, arm in enumerate(arms)}
+        rank = {name: i for i, name in enumerate(rules)}
+        ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
+        roots: list[Verdict] = []
+        folded: list[Verdict] = []
+        for verdict in ordered:
+            if verdict.status == "known":
+                roots.append(verdict)
+            elif verdict.status in BAD:
+                root = explained(verdict, roots, rules)
+                if root is None:
+                    entry = self.ledger.match(fingerprint(verdict, family), case.spec)
+                    verdict = verdict.known(entry) if entry else verdict
+                    roots.append(verdict)
+                elif root.status == "known":
+                    verdict = verdict.known(root.explained_by)
+                else:
+                    folded.append(verdict)
+                    continue
+            folded.append(verdict)
+        causes = tuple(v for v in roots if v.status in BAD)
+        known = tuple(v for v in roots if v.status == "known")
+        return Judgement(case, family, tuple(folded), causes, known, ran)
+
+
+def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
+    """The tensors a case runs on."""
+    if case.spec.direct:
+        return make_tensors(case, recipe.plan(case.spec))
+    ids = MODELS[case.spec.model].takes_ids
+    return make_model_tensors(case, parameter_shapes(case.spec), ids=ids)
+
+
+def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
+    """Of every rule on all it is applied to; of a layer its first call, then its last."""
+    begun: dict[str, Evidence] = {}
+    for layer, check, seen in checks(evidence, oracles):
+        last = begun.setdefault(layer, seen) is not seen
+        for verdict in check(seen):
+            yield replace(verdict, layer=layer, last_call=last) if layer else verdict
+
+
+def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:
+    """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
+    peers: dict[str, Plan] = {}
+    for name, recipe in recipes.items():
+        other = msgspec.structs.replace(spec, recipe=name, backend="")
+        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.may_refuse(other):
+            continue
+        plan = recipe.plan(other)
+        if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):
+            peers[name] = plan
+    return peers

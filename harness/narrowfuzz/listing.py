@@ -1,0 +1,111 @@
+"""``narrowfuzz list`` and ``narrowfuzz doctor``."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from narrowfuzz.environment import prepare, versions
+from narrowfuzz.recipe import unknown
+
+_KINDS = ("recipes", "models", "arms", "oracles", "faults", "known")
+
+
+def list_command(what: str, files: tuple[Path, ...]) -> None:
+    """Print one kind of thing. Raises ValueError for a kind that does not exist."""
+    if what not in _KINDS:
+        raise ValueError(unknown("list", what, _KINDS))
+    prepare()
+    header, rows = _rows(what, files)
+    table = Table(box=None, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
+    if what == "recipes":
+        from narrowfuzz.recipe import load_recipes, load_stateful, obstacles
+
+        models = [
+            (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu")))
+            for r in load_recipes(files).values()
+        ]
+        schedules = [
+            (r.name, "schedules", r.title, r.unavailable("cpu") or "available")
+            for r in load_stateful(files).values()
+        ]
+        return ("recipe", "backends", "what", "here"), models + schedules
+    if what == "models":
+        from narrowfuzz.models.zoo import MODELS
+
+        return ("model", "what"), ((m.name, m.title) for m in MODELS.values())
+    if what == "arms":
+        from narrowfuzz.arms.ladder import LADDER, unavailable
+
+        return ("arm", "what", "here"), (
+            (a.name, a.title, unavailable(a) or "available") for a in LADDER
+        )
+    if what == "oracles":
+        from narrowfuzz.oracles import BY_NAME
+
+        return ("rule", "what", "strength", "level", "applies where"), (
+            (o.name, o.title, o.strength, o.level, o.precondition) for o in BY_NAME.values()
+        )
+    if what == "faults":
+        from narrowfuzz.faults.registry import builtin_faults
+
+        faults = builtin_faults().values()
+        return ("fault", "family", "what"), ((f.id, f.family, f.title) for f in faults)
+    from narrowfuzz.ledger import load_entries
+
+    return ("entry", "severity", "recipes", "what"), (
+        (e.id, e.severity, ", ".join(e.recipes), e.title) for e in load_entries()
+    )
+
+
+def _here(lacking: dict[str, str]) -> str:
+    reasons = [f"not {backend}: {reason}" for backend, reason in lacking.items()]
+    return "\n".join(reasons) or "available"
+
+
+def doctor_command() -> int:
+    """Print what this machine has and lacks; returns 0 if the main job can run, else 2."""
+    prepare()
+    console = Console(highlight=False, markup=False)
+    found = versions()
+    for name, version in found.items():
+        console.print(f"{name:12} {version}")
+    problems = []
+    if found["torch"] == "absent":
+        problems.append("torch is not installed: pip install torch==2.13.0")
+    else:
+        _torch_facts(console)
+    console.print(f"{'g++':12} {shutil.which('g++') or 'absent: compiled arms cannot run'}")
+    from narrowfuzz.arms.ladder import LADDER, unavailable
+
+    for arm in LADDER:
+        console.print(f"{'arm':12} {arm.name}: {unavailable(arm) or 'available'}")
+    for problem in problems:
+        console.print(f"problem: {problem}")
+    return 2 if problems else 0
+
+
+def _torch_facts(console: Console) -> None:
+    import torch
+
+    from narrowfuzz.environment import settle
+    from narrowfuzz.policy import cast_policies
+
+    settle()
+    console.print(f"{'cpu':12} {torch.backends.cpu.get_cpu_capability()}")
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: CPU only"
+    console.print(f"{'gpu':12} {cuda}")
+    for name, policy in cast_policies().items():
+        console.print(f"{'cast':12} {name}: {policy}")

@@ -1,0 +1,180 @@
+"""Proven error bounds of a quantised GEMM; none of them has a constant to tune.
+
+Notation: u_q unit roundoff of the element format, eta half its smallest subnormal, s the
+multiplicative scale, u = 2^-24 of the fp32 accumulator, gamma_n = n u / (1 - n u).
+Sources: Higham, "Accuracy and Stability", section 3.1; Blanchard, Higham, Lopez, Mary, Pranesh 2020
+(block FMA); Mary and Mikaitis 2025 (narrow range).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics import scales, two_level
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format, round_to
+from narrowfuzz.numerics.plan import GemmPlan, MxScale, OperandPlan, Rounding, TwoLevelScale
+from narrowfuzz.numerics.reference import Scale, spread
+
+U32 = 2.0**-24
+#: A kernel may treat subnormal operands as zero and flush subnormal sums (VDPBF16PS does, GPUs do).
+_FLUSH32 = 2.0**-126
+#: bf16's significand with float64's exponent range: a rounding before scales are applied.
+_BF16_WIDE = Format("bf16 before scaling", 11, 7, 1023, "ieee")
+
+
+def gamma(n: int) -> float:
+    """gamma_n = n u / (1 - n u); raises ValueError where n u >= 1 and the bound says nothing."""
+    n = max(n, 0)
+    if n * U32 >= 1.0:
+        raise ValueError(f"{n} additions in fp32: the bound is void, split the contraction")
+    return n * U32 / (1.0 - n * U32)
+
+
+def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
+    """Bound 3.1, per element: |Q(x) - x| for the given scales.
+
+    Proof. In range, one rounding of v = x*s errs by at most u_q/(1+u_q) |v| (normal) or eta
+    (subnormal); divide by s. The fp32 product before the cast adds a relative u, hence the u|x|
+    term (and a subnormal product adds 2^-150, far below eta). Past the largest finite value the
+    element saturates, so its error is |x| - max/s exactly.
+
+    A stochastic cast moves v by less than one spacing, twice the terms: 2 u_q |v| or 2 eta. Under
+    a two-level scale the multiplier is only k - 1 fp32 roundings close to 1/unit, so v is within
+    gamma_k of x / unit: the error is at most (slope (1 + gamma_k) + gamma_k) |x|. Where that
+    multiplier left fp32's range nothing is said.
+    """
+    assert plan.format is not None
+    fmt = plan.format
+    u_q, spacings = fmt.unit_roundoff, 0.5
+    slope, roundings = u_q / (1.0 + u_q), U32
+    if plan.rounding == "stochastic":
+        slope, spacings = 2.0 * u_q, 1.0
+    with np.errstate(all="ignore"):
+        if isinstance(plan.scale, MxScale):
+            assert scale_.dtype == np.uint8
+            unit = spread(scales.mx_factor(scale_), plan)
+        elif isinstance(plan.scale, TwoLevelScale):
+            unit = spread(two_level.unit(scale_), plan)
+            roundings = gamma(two_level.MULTIPLIER_ROUNDINGS[plan.scale.arithmetic]) * (1.0 + slope)
+            factor = two_level.multiplier(scale_, plan.scale.arithmetic)
+            unit = np.where(np.isfinite(spread(factor, plan)), unit, np.inf)
+        else:
+            unit = 1.0 / spread(scale_, plan).astype(np.float64)
+        magnitude = np.abs(x.astype(np.float64))
+        in_range = np.maximum(slope * magnitude, spacings * fmt.min_subnormal * unit)
+        overshoot = magnitude - fmt.max * unit
+        return np.asarray(np.maximum(in_range, overshoot) + roundings * magnitude)
+
+
+def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
+    """Bound 3.2: how far the fp32 accumulator may be from A @ B^T of the operands really seen.
+
+    Proof. K exact products and K-1 rounded additions in any order and blocking err by at most
+    gamma_{K-1} |A||B|^T (Higham 3.1); each of the c roundings of scales, operands or products adds
+    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Scales of blocks are applied to partial
+    sums: every product still passes through the same c roundings, so the count is the same.
+    Whatever falls below fp32's normals may be rounded to a multiple of 2^-149 or flushed: at most
+    2^-126 for each of K products (or, where those are products of codes and far above, for each of
+    their scaled partial sums) and K sums, and 2^-126 times the other operand for each operand: the
+    last term. float64's own error (2^-53 K) is below the slack left by the factor 1 + 2^-20.
+    """
+    contracted = a.shape[1]
+    magnitude_a, magnitude_b = np.abs(a), np.abs(b)
+    with np.errstate(all="ignore"):
+        relative = gamma(contracted - 1 + gemm.scale_roundings) * (1.0 + 2.0**-20)
+        radius = relative * (magnitude_a @ magnitude_b.T)
+        rows_a = magnitude_a.sum(axis=1)[:, None]
+        rows_b = magnitude_b.sum(axis=1)[None, :]
+        return np.asarray(radius + _FLUSH32 * (2 * contracted + rows_a + rows_b))
+
+
+def layer_radius(a: F32, b: F32, bound_a: F64, bound_b: F64, gemm: GemmPlan) -> F64:
+    """Bound 3.3: distance of the accumulator from the *unquantised* product.
+
+    Proof. With |A' - A| <= D_A and |B' - B| <= D_B elementwise, |A'B' - AB| <= (|A|+D_A)(|B|+D_B)
+    - |A||B|; bound 3.2 on the enlarged operands covers the accumulator.
+    """
+    magnitude_a = np.abs(a.astype(np.float64))
+    magnitude_b = np.abs(b.astype(np.float64))
+    with np.errstate(all="ignore"):
+        enlarged = (magnitude_a + bound_a) @ (magnitude_b + bound_b).T
+        quantisation = enlarged - magnitude_a @ magnitude_b.T
+    rounding = gemm_radius(magnitude_a + bound_a, magnitude_b + bound_b, gemm)
+    return np.asarray(quantisation + rounding)
+
+
+def interval(
+    centre: F64,
+    radius: F64 | float,
+    gemm: GemmPlan,
+    dtype: str,
+    *,
+    bias: F32 | None = None,
+    may_elide: bool = False,
+) -> tuple[F64, F64]:
+    """Every value the layer may return: [lo, hi] after the output roundings and the bias.
+
+    Rounding is monotone, so the image of [centre - radius, centre + radius] under the chain lies
+    between the images of its ends: exact, with no u_out term. ``may_elide`` says that roundings the
+    kernel does not do itself may be left out (default compile keeps fused chains in fp32): then the
+    hull of both outcomes.
+    """
+    with np.errstate(all="ignore"):
+        ends = np.stack([centre - radius, centre + radius])
+        lo, hi = _finish(ends, gemm.rounding, dtype, bias)
+        kept = gemm.rounding[:1] if gemm.kernel_rounds else ()
+        if may_elide and kept != gemm.rounding:
+            lo_kept, hi_kept = _finish(ends, kept, dtype, bias)
+            lo, hi = np.minimum(lo, lo_kept), np.maximum(hi, hi_kept)
+    return lo, hi
+
+
+def fused_bias_radius(centre: F64, radius: F64, bias: F32, contracted: int) -> F64:
+    """``radius`` where the kernel adds the bias between, not after, the partial sums.
+
+    Proof. The bias is one more term of the sum: gamma_K (S + |bias|) with S = |A||B|^T. For K >= 2
+    gamma_K S <= 3 gamma_{K-1} S <= 3 radius; for K = 1, S = |centre|.
+    """
+    with np.errstate(all="ignore"):
+        slack = 2.0 * U32 * np.abs(centre) + gamma(contracted + 1) * np.abs(bias)[None, :]
+        return np.asarray(3.0 * radius + slack)
+
+
+def unrounded(gemm: GemmPlan) -> GemmPlan:
+    """The same GEMM with a fused epilogue: nothing is rounded before the bias is added."""
+    return replace(gemm, rounding=(), kernel_rounds=True)
+
+
+def _finish(ends: F64, rounding: tuple[Rounding, ...], dtype: str, bias: F32 | None) -> F64:
+    out = FORMATS[dtype]
+    for step, before in zip(rounding, ("", *rounding), strict=False):
+        if (before, step, dtype) == ("bf16", "out", "bf16") and _all_normal(ends, out):
+            continue  # bf16 already
+        ends = round_to(ends, _BF16_WIDE if step == "bf16" else out, overflow="ieee")
+    if bias is not None:
+        # the addition itself is fp32, whatever the output: it rounds first
+        ends = round_to(ends + bias.astype(np.float64), FORMATS["fp32"], overflow="ieee")
+    elif rounding and rounding[-1] == "out":
+        return ends
+    return round_to(ends, out, overflow="ieee")
+
+
+def _all_normal(values: F64, fmt: Format) -> bool:
+    magnitude = np.abs(values)
+    return bool((((magnitude >= fmt.min_normal) & (magnitude <= fmt.max)) | (magnitude == 0)).all())
+
+
+def contains(lo: F64, hi: F64, got: NDArray[Any]) -> NDArray[np.bool_]:
+    """Elementwise lo <= got <= hi; False where any of the three is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray((got >= lo) & (got <= hi))
+
+
+def excludes_zero(lo: F64, hi: F64) -> NDArray[np.bool_]:
+    """Elementwise: is the sign known? False where an end is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray((lo > 0) | (hi < 0))

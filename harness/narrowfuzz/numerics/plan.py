@@ -1,0 +1,142 @@
+"""A recipe as data: what is quantised how in each of a layer's three GEMMs.
+
+Every GEMM is written Y = A @ B^T with the *contracted axis last* in both operands:
+
+    output       A = input        [M, K]   B = weight       [N, K]
+    grad_input   A = grad_output  [M, N]   B = weight^T     [K, N]
+    grad_weight  A = grad_output^T[N, M]   B = input^T      [K, M]
+
+So "one scale per row" always means "amax over the contracted axis", for every role.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from narrowfuzz.numerics.formats import Format, Overflow
+from narrowfuzz.numerics.scales import MxMode
+from narrowfuzz.numerics.two_level import Arithmetic
+
+Tensor = Literal["input", "weight", "grad_output"]
+Role = Literal["output", "grad_input", "grad_weight"]
+ROLES: tuple[Role, ...] = ("output", "grad_input", "grad_weight")
+
+#: role -> ((tensor of A, transposed?), (tensor of B, transposed?))
+OPERANDS: dict[Role, tuple[tuple[Tensor, bool], tuple[Tensor, bool]]] = {
+    "output": (("input", False), ("weight", False)),
+    "grad_input": (("grad_output", False), ("weight", True)),
+    "grad_weight": (("grad_output", True), ("input", True)),
+}
+
+#: One scale for the tensor, for each row, for each run of ``block`` elements along the contracted
+#: axis, or for each ``block`` x ``block`` square.
+Granularity = Literal["tensor", "row", "block", "tile"]
+
+
+@dataclass(frozen=True)
+class Fp32Scale:
+    """s = max / max(amax, eps) in fp32, optionally rounded down to a power of two."""
+
+    eps: float
+    power_of_two: bool
+
+
+@dataclass(frozen=True)
+class MxScale:
+    """X = 2^E as an E8M0 byte; ``inf_byte`` is what a granule with an Inf gets."""
+
+    mode: MxMode
+    inf_byte: int
+
+
+@dataclass(frozen=True)
+class TwoLevelScale:
+    """An E4M3 code a granule times one fp32 number for the tensor (NVFP4)."""
+
+    eps: float
+    arithmetic: Arithmetic
+
+
+@dataclass(frozen=True)
+class OperandPlan:
+    """How one operand of one GEMM is quantised. ``format`` None: left in high precision."""
+
+    format: Format | None = None
+    granularity: Granularity = "tensor"
+    block: int = 0
+    scale: Fp32Scale | MxScale | TwoLevelScale | None = None
+    #: The library clamps before it casts, so finite overflow saturates whatever the cast does.
+    overflow: Overflow = "saturate"
+    #: ``stochastic``: the cast returns one of the two neighbours, at random.
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    #: Signs of a random Hadamard transform along the contracted axis, done first; (): none.
+    hadamard: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (self.format is None) == (self.scale is None)
+        assert (self.granularity in ("block", "tile")) == (self.block > 0)
+
+    @property
+    def power_of_two(self) -> bool:
+        """True where every scale is a power of two, so that scaling alone rounds nothing."""
+        return isinstance(self.scale, MxScale) or (
+            isinstance(self.scale, Fp32Scale) and self.scale.power_of_two
+        )
+
+
+HIGH_PRECISION = OperandPlan()
+
+#: One rounding of the accumulator on its way out. ``out``: to the layer's dtype; ``bf16``: to bf16
+#: before scales are applied, so with no subnormals and no overflow of its own.
+Rounding = Literal["bf16", "out"]
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """Operands, accumulator and output rounding of one GEMM."""
+
+    a: OperandPlan
+    b: OperandPlan
+    #: How often a scale, a dequantised operand or a product is rounded to fp32 (c of bound 3.2).
+    scale_roundings: int
+    rounding: tuple[Rounding, ...] = ("out",)
+    #: True: the first rounding happens inside the kernel, so no compiler can fuse it away.
+    kernel_rounds: bool = True
+    #: What operands are dequantised to before they are multiplied; "": the kernel takes codes.
+    dequantise_to: Literal["", "fp32", "dtype"] = ""
+    #: True: the kernel multiplies unit-scaled codes and scales the result afterwards, in fp32.
+    post_scale: bool = False
+
+    def __post_init__(self) -> None:
+        # no kernel takes one operand in codes and the other in high precision
+        assert (self.a.format is None) == (self.b.format is None)
+
+    @property
+    def quantised(self) -> bool:
+        return self.a.format is not None
+
+    @property
+    def stochastic(self) -> bool:
+        """True: running it twice may give two results."""
+        return "stochastic" in (self.a.rounding, self.b.rounding)
+
+    @property
+    def transformed(self) -> bool:
+        return bool(self.a.hadamard or self.b.hadamard)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The three GEMMs of one recipe on one backend.
+
+    ``bias``: ``separate`` rounds the GEMM's output, adds and rounds again; ``either`` allows a
+    fused addition as well (which one runs is the kernel's choice, not the recipe's promise).
+    """
+
+    gemms: dict[Role, GemmPlan] = field(hash=False)
+    bias: Literal["separate", "either"] = "separate"
+
+    @property
+    def quantised(self) -> bool:
+        return any(gemm.quantised for gemm in self.gemms.values())

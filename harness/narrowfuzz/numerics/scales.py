@@ -1,0 +1,120 @@
+"""Scale rules: from the amax of a granule to the factor its elements are quantised with.
+
+Two families. *Multiplicative* fp32 scales s (torchao float8): codes = cast(x * s). *MX* scales are
+powers of two X = 2^E stored as an E8M0 byte: codes = cast(x / X). The MX rules work on exponent and
+significand as integers, so no logarithm can be off by one.
+
+>>> mx_exponent(np.float32([448.0, 449.0]), E4M3FN, "rceil").tolist()
+[0, 1]
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.formats import E4M3FN as E4M3FN  # re-exported for the example above
+from narrowfuzz.numerics.formats import E8M0_NAN, F32, F64, Format, encode_e8m0
+
+MxMode = Literal["floor", "rceil", "ceil", "even"]
+
+
+def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:
+    """s = fp32(max / fp64(max(amax, eps))), as torchao's ``amax_to_scale`` defines it.
+
+    Inf gives 0, NaN gives NaN. Source: torchao ``float8/float8_utils.py``.
+    """
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        wide = np.maximum(amax.astype(np.float64), eps)  # np.maximum propagates NaN, as clamp does
+        return np.asarray(fmt.max / wide, dtype=np.float64).astype(np.float32)
+
+
+def pow2_floor(s: F32) -> F32:
+    """The largest power of two that is at most ``s``; 0, Inf and NaN stay."""
+    _, exponent = np.frexp(s.astype(np.float64))
+    floor = np.ldexp(0.5, exponent)
+    special = ~np.isfinite(s) | (s == 0)
+    return np.where(special, s, floor).astype(np.float32)
+
+
+def pow2_floor_by_log2(s: F32) -> F32:
+    """The power of two *above* s where fp32 ``floor(log2(s))`` cannot tell the two apart, else 0.
+
+    ``exp2(floor(log2(s)))`` rounds log2 to fp32 first: just below 2^k the result is k. One ulp of
+    slack covers the vectorised log2, which is not correctly rounded.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exact = np.log2(s.astype(np.float64))
+        finite = np.isfinite(exact)
+        log2 = np.where(finite, exact, 0.0).astype(np.float32)
+        upper = np.floor(np.nextafter(log2, np.float32(np.inf)))
+    above = np.where(finite & (upper > np.floor(exact)), np.exp2(upper.astype(np.float64)), 0.0)
+    return above.astype(np.float32)
+
+
+def mx_exponent(amax: F32, fmt: Format, mode: MxMode) -> NDArray[np.int64]:
+    """Unclamped E of X = 2^E for finite positive ``amax`` = m * 2^e, 1 <= m < 2.
+
+    ``floor`` (OCP MX v1.0): e - emax. ``rceil`` (NVIDIA): smallest E with amax/2^E <= max.
+    ``ceil``: floor, plus one unless amax is a power of two. ``even``: round m half up to the
+    element's mantissa width first, then floor.
+    """
+    half, exponent = np.frexp(amax.astype(np.float64))
+    m, e = 2.0 * half, exponent.astype(np.int64) - 1
+    if mode == "rceil":
+        e = e + (m > fmt.max / 2.0**fmt.emax)
+    elif mode == "ceil":
+        e = e + (m > 1.0)
+    elif mode == "even":
+        steps = 2.0**fmt.mantissa_bits
+        e = e + (np.floor(m * steps + 0.5) / steps >= 2.0)
+    elif mode != "floor":
+        raise ValueError(f"unknown MX scale mode {mode!r}: use floor, rceil, ceil or even")
+    return e - fmt.emax
+
+
+def mx_rceil_by_log2(amax: F32, fmt: Format) -> NDArray[np.uint8]:
+    """The byte *below* the rule's where fp32 ``ceil(log2(amax / max))`` can fall short, else 0.
+
+    log2 rounded to fp32 cannot see a quotient a few ulp above a power of two; one ulp of slack
+    covers the vectorised log2.
+    """
+    ordinary = np.isfinite(amax) & (amax > 0)
+    quotient = np.where(ordinary, amax, np.float32(1.0)) / np.float32(fmt.max)
+    log2 = np.log2(quotient.astype(np.float64)).astype(np.float32)
+    lower = np.ceil(np.nextafter(log2, np.float32(-np.inf))).astype(np.int64)
+    byte = encode_e8m0(lower)
+    rule = encode_e8m0(mx_exponent(np.where(ordinary, amax, np.float32(1.0)), fmt, "rceil"))
+    return np.where(ordinary & (byte < rule), byte, 0).astype(np.uint8)
+
+
+def mx_scale(amax: F32, fmt: Format, mode: MxMode, *, inf_byte: int) -> NDArray[np.uint8]:
+    """E8M0 byte of each granule. Zero gives byte 0, NaN 0xFF; Inf is a policy of the recipe."""
+    ordinary = np.isfinite(amax) & (amax > 0)
+    byte = encode_e8m0(mx_exponent(np.where(ordinary, amax, np.float32(1.0)), fmt, mode))
+    byte = np.where(amax == 0, 0, byte)
+    byte = np.where(np.isinf(amax), inf_byte, byte)
+    return np.where(np.isnan(amax), E8M0_NAN, byte).astype(np.uint8)
+
+
+def mx_scale_by_reciprocal(amax: F32, fmt: Format) -> NDArray[np.uint8]:
+    """E8M0 bytes as TransformerEngine's kernels make them: amax times fp32(1/max), rounded to fp32,
+    then up to a power of two. Zero gives byte 0, Inf 254; NaN elements were left out of amax.
+
+    Source: ``float_to_e8m0`` in ``common/util/ptx.cuh``.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        quotient = (amax * np.float32(1.0 / fmt.max)).astype(np.float32)
+    finite = np.where(np.isfinite(quotient), quotient, np.float32(1.0))
+    half, exponent = np.frexp(finite.astype(np.float64))
+    byte = encode_e8m0(exponent.astype(np.int64) - (half == 0.5))
+    byte = np.where(finite == 0, 0, byte)
+    return np.where(np.isfinite(quotient), byte, 254).astype(np.uint8)
+
+
+def mx_factor(byte: NDArray[np.uint8]) -> F64:
+    """X = 2^E as float64 (exact for every byte, also byte 0 = 2^-127); 0xFF gives NaN."""
+    value = np.ldexp(1.0, byte.astype(np.int64) - 127)
+    return np.where(byte == E8M0_NAN, np.nan, value)

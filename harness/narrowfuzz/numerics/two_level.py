@@ -1,0 +1,80 @@
+"""NVFP4's two-level scale: an E4M3 code for each block, one fp32 number for the tensor.
+
+    g     = fp32(amax / (448 * 6))                      amax of the tensor
+    block = E4M3(clamp(amax_block / 6 / g, eps, 448))   eps = 2^-6, E4M3's smallest normal
+    x     = code * block * g
+
+A scale is a record (block code, amax of the tensor), so that either library arithmetic can be
+followed. Sources: torchao 0.18 ``mx_formats/nvfp4_tensor.py`` nvfp4_quantize ("decode") and
+``nvfp4_training/hadamard_utils.py`` _nvfp4_quantize ("encode").
+
+>>> scale = two_level_scale(np.float32([[6.0, 3.0]]), "decode", eps=2.0**-6)
+>>> decode(scale["block"], E4M3FN).tolist()
+[[448.0, 224.0]]
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.formats import E2M1, E4M3FN, F32, F64, decode, encode
+
+#: "decode": quotients by g. "encode": products with 2688 / amax and its reciprocal.
+Arithmetic = Literal["decode", "encode"]
+TWO_LEVEL = np.dtype([("block", np.uint8), ("amax", np.float32)])
+#: How many fp32 roundings lie between the multiplier of the data and 1 / (block * g), the product
+#: with the data included.
+MULTIPLIER_ROUNDINGS: dict[Arithmetic, int] = {"decode": 3, "encode": 6}
+
+_REACH = np.float32(E4M3FN.max * E2M1.max)
+_LARGEST = np.finfo(np.float32).max
+
+
+def two_level_scale(block_amax: F32, arithmetic: Arithmetic, *, eps: float) -> NDArray[Any]:
+    """One record a block. The tensor's amax is the largest block's; NaN propagates.
+
+    A tensor of zeros gets the smallest block scale: its codes and values are 0.
+    """
+    amax = np.max(block_amax, initial=0.0).astype(np.float32)
+    with np.errstate(all="ignore"):
+        raw = block_amax / np.float32(E2M1.max)
+        if amax == 0:
+            raw = np.zeros_like(raw)
+        elif arithmetic == "decode":
+            raw = raw / (amax / _REACH)
+        else:
+            raw = raw * _encode_tensor(amax)
+        block = encode(np.clip(raw, np.float32(eps), np.float32(E4M3FN.max)), E4M3FN)
+    scale = np.empty(block_amax.shape, dtype=TWO_LEVEL)
+    scale["block"], scale["amax"] = block, amax
+    return scale
+
+
+def multiplier(scale: NDArray[Any], arithmetic: Arithmetic) -> F32:
+    """What the data is multiplied with before the cast, in the library's order of roundings.
+
+    Inf where 1/g leaves fp32's range (amax below 2^-116), as built.
+    """
+    block = decode(scale["block"], E4M3FN).astype(np.float32)
+    with np.errstate(all="ignore"):
+        if arithmetic == "decode":
+            factor = (np.float32(1.0) / (scale["amax"] / _REACH)) / block
+        else:
+            back = np.float32(1.0) / _encode_tensor(scale["amax"])
+            factor = np.minimum(np.float32(1.0) / (block * back), _LARGEST)
+    return np.where(scale["amax"] == 0, np.float32(0.0), factor).astype(np.float32)
+
+
+def unit(scale: NDArray[Any]) -> F64:
+    """What a code of 1 stands for: block * g, exact in float64."""
+    tensor = (scale["amax"] / _REACH).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(decode(scale["block"], E4M3FN) * tensor)
+
+
+def _encode_tensor(amax: Any) -> Any:
+    factor = np.minimum(_REACH / np.where(amax == 0, np.float32(1.0), amax), _LARGEST)
+    return np.where((amax == 0) | (factor == 0), np.float32(1.0), factor).astype(np.float32)

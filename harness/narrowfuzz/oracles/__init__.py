@@ -1,0 +1,191 @@
+"""The rules, in the order they are judged: what is low in the list explains what is higher."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from narrowfuzz.case import Spec
+from narrowfuzz.oracles.census import check_census
+from narrowfuzz.oracles.contract import check_contract
+from narrowfuzz.oracles.gemm import (
+    check_bias_gradient,
+    check_gemm_grads,
+    check_gemm_output,
+    check_lattice,
+    check_layer,
+)
+from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
+from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
+from narrowfuzz.oracles.relations_recipe import check_copies, check_recipe
+from narrowfuzz.oracles.relations_shape import check_summed, check_variants
+from narrowfuzz.oracles.relations_state import (
+    check_bias,
+    check_microbatches,
+    check_reload,
+    check_steps,
+)
+from narrowfuzz.oracles.relations_values import (
+    check_below_amax,
+    check_locality,
+    check_monotone,
+    check_negation,
+    check_requantise,
+    check_scaling,
+)
+from narrowfuzz.oracles.repeat import check_repeat
+from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.oracles.special import check_finite, check_nan_provenance
+from narrowfuzz.oracles.whole import check_ratio, check_strict
+
+_START = frozenset({"contract", "O1"})
+_QUANTISER = _START | {"O2", "O3", "O4"}
+_MULTIPLY = _QUANTISER | {"O5", "O15"}
+_SEEN = _MULTIPLY | {"O11", "O13"}
+#: What explains a difference of whole runs.
+_WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18"}
+#: A result that is wrong by itself is not also wrong by comparison. A relation that looks at codes,
+#: then at results, is among its own consequences.
+_ARRANGED = _SEEN | {"O6", "O7", "O10"}
+_LAID_OUT = _ARRANGED | {"R16", "R17"}
+
+ORACLES: tuple[Oracle, ...] = (
+    Oracle("contract", "contract", "exact", "C", "none", check_contract, scope="case"),
+    Oracle("census", "conversion census", "exact", "C", "eager ran", check_census, scope="case"),
+    Oracle("O1", "self-repeat", "exact", "C", "the arm ran", check_repeat, scope="case"),
+    Oracle("O4", "amax-exact", "exact", "A", "amax is exposed", check_amax, _START),
+    Oracle("O3", "scale-exact", "exact", "A", "scale is exposed", check_scale, _START | {"O4"}),
+    Oracle(
+        "O2", "cast-exact", "exact", "A", "codes or operands are exposed", check_cast,
+        _START | {"O3", "O4"},
+    ),
+    Oracle(
+        "O13", "recompute-consistency", "exact", "A", "a GEMM is recomputed", check_recompute,
+        _START, scope="case",
+    ),
+    Oracle(
+        "O18", "saved-statistics", "exact", "C", "attention has a kernel of its own",
+        check_statistics, _START | {"O13"}, scope="case",
+    ),
+    Oracle(
+        "O5", "gemm-bound, output", "bound", "A", "no partial sum can overflow",
+        check_gemm_output, _START | {"O13"},
+    ),
+    Oracle(
+        "O15", "gemm-bound, gradients", "bound", "A", "no partial sum can overflow",
+        check_gemm_grads, _START | {"O13"},
+    ),
+    Oracle("O11", "nan-provenance", "exact", "C", "no overflow", check_nan_provenance, _MULTIPLY),
+    Oracle("O10", "finite", "bound", "C", "bound 3.3 below max", check_finite, _MULTIPLY | {"O11"}),
+    Oracle("O6", "layer-bound", "bound", "C", "finite operands", check_layer, _SEEN | {"O10"}),
+    Oracle("O7", "lattice-equal", "exact", "C", "every sum exact", check_lattice, _SEEN | {"O6"}),
+    Oracle("O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN),
+    Oracle(
+        "O12", "checkpoint-equal", "exact", "C", "eager checkpoint", check_checkpoint, _WHOLE,
+        scope="case",
+    ),
+    Oracle(
+        "O8", "strict-compile", "exact", "C", "linears and pointwise operations, or aot_eager",
+        check_strict, _WHOLE, scope="case",
+    ),
+    Oracle(
+        "O9", "error-ratio", "ratio", "C", "eager and float64 are finite", check_ratio,
+        _WHOLE | {"O8"}, scope="case",
+    ),
+    Oracle(
+        "R1", "scale the input", "exact", "C", "scaling is exact",
+        partial(check_scaling, tensor="input"), _SEEN, reruns=True,
+    ),
+    Oracle(
+        "R2", "scale the output gradient", "exact", "C", "scaling is exact",
+        partial(check_scaling, tensor="grad_output"), _SEEN, reruns=True,
+    ),
+    Oracle(
+        "R3", "scale the weight", "exact", "C", "scaling is exact",
+        partial(check_scaling, tensor="weight"), _SEEN, reruns=True,
+    ),
+    Oracle("R4", "negate the input", "exact", "C", "none", check_negation, _SEEN, reruns=True),
+    Oracle(
+        "R5", "permute tokens", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R5"), _ARRANGED | {"R5"}, reruns=True,
+    ),
+    Oracle(
+        "R6", "permute output features", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R6"), _ARRANGED | {"R6"}, reruns=True,
+    ),
+    Oracle(
+        "R7", "permute K", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R7"), _ARRANGED | {"R7"}, reruns=True,
+    ),
+    Oracle(
+        "R8", "zero-pad K", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R8"), _ARRANGED | {"R8"}, reruns=True,
+    ),
+    Oracle(
+        "R9", "pad or split the batch", "exact", "C", "same codes by the plan",
+        partial(check_variants, name="R9"), _LAID_OUT | {"R9"}, reruns=True,
+    ),
+    Oracle(
+        "R10", "sum half batches", "bound", "C", "2 parts of whole blocks", check_summed,
+        _LAID_OUT, reruns=True,
+    ),
+    Oracle(
+        "R11", "swap input and weight", "exact", "C", "same formats on both sides",
+        partial(check_variants, name="R11"), _LAID_OUT | {"R11"}, reruns=True,
+    ),
+    Oracle(
+        "R12", "requantise", "exact", "A", "power-of-two scales", check_requantise, _SEEN,
+        reruns=True,
+    ),
+    Oracle("R13", "monotone", "exact", "A", "finite granule", check_monotone, _QUANTISER),
+    Oracle(
+        "R14", "move below amax", "exact", "A", "finite input", check_below_amax, _SEEN,
+        reruns=True,
+    ),
+    Oracle(
+        "R15", "locality", "exact", "A", "row or block granules", check_locality, _SEEN,
+        reruns=True,
+    ),
+    Oracle(
+        "R16", "contiguous copy", "exact", "C", "a tensor is not contiguous",
+        partial(check_variants, name="R16"), _ARRANGED | {"R16"}, reruns=True,
+    ),
+    Oracle(
+        "R17", "flatten", "exact", "C", "3-D input", partial(check_variants, name="R17"),
+        _SEEN | {"R17"}, reruns=True,
+    ),
+    Oracle(
+        "R18", "steps with lr = 0", "exact", "C", "finite gradients", check_steps,
+        _ARRANGED | {"R18"}, reruns=True,
+    ),
+    Oracle(
+        "R19", "bias added outside", "exact", "C", "a bias that is not fused", check_bias,
+        _ARRANGED, reruns=True,
+    ),
+    Oracle(
+        "R20", "save and reload", "exact", "C", "none", check_reload,
+        _ARRANGED | {"R20"}, reruns=True,
+    ),
+    Oracle(
+        "R21", "change the recipe", "exact", "A", "power-of-two scales, normal codes",
+        check_recipe, _SEEN, reruns=True,
+    ),
+    Oracle(
+        "R22", "row and column copy", "exact", "A", "power-of-two scales, normal codes",
+        check_copies, _QUANTISER,
+    ),
+    Oracle(
+        "R23", "add microbatches", "exact", "C", "several microbatches of one step",
+        check_microbatches, _WHOLE, reruns=True, scope="case",
+    ),
+)  # fmt: skip
+
+_OF_MODELS = {oracle.name: oracle for oracle in ORACLES}
+_OF_SCHEDULES = {oracle.name: oracle for oracle in SCHEDULE_ORACLES}
+#: By name; of a rule that both kinds of case have, the one for models.
+BY_NAME = _OF_MODELS | {n: o for n, o in _OF_SCHEDULES.items() if n not in _OF_MODELS}
+
+
+def rules_of(spec: Spec) -> dict[str, Oracle]:
+    """The rules that judge this Spec's cases, in order, by name."""
+    return _OF_MODELS if spec.schedule is None else _OF_SCHEDULES

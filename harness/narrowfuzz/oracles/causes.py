@@ -1,0 +1,46 @@
+"""Causes and consequences: which of several divergences explains another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.quantiser import LEVEL_B
+from narrowfuzz.verdict import FOLLOWED, Verdict
+
+
+def explained(
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
+) -> Verdict | None:
+    """The cause, among those found so far, that this divergence is a consequence of; None if it is
+    a cause itself."""
+    oracle = rules[verdict.oracle]
+    upstream = oracle.upstream
+    for root in roots:
+        if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
+            if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
+                return root
+            continue
+        if oracle.scope == "case" and verdict.oracle != "contract":
+            again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
+            if again or (root.arm == verdict.arm and root.oracle in upstream):
+                return root
+        if root.layer != verdict.layer and rules[root.oracle].scope == "layer":
+            continue
+        # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
+        symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
+        same = root.oracle == verdict.oracle and root.symptom in symptoms
+        if root.role == verdict.role and (same or root.oracle in upstream):
+            return root
+        if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
+            return root
+    return None
+
+
+def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
+    """Was this deviation followed on no other arm in the same way?"""
+    return not any(
+        root.role == FOLLOWED and root.arm != followed.arm
+        and (root.explained_by, root.measured) == (followed.explained_by, followed.measured)
+        for root in roots
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""The census: conversion leaves everything alone that it was not asked to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.oracle import plain
+from narrowfuzz.trace import Change, ChangeKind
+from narrowfuzz.verdict import Verdict
+
+ROLE = "convert"
+
+
+def check_census(evidence: Evidence) -> Iterator[Verdict]:
+    """One verdict for each class of change, at the first module that shows it.
+
+    Conversion is the same on every arm, so the eager one speaks for all.
+    """
+    trace = evidence.traces.get("eager")
+    if trace is None:
+        return
+    if trace.census is None:
+        yield plain(
+            "census", "eager", ROLE, "not_applicable", "the recipe does not say what it converts"
+        )
+        return
+    by_kind: dict[ChangeKind, list[Change]] = {}
+    for change in trace.census.changes:
+        by_kind.setdefault(change.kind, []).append(change)
+    if not by_kind:
+        yield plain("census", "eager", ROLE, "ok")
+    for kind, changes in by_kind.items():
+        yield _verdict(kind, changes)
+
+
+def _verdict(kind: ChangeKind, changes: list[Change]) -> Verdict:
+    first = changes[0]
+    more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
+    return Verdict(
+        "census", "eager", ROLE, "diverged", kind,
+        where=(first.module or "the root") + more,
+        measured=first.after or "nothing",
+        allowed=first.before or "nothing",
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""The contract: what conversion accepts runs forward and backward on every rung; what is refused
+is refused at conversion or first call, by an error that names the layer, its shape and the rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.oracle import plain
+from narrowfuzz.oracles.whole import role_of
+from narrowfuzz.trace import RunError
+from narrowfuzz.verdict import Verdict
+
+_RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at least", re.I)
+
+
+def check_contract(evidence: Evidence) -> Iterator[Verdict]:
+    """Judges every arm's error, or its absence and the completeness of its gradients."""
+    eager = evidence.traces.get("eager")
+    eager_fails = eager is not None and eager.error is not None
+    for arm, trace in evidence.traces.items():
+        if trace.error is None:
+            yield _complete(evidence, arm)
+            continue
+        if arm != "eager" and eager_fails and evidence.may_refuse:
+            yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
+            continue
+        problem = _problem(evidence, arm, trace.error, eager_fails)
+        if problem:
+            error = trace.error
+            yield Verdict(
+                "contract", arm, error.phase, "crashed",
+                f"{problem} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
+                error.where, f"{error.type}: {_first_line(error.message)}",
+                evidence.may_refuse or "a result: conversion accepted this layer",
+            )  # fmt: skip
+        else:
+            yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
+
+
+def _complete(evidence: Evidence, arm: str) -> Verdict:
+    expected = evidence.gradients | {"output"}
+    missing = sorted(expected - set(evidence.traces[arm].outputs))
+    census = evidence.traces[arm].census
+    if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
+        why = "conversion changed which parameters require one: the census says so"
+        return plain("contract", arm, "backward", "not_applicable", why)
+    if not missing:
+        return plain("contract", arm, "backward", "ok")
+    lost_bias = all(name == "grad_bias" or name.endswith("bias.grad") for name in missing)
+    if lost_bias and "bias_ignored" in evidence.deviations:
+        known = evidence.deviations["bias_ignored"]
+        return plain("contract", arm, "backward", "ok").known(known)
+    return Verdict(
+        "contract", arm, "backward", "diverged",
+        f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
+        ", ".join(missing), "None", allowed="a gradient for every parameter that requires one",
+    )  # fmt: skip
+
+
+def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -> str:
+    """What is wrong with this refusal, or "" if it is as clear as it should be."""
+    spec = evidence.spec
+    if arm != "eager" and not eager_fails:
+        return "fails only under compile" if evidence.compiled(arm) else "fails only in recompute"
+    if not evidence.may_refuse:
+        if 0 in (spec.tokens, spec.k, spec.n):
+            return "unclear refusal of an empty dimension"
+        return "fails although nothing forbids it"
+    if error.phase == "backward":
+        return "refused only in backward"
+    if not _RULE.search(error.message):
+        return "refusal states no rule"
+    if not re.search(rf"\b({spec.k}|{spec.n}|{spec.tokens})\b", error.message):
+        return "refusal names no shape"
+    if not any(name.rpartition(".")[2] in error.message for name in evidence.layers):
+        return "refusal names no layer"
+    return ""
+
+
+def accepted(case: str, rule: str) -> Verdict:
+    """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
+    return Verdict(
+        "contract", "eager", "output", "diverged", "accepts what its blocks do not divide", case,
+        "a result", f"a refusal: {rule}",
+    )  # fmt: skip
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0][:200] if message.strip() else "(no message)"

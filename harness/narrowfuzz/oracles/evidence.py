@@ -1,0 +1,282 @@
+"""What oracles look at: the case, its reference and the arms' traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, decode
+from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, Role
+from narrowfuzz.numerics.reference import Quantised, Scale
+from narrowfuzz.trace import Seen, Trace
+
+#: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
+#: ``harness/narrowfuzz/arms/events.py`` ("" for none).
+Rerun = Callable[[dict[str, F32], Spec, str], Trace]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One canonical operand of one GEMM and what the plan makes of it."""
+
+    x: F32
+    plan: OperandPlan
+    quantised: Quantised | None
+
+
+class Reference:
+    """The plan, executed once per case and only as far as asked."""
+
+    def __init__(self, case: Case, plan: Plan, tensors: dict[str, F32]) -> None:
+        self.plan, self.tensors = plan, tensors
+        self.dtype = case.spec.dtype
+        self._operands: dict[tuple[Role, str], Operand] = {}
+        self._layer: dict[Role, tuple[F64, F64]] = {}
+        self._gemm: dict[Role, tuple[F64, F64]] = {}
+        self._risky: dict[Role, Any] = {}
+        self._values: dict[tuple[Role, str], F64] = {}
+
+    def divides(self, role: Role, side: str) -> bool:
+        """True where the operand's granules fill it: the plan says nothing of a rest."""
+        gemm = self.plan.gemms[role]
+        x = reference.canonical_operands(role, self.tensors)[side == "b"]
+        plan = gemm.a if side == "a" else gemm.b
+        if plan.block and x.shape[1] % plan.block:
+            return False
+        return plan.granularity != "tile" or x.shape[0] % plan.block == 0
+
+    def operand(self, role: Role, side: str) -> Operand:
+        key = (role, side)
+        if key not in self._operands:
+            gemm = self.plan.gemms[role]
+            a, b = reference.canonical_operands(role, self.tensors)
+            x, plan = (a, gemm.a) if side == "a" else (b, gemm.b)
+            x = reference.transformed(x, plan)
+            self._operands[key] = Operand(x, plan, reference.quantise(x, plan))
+        return self._operands[key]
+
+    def values(self, role: Role, side: str) -> F64:
+        """The operand as the plan multiplies it."""
+        key = (role, side)
+        if key not in self._values:
+            operand, gemm = self.operand(role, side), self.plan.gemms[role]
+            self._values[key] = (
+                operand.x.astype(np.float64)
+                if operand.quantised is None
+                else reference.multiplied(operand.quantised.values, gemm, self.dtype)
+            )
+        return self._values[key]
+
+    def centre(self, role: Role) -> F64:
+        """A @ B^T of the plan's operands."""
+        return self.gemm(role)[0]
+
+    def gemm(self, role: Role) -> tuple[F64, F64]:
+        """A @ B^T of the plan's operands and the radius of bound 3.2."""
+        if role not in self._gemm:
+            a, b = self.values(role, "a"), self.values(role, "b")
+            radius = bounds.gemm_radius(a, b, self.plan.gemms[role])
+            self._gemm[role] = (reference.product(a, b), radius)
+        return self._gemm[role]
+
+    def layer(self, role: Role) -> tuple[F64, F64]:
+        """Unquantised product and the radius of bound 3.3."""
+        if role not in self._layer:
+            gemm = self.plan.gemms[role]
+            a, b = self.operand(role, "a"), self.operand(role, "b")
+            centre = reference.product(a.x.astype(np.float64), b.x.astype(np.float64))
+            radius = bounds.layer_radius(a.x, b.x, _bound(a, gemm), _bound(b, gemm), gemm)
+            self._layer[role] = (centre, radius)
+        return self._layer[role]
+
+    def may_overflow(self, role: Role) -> Any:
+        """Elements whose partial sums, or sums with only one scale applied, may leave fp32's range.
+
+        Which order a kernel scales and sums in is its own business, so nothing is said of these.
+        """
+        if role in self._risky:
+            return self._risky[role]
+        gemm = self.plan.gemms[role]
+        a, b = np.abs(self.values(role, "a")), np.abs(self.values(role, "b"))
+        limit = FORMATS[self.dtype].max * 0.5
+        with np.errstate(all="ignore"):
+            most_a, most_b = (np.max(x, initial=0.0) for x in (a, b))
+            if a.shape[1] * max(most_a * most_b, most_a * 2.0**16, most_b * 2.0**16) < limit:
+                self._risky[role] = np.zeros((a.shape[0], b.shape[0]), dtype=bool)
+                return self._risky[role]
+            risky = ~(a @ b.T < limit)
+            if gemm.b.format is not None and not gemm.dequantise_to:
+                risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
+            if gemm.a.format is not None and not gemm.dequantise_to:
+                risky |= ~(b.sum(axis=1) * gemm.a.format.max < limit)[None, :]
+        self._risky[role] = risky
+        return risky
+
+    def rescale_overflows(self, role: Role) -> Any:
+        """Elements whose factor 1/s_a * 1/s_b, computed in fp32 as one number, may be Inf."""
+        factors = []
+        for side in ("a", "b"):
+            quantised = self.operand(role, side).quantised
+            assert quantised is not None
+            with np.errstate(all="ignore"):
+                factors.append(1.0 / quantised.scale.astype(np.float64).reshape(-1, 1))
+        # a factor 2 below the limit: the scale really used may be half of the plan's
+        return ~(factors[0] * factors[1].T < FP32.max * 0.5)
+
+
+def _bound(operand: Operand, gemm: GemmPlan) -> F64:
+    if operand.quantised is None:
+        return np.zeros(operand.x.shape)
+    return bounds.quantise_bound(operand.x, operand.quantised.scale, operand.plan)
+
+
+@dataclass
+class Evidence:
+    """Everything about one judged case. Traces are by arm name, in ladder order."""
+
+    case: Case
+    plan: Plan
+    tensors: dict[str, F32]
+    traces: dict[str, Trace]
+    #: Second runs of the same arm on the same case, untapped.
+    repeats: dict[str, Trace]
+    #: Arms whose inner roundings may be left out.
+    elides: frozenset[str]
+    #: As-built deviations switched on, each with the ledger entry that documents it.
+    deviations: Mapping[str, str]
+    #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
+    may_refuse: str
+    rerun: Rerun | None = None
+    #: Runs the float64 twin; None where it would draw other random numbers.
+    twin: Callable[[], dict[str, F64]] | None = None
+    #: Plan of a Spec, for the layers of a model.
+    plan_of: Callable[[Spec], Plan] | None = None
+    #: Parameters that are another one under a second name -> its first name.
+    tied: Mapping[str, str] = field(default_factory=dict)
+    #: Dotted names of the linears that conversion was given.
+    layers: tuple[str, ...] = ("proj",)
+    #: Gradients a backward must leave.
+    gradients: frozenset[str] = frozenset()
+    #: True: nothing but linears and pointwise operations.
+    pointwise: bool = True
+    #: Other recipes that run this Spec with power-of-two scales, and their plans.
+    peers: Callable[[], dict[str, Plan]] = dict
+    #: Arms that did not do what their name says, and why; they have no trace.
+    void: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ran(self) -> bool:
+        """True if the cheapest arm came to its end."""
+        cheapest = next(iter(self.traces.values()), None)
+        return cheapest is not None and cheapest.error is None
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self.case, self.plan, self.tensors)
+
+    @cached_property
+    def exact(self) -> dict[str, F64]:
+        """The twin's results."""
+        assert self.twin is not None
+        return self.twin()
+
+    def not_strict(self, arm: str) -> str:
+        """Why this compiled arm need not leave eager's bits, or "" if it must."""
+        stage = arm.split("+")[0]
+        if self.twin is None:
+            return "random numbers are drawn in another order"
+        if self.spec.autocast:
+            return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
+        if self.spec.grad_layout != "contiguous":
+            return "a graph takes its output gradients contiguous, and sums follow strides"
+        if stage == "aot_eager":
+            return ""
+        if not self.pointwise:
+            return "a float sum may be re-ordered"
+        if stage == "inductor":
+            return "default Inductor keeps fused chains unrounded"
+        if stage == "inductor_strict" and self.spec.bias:
+            return "mm and bias become one addmm"
+        return ""
+
+    def backward_of(self, role: Role) -> bool:
+        """False for gradients where there was no backward."""
+        return role == "output" or self.spec.trains
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    def by_chance(self, role: str) -> bool:
+        """True where a second run may differ: an operand of this GEMM is rounded stochastically."""
+        return any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
+
+    def compiled(self, arm: str) -> bool:
+        return arm.startswith(("aot_eager", "inductor"))
+
+    def seen_values(self, role: Role, side: str, seen: Seen) -> F64 | None:
+        """The operand that was really multiplied, or None where that is not observable."""
+        operand = self.reference.operand(role, side)
+        gemm, dtype = self.plan.gemms[role], self.spec.dtype
+        if operand.plan.format is None:
+            return operand.x.astype(np.float64)
+        if seen.values is not None:
+            return seen.values.astype(np.float64)
+        if seen.codes is None:
+            return None
+        if seen.scale is not None and seen.scale_is_inverse and not gemm.post_scale:
+            decoded = decode(seen.codes, operand.plan.format)
+            with np.errstate(all="ignore"):
+                return decoded * reference.spread(seen.scale, operand.plan).astype(np.float64)
+        scale = self.seen_scale(role, side, seen)
+        if scale is None:
+            return None
+        planned = operand.quantised
+        assert planned is not None
+        if np.array_equal(seen.codes, planned.codes) and np.array_equal(scale, planned.scale):
+            return self.reference.values(role, side)
+        return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
+
+    def seen_scale(self, role: Role, side: str, seen: Seen) -> Scale | None:
+        """The scale the codes were made with, or None where it cannot be known.
+
+        A kernel that takes inverses fixes s where 1/s is exact or agrees with the reference's. One
+        that runs on unit scales shows none: then s is the plan's, unless a known deviation of the
+        library leaves two candidates.
+        """
+        quantised = self.reference.operand(role, side).quantised
+        assert quantised is not None
+        if seen.scale is not None and not seen.scale_is_inverse:
+            return seen.scale
+        planned = quantised.scale
+        if self.scale_hidden(role, seen):
+            return None if self._ambiguous(role, side, quantised) else planned
+        assert seen.scale is not None
+        with np.errstate(all="ignore"):
+            if same_bits(np.float32(1.0) / planned, seen.scale).all():
+                return planned
+            exact = (np.float32(1.0) / seen.scale).astype(np.float32)
+            return exact if (np.frexp(seen.scale)[0] == 0.5).all() else None
+
+    def _ambiguous(self, role: Role, side: str, quantised: Quantised) -> bool:
+        plan = self.reference.operand(role, side).plan
+        others = (reference.scale_as_built(quantised.amax, plan, d) for d in reference.DEVIATIONS)
+        return any(other is not None and (other > 0).any() for other in others)
+
+    def scale_hidden(self, role: Role, seen: Seen) -> bool:
+        """True where the kernel runs on unit scales and rescales afterwards, out of sight."""
+        return seen.scale is None or (self.plan.gemms[role].post_scale and seen.scale_is_inverse)
+
+
+def same_bits(x: Any, y: Any) -> Any:
+    """Elementwise equality with NaN equal to NaN and -0 equal to +0; of records, in every field."""
+    if getattr(x, "dtype", None) is not None and x.dtype.names:
+        return np.logical_and.reduce([same_bits(x[field], y[field]) for field in x.dtype.names])
+    with np.errstate(invalid="ignore"):
+        return (x == y) | (np.isnan(x) & np.isnan(y))

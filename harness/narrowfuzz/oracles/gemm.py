@@ -1,0 +1,257 @@
+"""O5 and O15 (the multiply, from operands really seen), O6 (the layer), O7 (the lattice)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, round_to
+from narrowfuzz.numerics.plan import ROLES, Role
+from narrowfuzz.numerics.reference import product
+from narrowfuzz.oracles.evidence import Evidence, Reference
+from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.trace import Seen, Trace
+from narrowfuzz.verdict import Status, Verdict
+
+_UNSEEN = Seen()
+#: Why results inside their intervals are no pass: zeros, or the opposite signs, would be, too.
+NOTHING = "no element is known to be other than zero"
+
+
+def check_gemm_output(evidence: Evidence) -> Iterator[Verdict]:
+    """O5: output lies in the interval that bound 3.2 allows for the observed operands."""
+    yield from _check_gemm(evidence, "O5", ("output",))
+
+
+def check_gemm_grads(evidence: Evidence) -> Iterator[Verdict]:
+    """O15: grad_input and grad_weight obey bound 3.2 with their own plan."""
+    yield from _check_gemm(evidence, "O15", ("grad_input", "grad_weight"))
+
+
+def _check_gemm(evidence: Evidence, oracle: str, roles: tuple[Role, ...]) -> Iterator[Verdict]:
+    for arm, trace in evidence.traces.items():
+        for role in roles:
+            got = trace.outputs.get(role)
+            if trace.error is not None or got is None:
+                yield plain(oracle, arm, role, "not_applicable")
+                continue
+            a, b = observed(evidence, trace, role)
+            if a is None or b is None:
+                why = trace.unobserved or "not tapped"
+                yield plain(oracle, arm, role, "inconclusive", why)
+                continue
+            centre, radius = centre_and_radius(evidence, role, a, b)
+            skip = evidence.reference.may_overflow(role) | np.isnan(centre)
+            yield within(evidence, oracle, arm, role, got, centre, radius, skip)
+
+
+def observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
+    """Both operands as they were really multiplied, None where one was not seen."""
+    site = trace.main_site(role)
+    if site is None and evidence.plan.gemms[role].quantised:
+        return None, None
+    seen = (_UNSEEN, _UNSEEN) if site is None else (site.a, site.b)
+    return (
+        evidence.seen_values(role, "a", seen[0]),
+        evidence.seen_values(role, "b", seen[1]),
+    )
+
+
+def centre_and_radius(evidence: Evidence, role: Role, a: F64, b: F64) -> tuple[F64, F64]:
+    """The product of the observed operands and the radius of bound 3.2."""
+    planned = evidence.reference.values(role, "a"), evidence.reference.values(role, "b")
+    if a is planned[0] and b is planned[1]:
+        return evidence.reference.gemm(role)
+    return product(a, b), bounds.gemm_radius(a, b, evidence.plan.gemms[role])
+
+
+def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
+    """O16: the bias gradient is the sum of the output gradients, whatever else is quantised."""
+    for arm, trace in evidence.traces.items():
+        got, grad = trace.outputs.get("grad_bias"), evidence.tensors.get("grad_output")
+        if trace.error is not None or got is None or grad is None:
+            yield plain("O16", arm, "grad_bias", "not_applicable")
+            continue
+        terms = grad.astype(np.float64)
+        with np.errstate(all="ignore"):
+            centre, size = terms.sum(axis=0), np.abs(terms).sum(axis=0)
+        # any order of M - 1 fp32 additions (Higham 4.2), then one rounding to the layer's dtype
+        radius = bounds.gamma(max(1, len(terms) - 1)) * size + 2.0**-126
+        fmt = FORMATS[evidence.spec.dtype]
+        with np.errstate(all="ignore"):
+            ends = np.stack([centre - radius, centre + radius])
+            lo, hi = round_to(ends, fmt, overflow="ieee")
+        risky = ~(size < fmt.max * 0.5)
+        if got.size and risky.all():
+            yield plain("O16", arm, "grad_bias", "inconclusive", "every sum may overflow")
+            continue
+        bad = ~(bounds.contains(lo, hi, got) | risky)
+        if not bad.any():
+            told = (bounds.excludes_zero(lo, hi) & ~risky).any()
+            status: Status = "ok" if told else "inconclusive"
+            yield plain("O16", arm, "grad_bias", status, "" if told else NOTHING)
+            continue
+        at = first(bad)
+        yield Verdict(
+            "O16", arm, "grad_bias", "diverged", _symptom(got, at), str(list(at)),
+            number(got[at]), f"in [{number(lo[at])}, {number(hi[at])}]", index=at,
+            factor=abs(float(got[at]) - float(centre[at])) / float(radius[at]),
+            lo=float(lo[at]), hi=float(hi[at]),
+        )  # fmt: skip
+
+
+def check_layer(evidence: Evidence) -> Iterator[Verdict]:
+    """O6: every result lies within bound 3.3 of the unquantised product."""
+    for arm, trace in evidence.traces.items():
+        for role in ROLES:
+            got = trace.outputs.get(role)
+            if trace.error is not None or got is None:
+                yield plain("O6", arm, role, "not_applicable")
+                continue
+            if evidence.plan.gemms[role].transformed:
+                yield plain("O6", arm, role, "not_applicable", "operands are transformed")
+                continue
+            centre, radius = evidence.reference.layer(role)
+            skip = evidence.reference.may_overflow(role) | ~np.isfinite(centre) | np.isnan(radius)
+            yield within(evidence, "O6", arm, role, got, centre, radius, skip)
+
+
+def check_lattice(evidence: Evidence) -> Iterator[Verdict]:
+    """O7: where every partial sum is exact, every arm returns the one exact result."""
+    for arm, trace in evidence.traces.items():
+        for role in ROLES:
+            got = trace.outputs.get(role)
+            if trace.error is not None or got is None:
+                yield plain("O7", arm, role, "not_applicable")
+            elif not on_lattice(evidence, role):
+                yield plain("O7", arm, role, "not_applicable", "sums are not exact")
+            else:
+                centre = evidence.reference.centre(role)
+                nothing = np.zeros(centre.shape, dtype=bool)
+                yield within(evidence, "O7", arm, role, got, centre, 0.0, nothing)
+
+
+def on_lattice(
+    evidence: Evidence, role: Role, *, work: Reference | None = None, addend: float = 0.0
+) -> bool:
+    """All partial sums exact in fp32: operands are multiples of one unit and sums, ``addend``
+    included, stay below 2^24 units. Checked on the operands of ``work`` (the case's own reference
+    by default), not assumed from the regime."""
+    if evidence.case.data.regime != "lattice":
+        return False
+    work = work or evidence.reference
+    unit = 1.0
+    magnitudes = []
+    for side in ("a", "b"):
+        operand = work.operand(role, side)
+        values = work.values(role, side)
+        if operand.quantised is not None:
+            if not np.array_equal(values, operand.x):
+                return False
+            scale = operand.quantised.scale
+            if scale.dtype.names:  # two-level: g is a power of two only for amax = 21 * 2^k
+                return False
+            if scale.dtype == np.float32 and (np.frexp(scale)[0] != 0.5).any():
+                return False
+        magnitude = np.abs(values)
+        if not np.isfinite(magnitude).all():
+            return False
+        unit *= _grid(magnitude)
+        magnitudes.append(magnitude)
+    reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0)) + addend
+    return reach < 2.0**24 * unit and unit > 2.0**-100 and reach < 2.0**100
+
+
+def _grid(magnitude: F64) -> float:
+    """A power of two that divides every element, or 0: a sixteenth of the largest's binade."""
+    largest = float(np.max(magnitude, initial=0.0))
+    if largest == 0.0:
+        return 1.0
+    unit = float(np.ldexp(1.0, int(np.frexp(largest)[1]) - 5))
+    units = magnitude / unit
+    return unit if (units == np.rint(units)).all() else 0.0
+
+
+def within(
+    evidence: Evidence, oracle: str, arm: str, role: Role,
+    got: F32, centre: F64, radius: F64 | float, skip: Any,
+) -> Verdict:  # fmt: skip
+    """``got`` against the interval around ``centre``, with the bias where there is one."""
+    if got.size and skip.all():
+        return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
+    bias = evidence.tensors.get("bias") if role == "output" else None
+    lo, hi = interval(evidence, arm, role, centre, radius, bias)
+    bad = ~(bounds.contains(lo, hi, got) | skip)
+    if bias is not None:  # a NaN or Inf bias is the bias's business
+        bad &= np.isfinite(bias)[None, :]
+    if not bad.any():
+        judged = ~skip if bias is None else ~skip & np.isfinite(bias)[None, :]
+        if not (bounds.excludes_zero(lo, hi) & judged).any():
+            return plain(oracle, arm, role, "inconclusive", NOTHING)
+        share = _used(got, centre, radius, skip, bias) if oracle == "O6" else 0.0
+        return replace(plain(oracle, arm, role, "ok"), factor=share)
+    entry = _ignores_bias(evidence) if bias is not None else ""
+    if entry:
+        lo, hi = interval(evidence, arm, role, centre, radius, None)
+        if (bounds.contains(lo, hi, got) | skip).all():
+            return plain(oracle, arm, role, "ok").known(entry)
+    follows = "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale
+    if follows and not (bad & ~evidence.reference.rescale_overflows(role)).any():
+        return plain(oracle, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
+    at = first(bad)
+    return Verdict(
+        oracle, arm, role, "diverged", _symptom(got, at), str(list(at)),
+        number(got[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
+        factor=_factor(got[at], centre[at], radius, at, bias), index=at,
+        lo=float(lo[at]), hi=float(hi[at]),
+    )  # fmt: skip
+
+
+def _used(got: F32, centre: F64, radius: F64 | float, skip: Any, bias: F32 | None) -> float:
+    """The largest share of its radius that a result uses; 0 where there is no radius."""
+    if not isinstance(radius, np.ndarray) or not got.size:
+        return 0.0
+    with np.errstate(all="ignore"):
+        share = np.abs(got - centre - (0.0 if bias is None else bias)) / radius
+    return float(np.max(share, initial=0.0, where=~skip & np.isfinite(share)))
+
+
+def _ignores_bias(evidence: Evidence) -> str:
+    """The ledger entry by which the output may lack its bias, "" if none does."""
+    if "bias_ignored" in evidence.deviations:
+        return evidence.deviations["bias_ignored"]
+    return "" if evidence.spec.k else evidence.deviations.get("bias_ignored_if_empty", "")
+
+
+def interval(
+    evidence: Evidence, arm: str, role: Role, centre: F64, radius: F64 | float, bias: F32 | None
+) -> tuple[F64, F64]:
+    """What the layer may return around ``centre``, with every way the bias may be added."""
+    gemm, dtype = evidence.plan.gemms[role], evidence.spec.dtype
+    lo, hi = bounds.interval(
+        centre, radius, gemm, dtype, bias=bias, may_elide=arm in evidence.elides
+    )
+    if bias is not None and evidence.plan.bias == "either":
+        if isinstance(radius, np.ndarray):
+            radius = bounds.fused_bias_radius(centre, radius, bias, evidence.spec.k)
+        fused = bounds.interval(centre, radius, bounds.unrounded(gemm), dtype, bias=bias)
+        lo, hi = np.minimum(lo, fused[0]), np.maximum(hi, fused[1])
+    return lo, hi
+
+
+def _factor(got: Any, centre: Any, radius: Any, at: tuple[int, ...], bias: F32 | None) -> float:
+    allowed = float(radius[at]) if isinstance(radius, np.ndarray) else radius
+    if not (allowed > 0 and np.isfinite(got)):
+        return 0.0
+    centre = float(centre) + (float(bias[at[1]]) if bias is not None else 0.0)
+    return abs(float(got) - centre) / allowed
+
+
+def _symptom(got: F32, at: tuple[int, ...]) -> str:
+    if not np.isfinite(got[at]):
+        return "not finite"
+    return "wrong value"

@@ -1,0 +1,189 @@
+"""What compiled graphs of a model hand to kernels, where fused code leaves no layer to look at.
+
+Every multiply is held to bound 3.2 of the operands it really got. A weight is a graph input, so its
+quantised copy must be the plan's, under any compiler setting: that much of O2 and O3 is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
+from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
+from narrowfuzz.oracles.evidence import Evidence, Operand
+from narrowfuzz.oracles.gemm import NOTHING
+from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.oracles.quantiser import judge_cast, judge_scale
+from narrowfuzz.trace import Multiplied, Seen, Trace
+from narrowfuzz.verdict import Verdict
+
+#: Multiplies judged per arm and case; which ones turns with the case's seed.
+MULTIPLIES = 6
+#: Any kernel: two inverse scales, each rounded and applied.
+_KERNEL = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=4)
+
+
+def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
+    """O5 and O15 on what compiled arms multiplied."""
+    for arm, trace in _compiled(evidence):
+        if not trace.multiplied:
+            yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
+        for one in _some(trace.multiplied, evidence.case.data.seed):
+            yield _multiply(arm, one)
+
+
+def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
+    for arm, trace in evidence.traces.items():
+        if evidence.compiled(arm) and trace.error is None:
+            yield arm, trace
+
+
+def _some(items: tuple[Multiplied, ...], seed: int) -> tuple[Multiplied, ...]:
+    start = seed % max(1, len(items))
+    return (items[start:] + items[:start])[:MULTIPLIES]
+
+
+def _multiply(arm: str, one: Multiplied) -> Verdict:
+    oracle, role = ("O5", "output") if one.phase == "forward" else ("O15", "gradient")
+    a, b = _dequantised(one.a), _dequantised(one.b)
+    centre = reference.product(a, b)
+    radius = bounds.gemm_radius(a, b, _KERNEL)
+    with np.errstate(all="ignore"):
+        risky = _may_overflow(one, a, b) | np.isnan(centre)
+        if one.bias is not None:
+            bias = np.ascontiguousarray(np.broadcast_to(one.bias, centre.shape))
+            risky |= ~np.isfinite(bias)
+            lo, hi = _with_bias(one, centre, radius, bias)
+        else:
+            lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype)
+    if risky.all():
+        return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
+    bad = ~(bounds.contains(lo, hi, one.result) | risky)
+    if not bad.any():
+        if not (bounds.excludes_zero(lo, hi) & ~risky).any():
+            return plain(oracle, arm, role, "inconclusive", NOTHING)
+        return plain(oracle, arm, role, "ok")
+    at = first(bad)
+    return Verdict(
+        oracle, arm, role, "diverged", "kernel multiplies wrongly", str(list(at)),
+        number(one.result[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
+        factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]), index=at,
+    )  # fmt: skip
+
+
+def _may_overflow(one: Multiplied, a: F64, b: F64) -> NDArray[np.bool_]:
+    """Elements whose sums, or sums with only one operand's scale applied, may leave the range."""
+    limit = FORMATS[one.dtype].max * 0.5
+    risky = ~(np.abs(a) @ np.abs(b).T < limit)
+    for seen, other, axis in ((one.b, a, 1), (one.a, b, 0)):
+        if seen.codes is not None:
+            reach = np.abs(other).sum(axis=1) * FORMATS[seen.format].max
+            risky |= np.expand_dims(~(reach < limit), axis)
+    return np.asarray(risky)
+
+
+def _with_bias(one: Multiplied, centre: F64, radius: F64, bias: F32) -> tuple[F64, F64]:
+    """addmm adds before it rounds, or rounds, adds and rounds again: the hull of both."""
+    lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype, bias=bias)
+    fused = bounds.fused_bias_radius(centre, radius, bias, _contracted(one.a))
+    low, high = bounds.interval(
+        centre, fused.reshape(centre.shape), bounds.unrounded(_KERNEL), one.dtype, bias=bias
+    )
+    return np.minimum(lo, low), np.maximum(hi, high)
+
+
+def _contracted(seen: Seen) -> int:
+    array = seen.codes if seen.codes is not None else seen.values
+    assert array is not None
+    return int(array.shape[1])
+
+
+def _dequantised(seen: Seen) -> F64:
+    """An operand as the kernel reads it: codes times inverse scales, or plain values."""
+    if seen.codes is None:
+        assert seen.values is not None
+        return seen.values.astype(np.float64)
+    assert seen.scale is not None and seen.scale_is_inverse
+    with np.errstate(all="ignore"):
+        return decode(seen.codes, FORMATS[seen.format]) * seen.scale.astype(np.float64)
+
+
+def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
+    """O2 and O3 on the weights of compiled arms: each forward GEMM's second operand is the plan's
+    quantised copy of one of the model's weights."""
+    if not evidence.plan.quantised or evidence.plan_of is None or evidence.spec.steps > 1:
+        return  # after an optimizer step the weights are no longer the case's
+    for arm, trace in _compiled(evidence):
+        forward = tuple(m for m in trace.multiplied if m.phase == "forward")
+        for one in _some(forward, evidence.case.data.seed)[:2]:
+            yield from _weight(evidence, arm, one.b)
+
+
+def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
+    array = seen.codes if seen.codes is not None else seen.values
+    assert array is not None
+    weights = {
+        name: t
+        for name, t in evidence.tensors.items()
+        if name not in ("input", "grad_output") and t.shape == array.shape
+    }
+    converted = _converted(evidence)
+    candidates = [_of_weight(evidence, name, t) for name, t in weights.items() if name in converted]
+    if any(np.array_equal(array, t) for name, t in weights.items() if name not in converted):
+        yield plain("O2", arm, "output", "not_applicable", "this layer is not quantised")
+        return
+    if not candidates:
+        yield plain("O2", arm, "output", "inconclusive", "no weight of that shape")
+        return
+    judged = [list(_judge_copy(e, name, arm, seen)) for name, e in candidates]
+    clean = [vs for vs in judged if all(v.status != "diverged" for v in vs)]
+    if clean:
+        yield from clean[0]
+        return
+    # none fits: the nearest one is the one it should have been
+    distances = [_distance(seen, e) for _, e in candidates]
+    yield from judged[int(np.argmin(distances))]
+
+
+def _converted(evidence: Evidence) -> frozenset[str]:
+    """Weights of the layers that conversion converted, under every name they have; all of them
+    where no census was taken."""
+    census = next((t.census for t in evidence.traces.values() if t.census is not None), None)
+    if census is None:
+        return frozenset(evidence.tensors)
+    names = {f"{module}.weight" for module in census.converted}
+    return frozenset(names | {evidence.tied[name] for name in names if name in evidence.tied})
+
+
+def _of_weight(evidence: Evidence, name: str, weight: F32) -> tuple[str, Evidence]:
+    spec = Spec(
+        recipe=evidence.spec.recipe, backend=evidence.spec.backend, m=1, k=weight.shape[1],
+        n=weight.shape[0], dtype=evidence.spec.dtype,
+    )  # fmt: skip
+    assert evidence.plan_of is not None
+    nothing = np.zeros((1, weight.shape[1]), dtype=np.float32)
+    case = msgspec.structs.replace(evidence.case, spec=spec)
+    tensors = {"input": nothing, "weight": weight}
+    return name, replace(evidence, case=case, plan=evidence.plan_of(spec), tensors=tensors)
+
+
+def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator[Verdict]:
+    operand: Operand = evidence.reference.operand("output", "b")
+    if operand.plan.format is None:
+        return
+    for judge in (judge_scale, judge_cast):
+        verdict = judge(evidence, arm, "output", "b", seen, operand)
+        yield replace(verdict, layer=name.removesuffix(".weight"))
+
+
+def _distance(seen: Seen, evidence: Evidence) -> float:
+    with np.errstate(all="ignore"):
+        gap = np.nan_to_num(_dequantised(seen) - evidence.tensors["weight"])
+    return float(np.abs(gap).sum())

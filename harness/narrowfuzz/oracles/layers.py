@@ -1,0 +1,71 @@
+"""A model's linears as cases of their own: each call is judged from what it got and returned.
+
+Whatever happened before a layer is then no excuse for it, and its own fault is not lost in what
+comes after. The rules are those of a single linear; nothing about them is weaker here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.numerics.formats import F32, FORMATS, round_to
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.trace import LayerCall, Trace
+
+
+def layer_evidences(evidence: Evidence) -> Iterator[tuple[str, Evidence]]:
+    """Name and evidence of each layer's first and last call in the eager run."""
+    eager = evidence.traces.get("eager")
+    if eager is None or eager.error is not None:
+        return
+    calls = [c for c in eager.calls if c.phase == "forward"]
+    last = {call.module: call.index for call in calls}
+    for call in calls:
+        if call.index in (0, last[call.module]):
+            yield call.module, _evidence(evidence, call)
+
+
+def _evidence(evidence: Evidence, call: LayerCall) -> Evidence:
+    spec = layer_spec(evidence.spec, call)
+    assert evidence.plan_of is not None
+    data = msgspec.structs.replace(evidence.case.data, regime="wild")
+    trace = Trace("eager", call.outputs, call.sites, unobserved=call.unobserved)
+    return replace(
+        evidence,
+        case=Case(spec=spec, data=data),
+        plan=evidence.plan_of(spec),
+        tensors=layer_tensors(call),
+        traces={"eager": trace},
+        repeats={},
+        rerun=None,
+        twin=None,
+    )
+
+
+def layer_spec(spec: Spec, call: LayerCall) -> Spec:
+    """The single linear that this call was."""
+    out, width = call.tensors["weight"].shape
+    return Spec(
+        recipe=spec.recipe,
+        backend=spec.backend,
+        m=call.tensors["input"].shape[0] // (call.batch or 1),
+        k=width,
+        n=out,
+        batch=call.batch,
+        bias="bias" in call.tensors,
+        dtype=call.dtype,  # type: ignore[arg-type]
+        grad_mode="train" if "grad_output" in call.tensors else "no_grad",
+    )
+
+
+def layer_tensors(call: LayerCall) -> dict[str, F32]:
+    """What the layer computed with: under autocast, parameters rounded to its dtype."""
+    fmt = FORMATS[call.dtype]
+    return {
+        name: round_to(t, fmt, overflow="ieee").astype("float32") if fmt.bits < 32 else t
+        for name, t in call.tensors.items()
+    }

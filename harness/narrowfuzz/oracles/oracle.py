@@ -1,0 +1,51 @@
+"""The record of a rule, and helpers every rule file uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from narrowfuzz.oracles.evidence import Evidence, same_bits
+from narrowfuzz.trace import Level
+from narrowfuzz.verdict import Status, Strength, Verdict
+
+Check = Callable[[Evidence], Iterator[Verdict]]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A rule over traces: its strength, the exposure it needs, and when it may be applied."""
+
+    name: str
+    title: str
+    strength: Strength
+    level: Level
+    precondition: str
+    check: Check
+    #: Rules whose divergence on the same role explains one of this rule.
+    upstream: frozenset[str] = frozenset()
+    #: True: runs the arm again on transformed data.
+    reruns: bool = False
+    #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
+    scope: Literal["layer", "case"] = "layer"
+
+
+def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
+    """A verdict that points at nothing."""
+    return Verdict(oracle, arm, role, status, measured=why)
+
+
+def first(bad: Any) -> tuple[int, ...]:
+    """Index of the first True."""
+    return tuple(int(i) for i in np.argwhere(bad)[0])
+
+
+__all__ = ["Check", "Oracle", "first", "number", "plain", "same_bits"]
+
+
+def number(x: float) -> str:
+    """A number as a reader wants it: short, but never two different ones alike."""
+    return f"{float(x):.9g}"

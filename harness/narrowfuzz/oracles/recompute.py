@@ -1,0 +1,260 @@
+"""O12 checkpoint-equal, O13 recompute-consistency, O18 saved-statistics.
+
+What backward recomputes must be what forward computed, and what forward kept (attention's output
+and log-sum-exp) must belong to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.bounds import U32, gamma
+from narrowfuzz.numerics.formats import FORMATS, canonical
+from narrowfuzz.oracles.evidence import Evidence, same_bits
+from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.oracles.whole import equal_outputs
+from narrowfuzz.trace import AttentionCall, Multiplied, Seen, Trace
+from narrowfuzz.verdict import Status, Verdict
+
+
+def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
+    """O12: in eager, a checkpointed run equals the plain one bit for bit."""
+    base = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if not arm.startswith("eager+checkpoint"):
+            continue
+        if base is None or base.error is not None or trace.error is not None:
+            yield plain("O12", arm, "output", "not_applicable")
+            continue
+        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint")
+
+
+def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
+    """O13: what a recomputed GEMM multiplies equals what the forward's multiplied."""
+    for arm, trace in evidence.traces.items():
+        if "+checkpoint" not in arm:
+            continue
+        if trace.error is not None or not evidence.spec.trains:
+            yield plain("O13", arm, "output", "not_applicable")
+        elif evidence.compiled(arm):
+            yield _compiled(arm, trace)
+        elif not evidence.plan.quantised and not trace.calls:
+            yield plain("O13", arm, "output", "not_applicable", "nothing is quantised")
+        else:
+            yield from _eager(evidence, arm, trace)
+
+
+def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
+    pairs = [(f"{f.module} ", f.sites, r.sites, f.tensors, r.tensors) for f, r in _calls(trace)]
+    if not trace.calls:
+        forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
+        if forward is None or again is None:
+            kept = forward is not None
+            status: Status = "not_applicable" if kept else "inconclusive"
+            why = "its product was kept" if kept else trace.unobserved or "not tapped"
+            yield plain("O13", arm, "output", status, why)
+            return
+        pairs = [("", (forward,), (again,), {}, {})]
+    if not pairs:
+        yield plain("O13", arm, "output", "inconclusive", "no call was recomputed")
+    for layer, sites, again_sites, tensors, again_tensors in pairs:
+        handed = {
+            name: _same(arm, layer, name, tensors[name], again_tensors[name])
+            for name in ("input", "weight")
+            if name in tensors
+        }
+        for name, verdict in handed.items():
+            nothing = verdict.status == "ok" and not _says(tensors[name])
+            yield plain("O13", arm, "output", "inconclusive", _NOTHING) if nothing else verdict
+        moved = any(verdict.status != "ok" for verdict in handed.values())
+        if moved or not sites or not again_sites:
+            continue  # it was handed something else, or its product was kept
+        for side in ("a", "b"):
+            x, y = getattr(sites[0], side), getattr(again_sites[0], side)
+            yield _same_seen(arm, layer, side, x, y)
+
+
+def _calls(trace: Trace) -> Iterator[Any]:
+    """Each recomputed call behind the forward call it repeats."""
+    forward = {(c.module, c.index): c for c in trace.calls if c.phase == "forward"}
+    for call in trace.calls:
+        if call.phase == "recompute" and (call.module, call.index) in forward:
+            yield forward[call.module, call.index], call
+
+
+def _same_seen(arm: str, layer: str, side: str, x: Seen, y: Seen) -> Verdict:
+    for what, before, after in _parts(x, y):
+        if before is not None and after is not None:
+            verdict = _same(arm, layer, what, before, after, side)
+            if verdict.status != "ok":
+                return verdict
+    if x.values is not None and not _says(x.values):
+        return plain("O13", arm, "output", "inconclusive", _NOTHING)
+    return plain("O13", arm, "output", "ok")
+
+
+_NOTHING = "nothing but zeros and NaN"
+
+
+def _says(x: Any) -> bool:
+    """Is there anything but zeros and NaN, which another tensor may hold as well?"""
+    return bool(((x != 0) & (x == x)).any())
+
+
+def _parts(x: Seen, y: Seen) -> tuple[tuple[str, Any, Any], ...]:
+    """What two sights of an operand are compared by; a NaN's sign means nothing."""
+    return (
+        ("scale", x.scale, y.scale),
+        ("codes", _codes(x), _codes(y)),
+        ("values", x.values, y.values),
+    )
+
+
+def _codes(seen: Seen) -> Any:
+    if seen.codes is None or not seen.format:
+        return seen.codes
+    return canonical(seen.codes, FORMATS[seen.format])
+
+
+def _same(
+    arm: str, layer: str, what: str, before: Any, after: Any, side: str = ""
+) -> Verdict:  # fmt: skip
+    same = before.shape == after.shape and before.dtype == after.dtype
+    bad = ~same_bits(before, after) if same else None
+    if bad is not None and not bad.any():
+        return plain("O13", arm, "output", "ok")
+    at = first(bad) if bad is not None else ()
+    named = what if what in ("scale", "codes") else "operands"
+    return Verdict(
+        "O13", arm, "output", "diverged", f"{named} differ in recompute",
+        f"operand {side}{list(at)}" if side else f"{what}{list(at)}", str(after[at]),
+        str(before[at]), side=side, index=at, layer=layer.strip(),
+    )  # fmt: skip
+
+
+def _compiled(arm: str, trace: Trace) -> Verdict:
+    """A backward GEMM with a forward GEMM's weight operand is that GEMM, recomputed."""
+    forward = [m for m in trace.multiplied if m.phase == "forward"]
+    repeats = 0
+    for again in (m for m in trace.multiplied if m.phase == "backward"):
+        originals = [m for m in forward if _equal(m.b, again.b)]
+        if not originals or _ambiguous(again.b):  # then it may be the input gradient's as well
+            continue
+        repeats += 1
+        if not any(_equal(m.a, again.a) for m in originals):
+            return _moved(arm, originals[0], again)
+    if not repeats:
+        return plain("O13", arm, "output", "not_applicable", "no GEMM was recomputed")
+    return plain("O13", arm, "output", "ok")
+
+
+def _equal(x: Seen, y: Seen) -> bool:
+    for _, before, after in _parts(x, y):
+        if (before is None) != (after is None):
+            return False
+        if before is not None and not (
+            before.shape == after.shape and same_bits(before, after).all()  # type: ignore[union-attr]
+        ):
+            return False
+    return True
+
+
+def _ambiguous(seen: Seen) -> bool:
+    """True for a weight that another operand may equal: its own transpose, or one value alone
+    (zeros, or NaNs once training has diverged)."""
+    array = _codes(seen) if seen.codes is not None else seen.values
+    assert array is not None
+    symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
+    return symmetric or bool(same_bits(array, array[:1, :1]).all())
+
+
+def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
+    verdict = _same_seen(arm, "", "a", original.a, again.a)
+    assert verdict.status == "diverged"
+    return verdict
+
+
+def check_statistics(evidence: Evidence) -> Iterator[Verdict]:
+    """O18: attention's backward gets the q, k, v of its forward, and statistics that fit them."""
+    for arm, trace in evidence.traces.items():
+        backward = [c for c in trace.attention if c.phase == "backward"]
+        if not backward:
+            yield plain("O18", arm, "output", "not_applicable", "no attention kernel in backward")
+            continue
+        forward = [c for c in trace.attention if c.phase == "forward"]
+        for call in backward:
+            yield _statistics(arm, call, forward)
+
+
+def _statistics(arm: str, call: AttentionCall, forward: list[AttentionCall]) -> Verdict:
+    """The forward whose log-sum-exp was kept, then the rows' sums of probabilities."""
+    kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
+    if not kept:
+        return Verdict(
+            "O18", arm, "output", "diverged", "log-sum-exp of no forward",
+            measured="statistics that no forward returned", allowed="the forward's",
+        )  # fmt: skip
+    if not any(_same_array(f.out, call.out) for f in kept):
+        return Verdict(
+            "O18", arm, "output", "diverged", "output of another forward",
+            measured="an output that does not belong to its log-sum-exp", allowed="the forward's",
+        )  # fmt: skip
+    for name in ("q", "k", "v"):
+        got = getattr(call, name)
+        if not any(_same_array(getattr(f, name), got) for f in kept):
+            bad = ~same_bits(getattr(kept[0], name), got)
+            at = first(bad)
+            return Verdict(
+                "O18", arm, "output", "diverged", "attention's inputs moved after forward",
+                f"{name}{list(at)} and {int(bad.sum()) - 1} of {bad.size} more", number(got[at]),
+                number(getattr(kept[0], name)[at]), factor=_excess(call)[0], index=at,
+            )  # fmt: skip
+    excess, allowed = _excess(call)
+    if allowed == 0.0:
+        return plain("O18", arm, "output", "inconclusive", "scores too large for fp32 to sum")
+    if excess > 1.0:
+        return Verdict(
+            "O18", arm, "output", "diverged", "probabilities do not sum to 1",
+            measured=f"a row that is off by {excess * allowed:.3g}",
+            allowed=f"1 within {allowed:.3g}", factor=excess, hi=allowed,
+        )  # fmt: skip
+    if not any(getattr(call, name).any() for name in ("q", "k", "v")):
+        return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
+    return plain("O18", arm, "output", "ok")
+
+
+def _same_array(x: Any, y: Any) -> bool:
+    return bool(x.shape == y.shape and same_bits(x, y).all())
+
+
+def _excess(call: AttentionCall) -> tuple[float, float]:
+    """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
+    where no row can be judged.
+
+    Bound. A score q.k of d products errs by at most gamma_d |q|.|k|, the kept log-sum-exp by one
+    fp32 rounding and by what exponential and sum of the kernel err, at most 2^-12 together for up
+    to 4096 terms. With delta twice their sum (two passes), each probability moves by a factor
+    within e^(+-delta), so their sum by at most e^delta - 1. Rows whose delta exceeds 1/2 say
+    nothing.
+    """
+    with np.errstate(all="ignore"):
+        q, k = call.q.astype(np.float64), call.k.astype(np.float64)
+        scores = q @ np.swapaxes(k, -1, -2) * call.scale
+        reach = np.abs(q) @ np.swapaxes(np.abs(k), -1, -2) * call.scale
+        lse = call.lse.astype(np.float64).reshape(scores.shape[:-1])
+        if call.causal:
+            future = np.triu(np.ones(scores.shape[-2:], dtype=bool), 1)
+            scores = np.where(future, -np.inf, scores)
+            reach = np.where(future, 0.0, reach)
+        total = np.exp(scores - lse[..., None]).sum(axis=-1)
+        delta = 2.0 * (gamma(q.shape[-1]) * reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
+        judged = np.isfinite(lse) & (delta < 0.5)
+        if not judged.any():
+            return 0.0, 0.0
+        bound = np.expm1(delta)
+        ratio = np.where(judged, np.abs(total - 1.0) / bound, 0.0)
+    at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    return float(ratio[at]), float(bound[at])

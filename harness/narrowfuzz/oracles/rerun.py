@@ -1,0 +1,50 @@
+"""Running the eager arm again, and comparing what two runs left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.oracle import first, number, plain, same_bits
+from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import Verdict
+
+
+def base_of(evidence: Evidence) -> Trace | None:
+    """The eager run that was judged, or None where it has no complete result."""
+    trace = evidence.traces.get("eager")
+    return trace if trace is not None and complete(trace) else None
+
+
+def again(
+    evidence: Evidence, tensors: dict[str, F32], spec: Spec | None = None, event: str = ""
+) -> Trace | None:
+    """The eager run of other tensors, another Spec or after an event; None where it failed."""
+    assert evidence.rerun is not None
+    trace = evidence.rerun(tensors, spec or evidence.spec, event)
+    return trace if complete(trace) else None
+
+
+def complete(trace: Trace) -> bool:
+    """True for a run that ended with output and both gradients."""
+    return trace.error is None and set(ROLES) <= set(trace.outputs)
+
+
+def compare(name: str, role: str, got: Any, want: Any, symptom: str, side: str = "") -> Verdict:
+    """Equal bits, or a verdict that points at the first element that differs. Results that are all
+    zero in both runs are no pass: they say nothing of how one depends on the other."""
+    bad = ~same_bits(got, want)
+    if not bad.any():
+        if not side and not np.any(want):
+            return plain(name, "eager", role, "inconclusive", "zeros in both runs")
+        return plain(name, "eager", role, "ok")
+    at = first(bad)
+    return Verdict(
+        name, "eager", role, "diverged", symptom, str(list(at)), number(got[at]),
+        number(want[at]), side=side, index=at,
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""O2 of a schedule: what was quantised became the codes and scales of the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
+from narrowfuzz.oracles.oracle import number, plain
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, located
+from narrowfuzz.schedule.trace import CastSeen
+from narrowfuzz.verdict import Verdict
+
+
+def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O2: codes are the saturating cast of the tensor times its scale; a scale that is not state is
+    its tensor's, or its block's, own."""
+    for arm, trace in evidence.traces.items():
+        found = plain("O2", arm, "operand", "not_applicable")
+        for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
+            wrong = _wrong(evidence.kind, cast)
+            if wrong is not None:
+                symptom, measured, allowed = wrong
+                found = Verdict(
+                    "O2", arm, "operand", "diverged", symptom,
+                    located(evidence, event, cast.at), measured, allowed, index=(event,),
+                )  # fmt: skip
+                break
+            found = plain("O2", arm, "operand", "ok")
+        yield found
+
+
+def _wrong(kind: str, cast: CastSeen) -> tuple[str, str, str] | None:
+    """Symptom, what was seen and what is right; None if nothing is wrong."""
+    if kind == "current" and cast.scale is not None:
+        right = current_scale(cast)
+        if cast.scale != right:
+            return f"{cast.format} scale", number(float(cast.scale)), number(float(right))
+    if cast.exact:
+        return None
+    if cast.blocks:
+        allowed = "blocks of 32, each with the smallest power of two that holds it"
+        return f"{cast.format} codes", "codes or block scales that are not the tensor's", allowed
+    return (
+        f"{cast.format} codes", "codes that are not the tensor's",
+        "the saturating cast of tensor times scale",
+    )  # fmt: skip
+
+
+def current_scale(cast: CastSeen) -> np.float32:
+    """The format's maximum over the tensor's; 1 for an amax of 0 or Inf, never more than fp32 holds
+    (``compute_scale_from_amax`` in TransformerEngine's common/recipe/recipe_common.cuh)."""
+    if cast.amax == 0 or not np.isfinite(cast.amax):
+        return np.float32(1.0)
+    with np.errstate(over="ignore"):
+        return np.minimum(np.float32(FMAX[cast.format]) / cast.amax, FP32_MAX)

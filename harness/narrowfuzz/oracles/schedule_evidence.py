@@ -1,0 +1,142 @@
+"""What the rules of a schedule look at, and how its regions stand event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from narrowfuzz.case import Case
+from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Schedule,
+    Settings,
+    Step,
+    Switch,
+)
+from narrowfuzz.schedule.text import sentence
+from narrowfuzz.schedule.trace import At, StateTrace
+
+
+@dataclass(frozen=True)
+class ScheduleEvidence:
+    """One stateful case, run on its arms."""
+
+    case: Case
+    schedule: Schedule
+    kind: Literal["delayed", "current", "mx"]
+    policy: Callable[[Settings], Policy | None]
+    traces: Mapping[str, StateTrace]
+    #: As-built deviation -> ledger entry.
+    deviations: Mapping[str, str]
+    #: Why the library may refuse this schedule; "" if it promises to run it.
+    may_refuse: str = ""
+    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
+    company: Callable[[], StateTrace] | None = None
+    #: The plain run of another schedule.
+    run: Callable[[Schedule], StateTrace] | None = None
+
+
+@dataclass(eq=False)
+class Region:
+    """One outermost region, from its opening."""
+
+    #: First training forward that ran in FP8 in it.
+    first: int = -1
+    #: A forward opened it for itself.
+    own: bool = False
+
+
+@dataclass
+class Progress:
+    """Where a schedule stands: settings, regions, and what each forward ran under."""
+
+    settings: Settings
+    open: list[Settings | None] = field(default_factory=list)
+    outermost: Region = field(default_factory=Region)
+    forwards: int = 0
+    #: Training forward that ran in FP8 -> its settings and its outermost region.
+    ran: dict[int, tuple[Settings, Region]] = field(default_factory=dict)
+    #: Those of them that ran in a region inside another.
+    nested: set[int] = field(default_factory=set)
+
+    def inner(self, event: Forward) -> Settings | None:
+        """What a forward's layers run under; None: high precision."""
+        if event.inside:
+            return self.settings
+        return self.open[-1] if self.open else None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Open(enabled=enabled):
+                if not self.open:
+                    self.outermost = Region()
+                self.open.append(self.settings if enabled else None)
+            case Close():
+                self.open.pop()
+            case Switch():
+                self.settings = switched(self.settings, event)
+            case Forward(mode=mode):
+                inner = self.inner(event)
+                if inner is not None and mode == "train":
+                    region = self.outermost if self.open else Region(own=True)
+                    if region.first < 0:
+                        region.first = self.forwards
+                    self.ran[self.forwards] = (inner, region)
+                    if len(self.open) + event.inside > 1:
+                        self.nested.add(self.forwards)
+                self.forwards += 1
+
+
+def switched(settings: Settings, event: Switch) -> Settings:
+    """The settings after a switch."""
+    told = {
+        name: value
+        for name in ("history", "algorithm", "margin")
+        if (value := getattr(event, name)) is not None
+    }
+    return msgspec.structs.replace(settings, **told)
+
+
+def steps_of(schedule: Schedule) -> Iterator[tuple[int, Event, Progress]]:
+    """Every event with the progress before it."""
+    progress = Progress(schedule.settings)
+    for i, event in enumerate(schedule.events):
+        yield i, event, progress
+        progress.take(event)
+
+
+def place(schedule: Schedule, event: int) -> str:
+    """``event 4, backward({y0: g})``; -1 is before the first."""
+    if event < 0:
+        return "building the model"
+    number = sum(isinstance(e, Forward) for e in schedule.events[:event])
+    return f"event {event}, {sentence(schedule.events[event], number)}"
+
+
+def located(evidence: ScheduleEvidence, event: int, at: At) -> str:
+    """``event 4, backward({y0: g}): recompute of y0``."""
+    phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
+    return f"{place(evidence.schedule, event)}: {phase}"
+
+
+def order_lost(schedule: Schedule) -> int:
+    """The first step whose gradients are sums in an order that is the engine's own choice.
+
+    A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
+    sums those of one pass first. Both are right, and from the step on the models differ.
+    """
+    sums = False
+    for i, event in enumerate(schedule.events):
+        if isinstance(event, Backward):
+            sums |= len(event.of) > 1 or schedule.layout == "twice"
+        elif isinstance(event, Step) and sums:
+            return i
+    return len(schedule.events)

@@ -1,0 +1,384 @@
+"""The other rules of a schedule: recompute, precision, casts, twins, balance, save and load."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.oracles.oracle import number, plain
+from narrowfuzz.oracles.schedule_blame import blamed
+from narrowfuzz.oracles.schedule_evidence import (
+    ScheduleEvidence,
+    located,
+    order_lost,
+    place,
+    steps_of,
+)
+from narrowfuzz.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
+from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
+from narrowfuzz.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
+from narrowfuzz.verdict import Verdict
+
+
+def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """contract: what the library promises to run, it runs."""
+    for arm, trace in evidence.traces.items():
+        error = trace.error
+        if error is None:
+            yield plain("contract", arm, "schedule", "ok")
+        elif error.type == "NotCarried":
+            yield plain("contract", arm, "schedule", "unsupported", error.message)
+        elif evidence.may_refuse:
+            yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
+        else:
+            symptom = f"{error.type} in {error.where}{_circumstances(evidence.schedule, error)}"
+            symptom += circumstances(evidence.schedule, arm)
+            yield Verdict(
+                "contract", arm, "schedule", "crashed", symptom,
+                place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
+                "run, or refused with the reason when the model is built",
+            )  # fmt: skip
+
+
+def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
+    """What separates failures of one function: what it fails with once another history has resized
+    its windows, or where parameters in the narrow format meet a product outside regions."""
+    if error.where.split(".")[0] in ("quantization", "fp8", "base"):
+        history = schedule.settings.history
+        for event in schedule.events[: max(error.event, 0)]:
+            if isinstance(event, Switch) and event.history not in (None, history):
+                return ", after a switch of the history"
+    for i, event, progress in steps_of(schedule):
+        if i == error.event and isinstance(event, Forward) and schedule.quantized_init:
+            return "" if progress.inner(event) else ", quantised parameters outside regions"
+    return ""
+
+
+def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O13: what a recompute quantises and multiplies is what the forward did."""
+    for arm, trace in evidence.traces.items():
+        if arm == "eager":
+            continue
+        yield replace(_recomputed(evidence, trace), arm=arm)
+
+
+def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+    judged = False
+    forwards = [e for e in evidence.schedule.events if isinstance(e, Forward)]
+    kept = frozenset(i for i, event in enumerate(forwards) if event.first is False)
+    first: dict[tuple[int, int], list[ProductSeen]] = {}
+    layers: dict[tuple[int, int], str] = {}
+    for moment in trace.moments:
+        layers |= {(call.at.forward, call.at.call): call.layer for call in moment.calls}
+        again: dict[tuple[int, int], list[ProductSeen]] = {}
+        for product in moment.products:
+            key = (product.at.forward, product.at.call)
+            if product.at.phase == "forward":
+                first.setdefault(key, []).append(product)
+            elif product.at.phase == "recompute":
+                again.setdefault(key, []).append(product)
+        for key, products in again.items():
+            judged = True
+            wanted = first.get(key, [])
+            for i, product in enumerate(products):
+                want = wanted[i % len(wanted)] if wanted else None
+                symptom = _differs(product, want)
+                if symptom == _OTHER_SCALE and _of_another(product, key, i, first, layers, kept):
+                    symptom = "recomputed with the scales of another call"
+                if symptom:
+                    symptom += circumstances(evidence.schedule, trace.arm)
+                    return Verdict(
+                        "O13", "", "output", "diverged", symptom,
+                        located(evidence, moment.event, product.at), _sides(product),
+                        "as in its forward: " + (_sides(want) if want else "no product"),
+                        index=(moment.event,),
+                    )  # fmt: skip
+    return plain("O13", "", "output", "ok" if judged else "not_applicable")
+
+
+def _of_another(
+    product: ProductSeen,
+    key: tuple[int, int],
+    i: int,
+    first: Mapping[tuple[int, int], list[ProductSeen]],
+    layers: Mapping[tuple[int, int], str],
+    kept: Collection[int],
+) -> bool:
+    """True if another call of the same layer ran the same product with these scales; a forward in
+    ``kept`` multiplied a weight that was kept from before, with its scale of then, so there only
+    the other operand tells, whichever side it stands on."""
+    for other in (k for k in first if k != key and layers.get(k) == layers.get(key)):
+        ran = first[other][i % len(first[other])]
+        same = (ran.a.inverse == product.a.inverse, ran.b.inverse == product.b.inverse)
+        if all(same) or (other[0] in kept and any(same)):
+            return True
+    return False
+
+
+_OTHER_SCALE = "recomputed with another scale"
+
+
+def _differs(product: ProductSeen, want: ProductSeen | None) -> str:
+    if want is None:
+        return "recomputed what the forward did not do"
+    for got, side in ((product.a, want.a), (product.b, want.b)):
+        if got.format != side.format:
+            return "recomputed in another precision"
+    for got, side in ((product.a, want.a), (product.b, want.b)):
+        if got.inverse != side.inverse:
+            return _OTHER_SCALE
+    for got, side in ((product.a, want.a), (product.b, want.b)):
+        if got.codes is not None and not np.array_equal(got.codes, side.codes):  # type: ignore[arg-type]
+            return "recomputed other codes"
+    return ""
+
+
+def _sides(product: ProductSeen) -> str:
+    return " times ".join(_side(side) for side in (product.a, product.b))
+
+
+def _side(side: Side) -> str:
+    scale = "" if side.scale_inv is None else f" (1/scale {number(float(side.scale_inv))})"
+    return f"{side.format}{scale}"
+
+
+def check_precision(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O20: inside a region every product runs in the recipe's formats, outside none does, and a
+    forward that is told to casts its weights."""
+    for arm, trace in evidence.traces.items():
+        yield replace(_precision(evidence, trace), arm=arm)
+
+
+_NARROW = frozenset({"e4m3", "e5m2"})
+
+
+def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+    judged = False
+    for (i, event, progress), moment in zip(
+        steps_of(evidence.schedule), trace.moments, strict=False
+    ):
+        if isinstance(event, Forward):
+            narrow = progress.inner(event) is not None
+        elif isinstance(event, Backward):
+            under = {f in progress.ran for f in event.of}
+            if len(under) > 1:
+                continue  # a sum over both kinds: which product belongs to which is not known
+            narrow = under.pop()
+        else:
+            continue
+        for product in moment.products:
+            judged = True
+            formats = {product.a.format, product.b.format}
+            wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
+            symptom = "product in high precision" if narrow else "product in FP8"
+            allowed = "FP8" if narrow else "high precision"
+            if narrow and not wrong:
+                allowed = _formats(evidence, product)
+                symptom, wrong = "product in other FP8 formats", formats != set(allowed.split())
+            if wrong:
+                symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
+                return Verdict(
+                    "O20", "", product.role, "diverged", symptom,
+                    located(evidence, i, product.at), _sides(product), allowed, index=(i,),
+                )  # fmt: skip
+        missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
+        if missing:
+            return Verdict(
+                "O20", "", "output", "diverged", missing, place(evidence.schedule, i),
+                "none in the window the layer has", "a fresh cast of the weight", index=(i,),
+            )  # fmt: skip
+    return plain("O20", "", "output", "ok" if judged else "not_applicable")
+
+
+def _formats(evidence: ScheduleEvidence, product: ProductSeen) -> str:
+    """What a product multiplies: one gradient in a backward, none elsewhere."""
+    wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
+    return "e5m2 e4m3" if wide and product.at.phase == "backward" else "e4m3"
+
+
+def _weight_cast_missing(
+    evidence: ScheduleEvidence, event: object, casts: tuple[CastSeen, ...]
+) -> str:
+    known = any(c.slot is not None for c in casts)
+    if not isinstance(event, Forward) or event.first is False or not known:
+        return ""
+    if evidence.schedule.quantized_init:
+        return ""
+    forward = [c.slot for c in casts if c.at.phase == "forward"]
+    if any(slot is not None and slot.index == 1 for slot in forward):
+        return ""
+    # scales of all tensors are state here: a cast that belongs to no slot feeds a state nobody has
+    return "weight cast into a window that is gone" if None in forward else "weight not cast"
+
+
+def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O12: checkpointed equals plain, in outputs, gradients and state after every event."""
+    base = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if arm == "eager" or base is None:
+            continue
+        if base.error is not None or trace.error is not None:
+            yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")
+            continue
+        until = order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
+        base, trace = (
+            _until(evidence.schedule, base, until),
+            _until(evidence.schedule, trace, until),
+        )
+        verdict = _same(evidence, "O12", arm, base, trace, range(until), "without it")
+        if verdict.status == "diverged":
+            runs = [replace(evidence, traces={t.arm: t}) for t in (base, trace)]
+            verdict = blamed(verdict, *runs, alike=True)
+        yield verdict
+
+
+def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
+    """The trace before event ``until``."""
+    forwards = sum(isinstance(event, Forward) for event in schedule.events[:until])
+    outputs = {
+        name: x
+        for name, x in trace.outputs.items()
+        if (int(name.partition("@")[2]) < until if "@" in name else int(name[1:]) < forwards)
+    }
+    return replace(trace, moments=trace.moments[:until], outputs=outputs)
+
+
+def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O1: a model behaves alike alone and after others of this process."""
+    if evidence.company is None:
+        yield plain("O1", "eager", "output", "not_applicable")
+        return
+    after = evidence.company()
+    if after.error is not None:
+        whole = replace(after.error, event=len(evidence.schedule.events))  # all of it ran before
+        symptom = f"{after.error.type} after other models{_circumstances(evidence.schedule, whole)}"
+        yield Verdict(
+            "O1", after.arm, "schedule", "diverged", symptom,
+            place(evidence.schedule, after.error.event), after.error.message[:200], "as alone",
+        )  # fmt: skip
+        return
+    base, moments = evidence.traces[after.arm], range(len(after.moments))
+    verdict = _same(evidence, "O1", after.arm, base, after, moments, "alone in its process")
+    symptom = verdict.symptom
+    if symptom and evidence.schedule.quantized_init:
+        symptom += ", FP8 parameters"
+    if symptom and after.arm in LIBRARY_ARMS:
+        symptom += unfinished(evidence.schedule)
+    yield replace(verdict, symptom=symptom)
+
+
+def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """R20: save, load, go on equals going on."""
+    base = evidence.traces.get("eager")
+    events = evidence.schedule.events
+    kept = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
+    if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
+        yield plain("R20", "eager", "output", "not_applicable")
+        return
+    schedule = msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
+    uninterrupted = evidence.run(schedule)
+    if uninterrupted.error is not None:
+        yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
+        return
+    position = {event: i for i, event in enumerate(kept)}
+    outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
+    moments = _run_since_reload(events, base.moments)
+    shifted = replace(base, moments=tuple(moments[i] for i in kept), outputs=outputs)
+    verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    if verdict.status == "diverged":
+        whole = replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
+        yield blamed(verdict, whole, replace(evidence, traces={"eager": base}), alike=False)
+    else:
+        yield verdict
+
+
+def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> list[Moment]:
+    """The moments with the state of layers that have run since they were loaded: before that, a
+    layer takes part in no update, and may have no state at all."""
+    ran: set[str] | None = None
+    found = []
+    for event, moment in zip(events, moments, strict=True):
+        if isinstance(event, Reload):
+            ran = set()
+        elif ran is not None:
+            ran |= {call.layer for call in moment.calls}
+            state = {n: slot for n, slot in moment.state.items() if n.layer.split(".")[0] in ran}
+            moment = replace(moment, state=state)
+        found.append(moment)
+    return found
+
+
+def _renumbered(name: str, position: Mapping[int, int]) -> str:
+    head, at, event = name.partition("@")
+    return f"{head}@{position[int(event)]}" if at else name
+
+
+def _same(
+    evidence: ScheduleEvidence,
+    oracle: str,
+    arm: str,
+    base: StateTrace,
+    other: StateTrace,
+    events: Iterable[int],
+    than: str,
+) -> Verdict:
+    """Bit for bit the same state after every event, outputs and gradients."""
+    for i, a, b in zip(events, base.moments, other.moments, strict=False):
+        for slot in sorted(a.state.keys() & b.state.keys()):
+            if not a.state[slot].equals(b.state[slot]):
+                return Verdict(
+                    oracle, arm, "state", "diverged", f"{slot.direction} state",
+                    f"{place(evidence.schedule, i)}: {slot}",
+                    f"scale {number(float(b.state[slot].scale))}",
+                    f"{number(float(a.state[slot].scale))}, or another window, as {than}",
+                    side=slot.layer, index=(i, slot.index),
+                )  # fmt: skip
+    for name in base.outputs:
+        got = other.outputs.get(name)
+        if got is None or not _same_bits(base.outputs[name], got):
+            kind = "gradient" if "grad" in name else "output"
+            return Verdict(
+                oracle, arm, kind, "diverged", kind, name,
+                "missing" if got is None else _furthest(base.outputs[name], got), f"as {than}",
+            )  # fmt: skip
+    return plain(oracle, arm, "output", "ok")
+
+
+def _same_bits(a: F32, b: F32) -> bool:
+    return a.shape == b.shape and bool(((a == b) | (np.isnan(a) & np.isnan(b))).all())
+
+
+def _furthest(a: F32, b: F32) -> str:
+    if a.shape != b.shape:
+        return f"shape {b.shape}"
+    with np.errstate(all="ignore"):
+        bad = ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    at = np.argwhere(bad)[0]
+    values = f"{number(float(b[tuple(at)]))} for {number(float(a[tuple(at)]))}"
+    return f"{int(bad.sum())} of {a.size} elements differ, first {values}"
+
+
+def check_balance(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """O19: at the end of a step nothing is set aside any more."""
+    for arm, trace in evidence.traces.items():
+        found = plain("O19", arm, "state", "not_applicable")
+        for (i, event, progress), moment in zip(
+            steps_of(evidence.schedule), trace.moments, strict=False
+        ):
+            if not isinstance(event, Step) or progress.open:
+                continue
+            left = {name: n for name, n in moment.pending.items() if n}
+            if left:
+                symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.schedule)}"
+                symptom += circumstances(evidence.schedule, arm)
+                found = Verdict(
+                    "O19", arm, "state", "diverged", symptom,
+                    place(evidence.schedule, i), str(left), "empty", index=(i,),
+                )  # fmt: skip
+                break
+            found = plain("O19", arm, "state", "ok")
+        yield found

@@ -1,0 +1,93 @@
+"""What O14 says of a divergence: its class in words, and what tells like-looking causes apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.oracles.oracle import number
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, place, steps_of
+from narrowfuzz.oracles.schedule_recompute import circumstances
+from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Schedule, Switch
+from narrowfuzz.schedule.trace import SlotName, StateTrace
+from narrowfuzz.verdict import Verdict
+
+
+def symptom_of(
+    name: SlotName,
+    event: Event,
+    before: Slot | None,
+    want: Slot,
+    got: Slot,
+    uncommitted: Slot | None,
+) -> str:
+    """The class of a divergence, in words that say what did not happen."""
+    direction = name.direction
+    if uncommitted is not None and got.equals(uncommitted):
+        return f"{direction} scale not updated"
+    if uncommitted is None and before is not None and want.equals(before):
+        if isinstance(event, Backward | Close | Forward):
+            if np.array_equal(got.window[1:], want.window[1:]) and got.scale == want.scale:
+                return f"{direction} maximum staged by {_kind(event)}"
+            return f"{direction} state moved without a commit by {_kind(event)}"
+        return f"{direction} state changed by {_kind(event)}"
+    if uncommitted is not None and got.window.tobytes() == want.window.tobytes():
+        return f"{direction} scale"
+    if got.scale == want.scale and len(got.window) == len(want.window):
+        if np.array_equal(got.window[1:], want.window[1:]):
+            return f"{direction} staged maximum"
+        return f"{direction} window"
+    return f"{direction} scale and window"
+
+
+def _kind(event: Event) -> str:
+    if isinstance(event, Forward) and event.mode != "train":
+        return "an evaluation"
+    return f"a {type(event).__name__.lower()}"
+
+
+def told(slot: Slot) -> str:
+    """Scale and window, for people."""
+    window = ", ".join(f"{x:.4g}" for x in slot.window)
+    return f"scale {number(float(slot.scale))} window [{window}]"
+
+
+def placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
+    """The verdict with its arm, its event, and its circumstances."""
+    where = f"{place(evidence.schedule, event)}: {verdict.where}"
+    symptom = verdict.symptom + _circumstances(evidence.schedule)
+    symptom += circumstances(evidence.schedule, trace.arm)
+    return replace(
+        verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
+    )
+
+
+def _spans_regions(schedule: Schedule) -> bool:
+    """True if one backward runs through what ran in several regions, nested ones among them."""
+    each = schedule.checkpoint in ("each", "nested") and schedule.calls > 1
+    for _, event, progress in steps_of(schedule):
+        if isinstance(event, Backward):
+            regions = {progress.ran[f][1] for f in event.of if f in progress.ran}
+            inner = sum(f in progress.nested for f in event.of)
+            if len(regions) + inner > 1 or (each and inner + sum(r.own for r in regions)):
+                return True
+    return False
+
+
+def _circumstances(schedule: Schedule) -> str:
+    """What separates causes that look alike: another code path updates, an unused layer is there
+    whose backward never comes, or one backward runs through several regions. Part of the symptom,
+    so minimising keeps it."""
+    switches = [e.algorithm for e in schedule.events if isinstance(e, Switch)]
+    by_tensor = not schedule.settings.fused or "callable" in (
+        schedule.settings.algorithm,
+        *switches,
+    )
+    named = {
+        "unfused": by_tensor,
+        "unused layer": schedule.layout == "dangling",
+        "several regions": _spans_regions(schedule),
+    }
+    return "".join(f", {name}" for name, holds in named.items() if holds)

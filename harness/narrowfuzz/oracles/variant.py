@@ -1,0 +1,223 @@
+"""A variant: the same layer's work arranged differently, and what must be the same in both runs.
+
+The precondition is not a table but the plan, executed on both: where it makes the same codes and
+scales of the same elements, the library must too. The GEMM's result then has the same bits on the
+lattice, where no order of sums matters, and lies in the interval of bound 3.2 elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import F32, decode
+from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
+from narrowfuzz.oracles.evidence import Evidence, Reference
+from narrowfuzz.oracles.gemm import centre_and_radius, observed, on_lattice, within
+from narrowfuzz.oracles.oracle import plain, same_bits
+from narrowfuzz.oracles.rerun import again, base_of, compare
+from narrowfuzz.trace import Seen, Trace
+from narrowfuzz.verdict import Verdict
+
+Index = NDArray[np.intp]
+
+#: Which dimensions the canonical operands and the results run over: rows, columns.
+OPERAND_AXES = {
+    ("output", "a"): ("m", "k"), ("output", "b"): ("n", "k"),
+    ("grad_input", "a"): ("m", "n"), ("grad_input", "b"): ("k", "n"),
+    ("grad_weight", "a"): ("n", "m"), ("grad_weight", "b"): ("k", "m"),
+}  # fmt: skip
+RESULT_AXES = {"output": ("m", "n"), "grad_input": ("m", "k"), "grad_weight": ("n", "k")}
+#: linear(w, x) for linear(x, w): which of the swapped layer's GEMMs does the work of which.
+_SWAPPED: dict[Role, Role] = {
+    "output": "output", "grad_input": "grad_weight", "grad_weight": "grad_input",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Element i of the variant's dimension m is ``index["m"][i]`` of the case's; so k and n.
+
+    The variant may go on after them with zeros (padding), and hold only some of them (a split).
+    """
+
+    tensors: dict[str, F32]
+    spec: Spec
+    index: dict[str, Index]
+    #: Roles whose contracted axis is complete in the variant.
+    roles: tuple[Role, ...] = ROLES
+    #: Roles whose results are equal bits off the lattice too: the same kernel on the same shape.
+    strict: tuple[Role, ...] = ()
+    #: Input and weight have changed places, and with them the two gradients.
+    swapped: bool = False
+    #: Where a relation has several variants: which one this is, part of a symptom.
+    title: str = ""
+
+    def take(self, x: Any, axes: tuple[str, str]) -> Any:
+        """The elements of a 2-D array of the case that the variant holds, in its order."""
+        return x[np.ix_(self.index[axes[0]], self.index[axes[1]])]
+
+    def trim(self, x: Any, axes: tuple[str, str]) -> Any:
+        """A 2-D array of the variant without what was padded."""
+        return x[: len(self.index[axes[0]]), : len(self.index[axes[1]])]
+
+    def operand(self, role: Role, side: str) -> tuple[Role, str]:
+        """Where the variant shows the operand that the case shows at (role, side)."""
+        if not self.swapped:
+            return role, side
+        return _SWAPPED[role], {"a": "b", "b": "a"}[side] if role == "output" else side
+
+    def result(self, trace: Trace, role: Role) -> F32:
+        """The variant's result in the case's orientation."""
+        got = trace.outputs[self.operand(role, "a")[0]]
+        return got.T if self.swapped and role == "output" else got
+
+
+def everything(spec: Spec) -> dict[str, Index]:
+    """The indices of a variant that holds all elements in the case's order."""
+    return {"m": np.arange(spec.tokens), "k": np.arange(spec.k), "n": np.arange(spec.n)}
+
+
+def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[Verdict]:
+    """Operands and result of every role in which the plan treats case and variant alike."""
+    if not evidence.spec.trains:  # nor need the gradients' operands be quantisable
+        yield plain(name, "eager", "output", "not_applicable", "no backward")
+        return
+    other = Reference(evidence.case, evidence.plan, variant.tensors)
+    alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
+    for role in variant.roles:
+        if role not in alike:
+            yield plain(name, "eager", role, "not_applicable", "the plan quantises it differently")
+    if base_of(evidence) is not None and alike:
+        after = again(evidence, variant.tensors, variant.spec)
+        yield from judge_against(evidence, name, replace(variant, roles=tuple(alike)), after)
+
+
+def judge_against(
+    evidence: Evidence, name: str, variant: Variant, after: Trace | None
+) -> Iterator[Verdict]:
+    """Operands and result of the variant's roles in a run of it, None where that failed."""
+    base = base_of(evidence)
+    assert base is not None
+    for role in variant.roles:
+        if after is None:
+            yield plain(name, "eager", role, "inconclusive", "the rerun failed")
+            continue
+        yield from _operands(evidence, name, variant, role, base, after)
+        yield _result(evidence, name, variant, role, base, after)
+
+
+def _alike(evidence: Evidence, other: Reference, variant: Variant, role: Role) -> bool:
+    for side in ("a", "b"):
+        axes = OPERAND_AXES[role, side]
+        before = evidence.reference.operand(role, side)
+        if not other.divides(*variant.operand(role, side)):
+            return False
+        after = other.operand(*variant.operand(role, side))
+        if before.plan != after.plan:
+            return False
+        if before.quantised is None or after.quantised is None:
+            continue
+        pairs = (
+            (before.quantised.values, after.quantised.values),
+            (
+                _decoded(before.quantised.codes, before.plan),
+                _decoded(after.quantised.codes, after.plan),
+            ),
+            (
+                _spread(before.quantised.scale, before.plan, before.x.shape),
+                _spread(after.quantised.scale, after.plan, after.x.shape),
+            ),
+        )
+        if not all(same_bits(variant.take(x, axes), variant.trim(y, axes)).all() for x, y in pairs):
+            return False
+    gemm, there = evidence.plan.gemms[role], evidence.plan.gemms[variant.operand(role, "a")[0]]
+    return replace(there, a=gemm.a, b=gemm.b) == gemm
+
+
+def _decoded(codes: Any, plan: OperandPlan) -> Any:
+    assert plan.format is not None
+    return decode(codes, plan.format)
+
+
+def _spread(scale: Any, plan: OperandPlan, shape: tuple[int, ...]) -> Any:
+    """A scale per element, in numbers that compare."""
+    return np.broadcast_to(reference.spread(scale, plan), shape).astype(np.float64)
+
+
+def _operands(
+    evidence: Evidence, name: str, variant: Variant, role: Role, base: Trace, after: Trace
+) -> Iterator[Verdict]:
+    if evidence.plan.gemms[role].a.format is None and evidence.plan.gemms[role].b.format is None:
+        return
+    before, there = base.main_site(role), after.main_site(variant.operand(role, "a")[0])
+    if before is None or there is None:
+        yield plain(name, "eager", role, "inconclusive", "operands were not seen")
+        return
+    for side, seen in (("a", before.a), ("b", before.b)):
+        other = there.a if variant.operand(role, side)[1] == "a" else there.b
+        yield _operand(evidence, name, variant, role, side, seen, other)
+
+
+def _operand(
+    evidence: Evidence, name: str, variant: Variant, role: Role, side: str, seen: Seen, other: Seen
+) -> Verdict:
+    """Observed codes and scales of one operand, element for element."""
+    axes, operand = OPERAND_AXES[role, side], evidence.reference.operand(role, side)
+    plan, shape = operand.plan, operand.x.shape
+    pairs: list[tuple[str, Any, Any]] = []
+    if plan.format is not None and seen.codes is not None and other.codes is not None:
+        pairs.append(("codes", _decoded(seen.codes, plan), _decoded(other.codes, plan)))
+        if seen.scale is not None and other.scale is not None:
+            there = other.codes.shape
+            pairs.insert(
+                0, ("scale", _spread(seen.scale, plan, shape), _spread(other.scale, plan, there))
+            )
+    elif seen.values is not None and other.values is not None:
+        pairs.append(("operand", seen.values, other.values))
+    for what, x, y in pairs:
+        verdict = compare(
+            name,
+            role,
+            variant.trim(y, axes),
+            variant.take(x, axes),
+            f"{what} changes{variant.title}",
+            side,
+        )
+        if verdict.status != "ok":
+            return replace(verdict, where=f"operand {side}{verdict.where}")
+    return plain(name, "eager", role, "ok" if pairs else "inconclusive", "" if pairs else "unseen")
+
+
+def _result(
+    evidence: Evidence, name: str, variant: Variant, role: Role, base: Trace, after: Trace
+) -> Verdict:
+    axes, want = RESULT_AXES[role], base.outputs[role]
+    part = np.ix_(variant.index[axes[0]], variant.index[axes[1]])
+    got = want.copy()
+    got[part] = variant.trim(variant.result(after, role), axes)
+    lattice = on_lattice(evidence, role)
+    if role in variant.strict or (lattice and not bias_may_fuse(evidence, role)):
+        return compare(name, role, got, want, f"result changes{variant.title}")
+    a, b = observed(evidence, base, role)
+    if a is None or b is None:
+        return plain(name, "eager", role, "inconclusive", "operands were not seen")
+    centre, radius = centre_and_radius(evidence, role, a, b)
+    skip = np.ones(got.shape, dtype=bool)
+    skip[part] = False
+    skip |= evidence.reference.may_overflow(role) | np.isnan(centre)
+    verdict = within(evidence, name, "eager", role, got, centre, 0.0 if lattice else radius, skip)
+    if verdict.status != "diverged":
+        return verdict
+    return replace(verdict, symptom=f"result leaves its bound{variant.title}")
+
+
+def bias_may_fuse(evidence: Evidence, role: Role) -> bool:
+    """Which shapes get a fused bias, and with it one rounding less, is the kernel's choice."""
+    return role == "output" and "bias" in evidence.tensors and evidence.plan.bias == "either"

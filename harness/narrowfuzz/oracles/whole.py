@@ -1,0 +1,165 @@
+"""O8 strict-compile and O9 error-ratio: a compiled model against eager and its float64 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.oracles.evidence import Evidence, same_bits
+from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import Verdict
+
+#: torch's own multipliers for an error against eager's: fp32, narrower, and few elements.
+_RATIO = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
+SMALL, SMALL_RATIO = 1000, 10.0
+#: torch's own absolute floor, here relative to the result.
+_FLOOR = 1e-5
+#: Relative error of eager beyond which the case amplifies errors so much that no ratio means
+#: anything: 2^17 roundings of fp32, or every second bit of a quantised result.
+_LOST = {"fp32": 2.0**-7, "bf16": 0.5, "fp16": 0.5}
+
+
+def check_strict(evidence: Evidence) -> Iterator[Verdict]:
+    """O8: arms that keep every rounding leave eager's bits, where no float sum was re-ordered."""
+    eager = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if not evidence.compiled(arm):
+            continue
+        if eager is None or eager.error is not None or trace.error is not None:
+            yield plain("O8", arm, "output", "not_applicable")
+            continue
+        why = evidence.not_strict(arm)
+        if why:
+            yield plain("O8", arm, "output", "not_applicable", why)
+            continue
+        yield equal_outputs("O8", evidence, trace, eager, "differs from eager")
+
+
+def equal_outputs(
+    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str
+) -> Verdict:
+    """One verdict for a whole run: every named result has the other's bits."""
+    arm = trace.arm
+    if any(evidence.by_chance(role) for role in ROLES):
+        return plain(oracle, arm, "output", "not_applicable", "stochastic rounding")
+    for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
+        got, want = trace.outputs.get(name), other.outputs.get(name)
+        if got is None or want is None:
+            return Verdict(oracle, arm, role_of(name), "diverged", "gradient missing in one run",
+                           name)  # fmt: skip
+        bad = ~same_bits(got, want)
+        if bad.any():
+            at = first(bad)
+            return Verdict(oracle, arm, role_of(name), "diverged", symptom, f"{name}{list(at)}",
+                           number(got[at]), number(want[at]), index=at)  # fmt: skip
+    if not any(x.any() for x in trace.outputs.values()):
+        return plain(oracle, arm, "output", "inconclusive", "zeros in both runs")
+    return plain(oracle, arm, "output", "ok")
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Results in the order they are computed: what is first wrong is nearest to the cause."""
+    return (("output", "grad_input").index(name) if name in ("output", "grad_input") else 2, name)
+
+
+def role_of(name: str) -> str:
+    """A result's role without the parameter's name: fingerprints tell causes, not layers."""
+    if name in ("output", "grad_input", "grad_weight", "grad_bias"):
+        return name
+    return "grad_parameter" if name.endswith(".grad") else "parameter"
+
+
+def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
+    """O9: a compiled arm's error against float64 is at most a small multiple of eager's.
+
+    Judged for each result as a whole and row by row, root mean square; the floor is what K
+    roundings of the result's own size may cost. Where eager and float64 are finite, so is the arm.
+    """
+    eager = evidence.traces.get("eager")
+    for arm, trace in evidence.traces.items():
+        if not evidence.compiled(arm):
+            continue
+        if eager is None or eager.error is not None or trace.error is not None:
+            yield plain("O9", arm, "output", "not_applicable")
+            continue
+        if evidence.spec.direct:
+            yield plain("O9", arm, "output", "not_applicable", "bounds judge a single linear")
+            continue
+        if evidence.twin is None:
+            yield plain("O9", arm, "output", "not_applicable", "a random model has no twin")
+            continue
+        yield _ratio(evidence, arm, trace, eager)
+
+
+def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
+    judged = False
+    for name in sorted(evidence.exact, key=_rank):
+        got, base = trace.outputs.get(name), eager.outputs.get(name)
+        exact = evidence.exact[name]
+        if got is None or base is None or not got.size:
+            continue
+        if not (np.isfinite(base).all() and np.isfinite(exact).all()):
+            continue
+        if _lost(evidence, base, exact):
+            continue
+        judged = True
+        if not np.isfinite(got).all():
+            at = first(~np.isfinite(got))
+            return Verdict(
+                "O9", arm, role_of(name), "diverged", "not finite", f"{name}{list(at)}",
+                number(got[at]), "finite, as eager", index=at,
+            )  # fmt: skip
+        verdict = _worse(evidence.spec, arm, name, got, base, exact)
+        if verdict is not None:
+            return verdict
+    if not judged:
+        why = "eager is not finite, or far from float64 itself"
+        return plain("O9", arm, "output", "inconclusive", why)
+    return plain("O9", arm, "output", "ok")
+
+
+def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
+    """True where eager itself has lost the result."""
+    spec = evidence.spec
+    narrow = spec.autocast or evidence.plan.quantised
+    with np.errstate(all="ignore"):
+        error = np.sqrt(np.mean((base - exact) ** 2)) / np.sqrt(np.mean(exact**2))
+    return not error < _LOST["bf16" if narrow else spec.dtype]
+
+
+def ratio_limit(spec: Spec) -> tuple[float, float]:
+    """Multiple of eager's error that a large result may have, and the floor below which no error
+    counts, in units of the exact result's root mean square."""
+    dtype = "bf16" if spec.autocast else spec.dtype
+    contracted = max(spec.k, spec.n, spec.tokens)
+    floor = contracted * FORMATS["fp32"].unit_roundoff + _FLOOR
+    return _RATIO[dtype], floor + 2.0 * FORMATS[dtype].unit_roundoff
+
+
+def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> Verdict | None:
+    large, floor = ratio_limit(spec)
+    floor *= float(np.sqrt(np.mean(exact**2)))
+    error, allowed = got - exact, base - exact
+    for part, axis, ratio in (
+        ("", None, large if got.size >= SMALL else SMALL_RATIO),
+        ("row ", -1, SMALL_RATIO),
+    ):
+        far = np.sqrt(np.mean(error**2, axis=axis))
+        limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
+        bad = np.atleast_1d(far > limit)
+        if bad.any():
+            at = int(np.argmax(bad))
+            worst, most = np.atleast_1d(far)[at], np.atleast_1d(limit)[at]
+            return Verdict(
+                "O9", arm, role_of(name), "diverged", "error beyond eager's",
+                f"{name} {part}{at if part else ''}".strip(), f"error {number(worst)}",
+                f"at most {number(most)} (eager's error {number((most - floor) / ratio)})",
+                factor=float(worst / most),
+            )  # fmt: skip
+    return None

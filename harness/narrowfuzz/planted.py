@@ -1,0 +1,43 @@
+"""What is planted in a process: a fault, or a legal rewrite of a control.
+
+    python -m narrowfuzz.planted FILE ID SCRIPT
+
+runs a script under it. FILE is "" for what is built in; ID is ``control:<id>`` for a rewrite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from narrowfuzz.controls.registry import find_control
+from narrowfuzz.faults.registry import find_fault
+
+
+def identity(file: str, name: str) -> str:
+    """Tells what is planted apart from all else that compiled artefacts are cached for."""
+    content = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    return f"{content}:{name}"
+
+
+def planted(file: str, name: str) -> AbstractContextManager[object]:
+    """The context in which it is planted. Raises ValueError if there is no such thing."""
+    kind, _, control_id = name.rpartition(":")
+    if not kind:
+        return find_fault(file, name).plant()
+    assert kind == "control", name
+    return find_control(file, control_id).plant()
+
+
+def main(file: str, name: str, script: str) -> None:
+    """Plant, then run the script as __main__; its exit code is ours."""
+    with planted(file, name):
+        sys.argv = [script]
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,302 @@
+"""pytest plugin: options, profiles and fixtures for ``properties/``.
+
+Options start with ``--nf-``. The plugin costs nothing where they are not used: torch is imported by
+the fixtures, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from narrowfuzz.case import Compile, Spec
+    from narrowfuzz.oracles.oracle import Oracle
+
+#: Eager cases per property, and compiled Specs per rung, which all properties share.
+PROFILES = {
+    "smoke": {"none": 40, "aot_eager": 6, "aot_eager_decomp_partition": 3, "inductor": 0},
+    "ci": {"none": 150, "aot_eager": 24, "aot_eager_decomp_partition": 10, "inductor": 4},
+    "nightly": {"none": 1500, "aot_eager": 200, "aot_eager_decomp_partition": 60, "inductor": 25},
+}
+#: Seconds of the campaign over recipes that run in processes of their own.
+PATCHED_SECONDS = {"smoke": 0.0, "ci": 30.0, "nightly": 300.0}
+#: Data draws on each compiled Spec.
+_DRAWS = 6
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("narrowfuzz")
+    group.addoption("--nf-profile", choices=sorted(PROFILES), default="ci", help="how much to draw")
+    group.addoption(
+        "--nf-recipe", action="append", default=[], metavar="GLOB", help="recipes to test"
+    )
+    group.addoption(
+        "--nf-recipe-file", action="append", default=[], metavar="FILE", help="file with RECIPES"
+    )
+    group.addoption("--nf-device", choices=("cpu", "cuda"), default="cpu", help="where to run")
+    group.addoption(
+        "--nf-no-ledger", action="store_true", help="known divergences fail like new ones"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from narrowfuzz.environment import versions
+
+    found = versions()
+    return (
+        f"narrowfuzz: profile {config.getoption('--nf-profile')}, torch {found['torch']}, "
+        f"torchao {found['torchao']}, device {config.getoption('--nf-device')}"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    globs, files = config.getoption("--nf-recipe"), config.getoption("--nf-recipe-file")
+    if globs or files:
+        try:
+            _recipes(config)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
+    """Everything there is, and what the options select."""
+    from pathlib import Path
+
+    from narrowfuzz.recipe import load_recipes, load_stateful, select
+
+    files = [Path(f) for f in config.getoption("--nf-recipe-file")]
+    everything = {**load_recipes(files), **load_stateful(files)}
+    return everything, list(select(everything, config.getoption("--nf-recipe")).values())
+
+
+class Harness:
+    """What a property needs: the selected recipes, a judge, and the profile's settings."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        from narrowfuzz.environment import prepare, settle
+
+        prepare()
+        settle()
+        from narrowfuzz.judge import Judge
+        from narrowfuzz.ledger import Ledger, load_ledger
+        from narrowfuzz.recipe import Recipe, runnable
+        from narrowfuzz.stateful import Stateful
+
+        device = config.getoption("--nf-device")
+        if device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                raise pytest.UsageError("--nf-device cuda: torch sees no CUDA device here")
+        try:
+            everything, chosen = _recipes(config)
+            self.recipes = [
+                able for r in chosen if isinstance(r, Recipe) and (able := runnable(r, device))
+            ]
+            self.stateful = [
+                r for r in chosen if isinstance(r, Stateful) and not r.unavailable(device)
+            ]
+            if not self.recipes and not self.stateful:
+                raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
+            ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger()
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        recipes = {name: r for name, r in everything.items() if isinstance(r, Recipe)}
+        stateful = {name: r for name, r in everything.items() if isinstance(r, Stateful)}
+        self.judge = Judge(recipes, ledger, device=device, stateful=stateful)
+        #: Rung -> judgements of its cases.
+        self._judgements: dict[str, list[Any]] = {}
+        self.profile = config.getoption("--nf-profile")
+
+    def examples(self, compile: str = "none") -> int:
+        """How many examples a property draws under the profile."""
+        return PROFILES[self.profile][compile]
+
+    def settings(self, compile: str = "none") -> Any:
+        """Hypothesis settings: generation only (our own minimiser works on cases), fixed draws
+        except in the nightly profile."""
+        from hypothesis import HealthCheck, Phase, settings
+
+        return settings(
+            max_examples=max(1, self.examples(compile)),
+            phases=[Phase.explicit, Phase.generate],
+            database=None,
+            deadline=None,
+            derandomize=self.profile != "nightly",
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        )
+
+    def check_compiled(
+        self,
+        rules: tuple[str, ...],
+        compile: Compile,
+        needs: Callable[[Spec], bool] | None = None,
+    ) -> None:
+        """Fail with the full sentence of every first cause of these rules on a compiled rung.
+
+        Compiling is what costs, so all properties look at the same compiled cases, drawn and judged
+        by every rule once a session; where none of them was judged by ``rules``, some single
+        linears that have what these ``need``. Skips, with the reason, where the profile draws none.
+        """
+        __tracebackhide__ = True
+        if not self.examples(compile):
+            pytest.skip(f"profile {self.profile} draws no {compile} cases")
+        judged = 0
+        for judgement in self._compiled(compile, rules, needs):
+            judged += _judged(judgement, rules, compiled=True)
+            bad = [v for v in judgement.causes if v.oracle in rules]
+            if bad:
+                pytest.fail(_failure(judgement.case, bad), pytrace=False)
+        if not judged:
+            none = (
+                f"{', '.join(rules)}: none of {self.examples(compile)} {compile} Specs was judged"
+            )
+            pytest.skip(none) if self.examples(compile) < 20 else pytest.fail(none, pytrace=False)
+
+    def _compiled(
+        self, compile: Compile, rules: tuple[str, ...], needs: Callable[[Spec], bool] | None
+    ) -> list[Any]:
+        """Judgements of this rung's cases, made when the first property asks."""
+        from hypothesis import strategies as st
+
+        from narrowfuzz.specs import DIRECT, FACTORS, of_rung
+        from narrowfuzz.strategies import batches
+
+        # some rules judge a single linear only: half of the Specs are one
+        both, direct = (
+            batches(of_rung(self.recipes, compile, vary=vary), draws=_DRAWS)
+            for vary in (FACTORS, DIRECT)
+        )
+        if compile not in self._judgements:
+            drawn = self._drawn(st.one_of(both, direct), compile, self.examples(compile))
+            self._judgements[compile] = drawn
+        shared = self._judgements[compile]
+        if needs is None or any(_judged(j, rules, compiled=True) for j in shared):
+            return shared
+        fitting = direct.filter(lambda batch: needs(batch[0].spec))
+        return shared + self._drawn(fitting, compile, max(2, self.examples(compile) // 4))
+
+    def _drawn(self, batch: Any, compile: Compile, examples: int) -> list[Any]:
+        """So many batches, every case of them judged by all rules that rerun nothing."""
+        from hypothesis import given, settings
+
+        from narrowfuzz.oracles import ORACLES
+
+        rules = [oracle for oracle in ORACLES if not oracle.reruns]
+        found: list[Any] = []
+
+        @settings(self.settings(compile), max_examples=examples)
+        @given(batch)
+        def draw(batch: tuple[Any, ...]) -> None:
+            for case in batch:
+                found.append(self.judge.judge(case, rules))
+
+        draw()
+        return found
+
+    def check_schedules(self, rules: tuple[str, ...]) -> None:
+        """As ``check``, on schedules of the stateful recipes that patch nothing."""
+        from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+        from narrowfuzz.strategies import schedule_cases
+
+        __tracebackhide__ = True
+        here = [r for r in self.stateful if not r.process]
+        if not here:
+            pytest.skip("none of the selected recipes keeps a state and patches nothing")
+        self.check(schedule_cases(here), rules, SCHEDULE_ORACLES)
+
+    def check_patched(self) -> None:
+        """A short campaign, in processes of its own, over the recipes that have to patch a library.
+        Skips where it cannot be had, with the reason."""
+        from narrowfuzz.cli import main
+
+        patched = [r for r in self.stateful if r.process]
+        if not PATCHED_SECONDS[self.profile]:
+            pytest.skip(f"profile {self.profile} starts no campaign")
+        if not patched:
+            pytest.skip("none of the selected recipes patches a library")
+        try:
+            for recipe in patched:
+                recipe.provide()
+        except ValueError as error:
+            pytest.skip(str(error))
+        chosen = [option for r in patched for option in ("--recipe", r.name)]
+        seconds = PATCHED_SECONDS[self.profile]
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *chosen, "--minutes", str(seconds / 60), "--seed", "1"])
+        assert ended.value.code == 0, "new findings; see above"
+
+    def check(
+        self, strategy: Any, rules: tuple[str, ...], among: Sequence[Oracle] | None = None
+    ) -> None:
+        """Draw eager cases and fail with the full sentence of every first cause of these rules,
+        which are ``among`` those of models unless told otherwise.
+
+        Fails if no case was ever judged: a property that never applies is not one that holds.
+        """
+        from hypothesis import given
+
+        from narrowfuzz.oracles import ORACLES
+        from narrowfuzz.triage.triage import needed
+
+        __tracebackhide__ = True
+        known = among or ORACLES
+        oracles = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
+        judged = 0
+
+        @self.settings()
+        @given(strategy)
+        def run(case: Any) -> None:
+            nonlocal judged
+            __tracebackhide__ = True
+            judgement = self.judge.judge(case, oracles)
+            judged += _judged(judgement, rules)
+            bad = [v for v in judgement.causes if v.oracle in rules]
+            if bad:
+                pytest.fail(_failure(case, bad), pytrace=False)
+
+        run()
+        if not judged:
+            pytest.fail(f"{', '.join(rules)}: no case was judged", pytrace=False)
+
+
+def _judged(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> int:
+    """How many verdicts of these rules said something (about a compiled arm)."""
+    return sum(
+        v.oracle in rules
+        and v.status in ("ok", "diverged", "crashed", "known")
+        and not (compiled and v.arm.startswith("eager"))
+        for v in judgement.verdicts
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Properties that share compiled cases run on one xdist worker."""
+    for item in items:
+        rung = getattr(getattr(item, "callspec", None), "params", {}).get("rung")
+        if rung:
+            item.add_marker(pytest.mark.xdist_group(rung))
+
+
+def _failure(case: Any, bad: list[Any]) -> str:
+    from narrowfuzz.case import dump_case
+
+    lines = [f"{v.sentence()}   [{v.oracle}, arm {v.arm}]" for v in bad]
+    return "\n".join(
+        [
+            f"{case.spec.recipe} ({case.spec.backend}), case {case.id}",
+            *lines,
+            "replay: save as case.json, then narrowfuzz replay case.json",
+            dump_case(case).decode(),
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """Recipes, judge and profile of this session."""
+    return Harness(request.config)

@@ -1,0 +1,209 @@
+"""A recipe: the plan, how to build it with the real library, and where its GEMM sites are.
+
+Recipe files are content, loaded by path: the shipped ``recipes/``, a user's ``--recipe-file``, or
+an entry point of group ``narrowfuzz.recipes`` that names a file. A file defines ``RECIPES``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from narrowfuzz.case import Dtype, Spec
+from narrowfuzz.content import content_dir, load_definitions
+from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.trace import ChangeKind, Seen
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Emit:
+    """What a recipe's tap calls with both operands of every GEMM, in the order they run."""
+
+    take: Callable[[Seen, Seen], None]
+    #: False while nobody looks: then a tap may spare itself copying operands.
+    wanted: Callable[[], bool] = lambda: True
+
+    def __call__(self, a: Seen, b: Seen) -> None:
+        self.take(a, b)
+
+
+def no_tap(emit: Emit) -> AbstractContextManager[None]:
+    """For recipes that quantise nothing: the operands are the graph's inputs."""
+    return nullcontext()
+
+
+#: What a conversion to quantised GEMMs is for. At a module it converts, and nowhere else.
+MAY_CHANGE: frozenset[ChangeKind] = frozenset(
+    {"module type changed", "forward changed", "parameter type changed"}
+)
+
+
+def converts_nothing(module: Any) -> bool:
+    """For recipes that convert nothing: no module runs quantised GEMMs."""
+    return False
+
+
+def promises_nothing(module: Any, spec: Spec) -> bool:
+    """For recipes that convert nothing: no module will."""
+    return False
+
+
+def every_linear(module: Any, spec: Spec) -> bool:
+    """nn.Linear and its subclasses: what a library that documents no exception converts."""
+    from torch import nn
+
+    return isinstance(module, nn.Linear)
+
+
+def everywhere(backend: str, device: str) -> str:
+    """For recipes that run wherever their package does."""
+    return ""
+
+
+@dataclass(frozen=True)
+class ScriptText:
+    """Source lines with which a stand-alone script builds, converts and taps this recipe."""
+
+    #: Import lines.
+    imports: str
+    #: An expression that converts ``model``; may use ``{backend}``-specific text.
+    convert: str
+    #: Lines defining ``record(seen)``: appends (a_codes, a_scale, b_codes, b_scale) per GEMM.
+    tap: str = ""
+    #: Expressions of a module ``m``: it runs quantised GEMMs; conversion promises that it will.
+    converted: str = "False"
+    convertible: str = "False"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One thing under test."""
+
+    name: str
+    #: Findings of one family share fingerprints.
+    family: str
+    title: str
+    #: First one is the default.
+    backends: tuple[str, ...]
+    #: Distribution the recipe needs, besides torch; "" for none.
+    package: str
+    plan: Callable[[Spec], Plan]
+    #: Convert a model with the real library. Called inside a planted fault.
+    convert: Callable[[Any, Spec], Any]
+    #: Why the library may refuse this Spec, as the rule a clear message should state; "" if it
+    #: promises to run it.
+    may_refuse: Callable[[Spec], str]
+    script: Callable[[Spec], ScriptText]
+    #: Watch every quantised GEMM of an eager run.
+    tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
+    #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
+    converted: Callable[[Any], bool] | None = None
+    #: Will conversion convert this module, as it is before? The library's documented rule.
+    convertible: Callable[[Any, Spec], bool] = promises_nothing
+    #: What may differ at a converted module.
+    may_change: frozenset[ChangeKind] = MAY_CHANGE
+    #: (backend, device) -> why this machine cannot run it, "" if it can.
+    unavailable: Callable[[str, str], str] = everywhere
+    #: Dimensions worth drawing multiples of.
+    alignment: int = 16
+    dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
+    #: True: under autocast it computes what F.linear would, in the narrower dtype.
+    autocasts: bool = False
+
+    def backend(self, spec: Spec) -> str:
+        """The Spec's backend, checked. Raises ValueError with the nearest match."""
+        name = spec.backend or self.backends[0]
+        if name not in self.backends:
+            raise ValueError(unknown("backend", name, self.backends, of=self.name))
+        return name
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
+    """The sentence for a name that does not exist, with the nearest match."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
+
+
+def load_recipes(extra_files: Sequence[Path] = ()) -> dict[str, Recipe]:
+    """All recipes that convert a model, by name. Raises ValueError naming the file if one cannot be
+    loaded."""
+    return {r.name: r for f in _files(extra_files) for r in _load_file(f) if isinstance(r, Recipe)}
+
+
+def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
+    """All recipes that schedules run on, by name. Raises ValueError as ``load_recipes``."""
+    return {
+        r.name: r for f in _files(extra_files) for r in _load_file(f) if isinstance(r, Stateful)
+    }
+
+
+def _files(extra: Sequence[Path]) -> list[Path]:
+    files = sorted(content_dir("recipes").glob("*.py"))
+    for entry in importlib.metadata.entry_points(group="narrowfuzz.recipes"):
+        files.append(Path(str(entry.load())))
+    return [*files, *extra]
+
+
+def _load_file(file: Path) -> Sequence[Recipe | Stateful]:
+    return load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
+
+
+def missing_package(recipe: Recipe) -> str:
+    """The distribution this recipe needs and this environment lacks, or ""."""
+    lacking = recipe.package and importlib.util.find_spec(recipe.package) is None
+    return recipe.package if lacking else ""
+
+
+def obstacles(recipe: Recipe, device: str) -> dict[str, str]:
+    """Each backend that cannot run here, with the reason."""
+    package = missing_package(recipe)
+    if package:
+        return dict.fromkeys(recipe.backends, f"needs {package}: pip install {package}")
+    reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
+    return {backend: reason for backend, reason in reasons.items() if reason}
+
+
+def runnable(recipe: Recipe, device: str) -> Recipe | None:
+    """The recipe with the backends that run here only; None if none does."""
+    lacking = obstacles(recipe, device)
+    backends = tuple(b for b in recipe.backends if b not in lacking)
+    return replace(recipe, backends=backends) if backends else None
+
+
+def obstacle(recipe: Recipe | Stateful, device: str) -> str:
+    """Why none of it can run here, "" if some can; what a stateful one needs is fetched now."""
+    if isinstance(recipe, Recipe):
+        reasons = obstacles(recipe, device)
+        return "; ".join(reasons.values()) if len(reasons) == len(recipe.backends) else ""
+    reason = recipe.unavailable(device)
+    if reason:
+        return reason
+    try:
+        recipe.provide()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:
+    """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
+    nothing."""
+    chosen: dict[str, T] = {}
+    for glob in globs:
+        hits = fnmatch.filter(recipes, glob)
+        if not hits:
+            raise ValueError(unknown("recipe", glob, recipes))
+        chosen.update({name: recipes[name] for name in hits})
+    return chosen or dict(recipes)

@@ -1,0 +1,120 @@
+"""``narrowfuzz replay``: one case again; fixed, still failing, or cannot run here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from narrowfuzz.arms.ladder import climb, select_arms, unavailable
+from narrowfuzz.case import Case, load_case
+from narrowfuzz.environment import prepare
+
+if TYPE_CHECKING:
+    from narrowfuzz.judge import Judge
+
+FIXED, FAILING, CANNOT = 0, 1, 125
+
+
+def replay_command(
+    target: str, arms: tuple[str, ...], files: tuple[Path, ...], te_version: str = ""
+) -> int:
+    """Replay a case file, a finding's folder or a finding's id; returns the exit code.
+
+    Raises ValueError if the target is none of these or its case is not valid.
+    """
+    chosen = select_arms(arms)
+    case, wanted = _load(target)
+    prepare()
+    if te_version:
+        from te_on_cpu.environment import choose
+
+        choose(te_version)
+    from narrowfuzz.recipe import load_recipes, load_stateful
+
+    recipes, stateful = load_recipes(files), load_stateful(files)
+    from narrowfuzz.judge import Judge
+    from narrowfuzz.ledger import Ledger, load_ledger
+
+    judge = Judge(recipes, Ledger([]), chosen, stateful=stateful)
+    console = Console(highlight=False)
+    for reason in _obstacles(judge, case, chosen):
+        console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
+        return CANNOT
+    from narrowfuzz.environment import settle
+    from narrowfuzz.verdict import fingerprint
+
+    settle()
+    judgement = judge.judge(case)
+    causes = [
+        v for v in judgement.causes if not wanted or fingerprint(v, judgement.family) == wanted
+    ]
+    if not causes:
+        console.print(f"fixed: case {case.id} shows no divergence on {_arms(judge, case)}")
+        return FIXED
+    ledger = load_ledger()
+    again = Judge(recipes, ledger, chosen, stateful=stateful)
+    explained = {v.explained_by for v in again.judge(case).known}
+    for verdict in causes:
+        entry = ledger.match(fingerprint(verdict, judgement.family), case.spec)
+        console.print(f"still failing: {escape(verdict.sentence())}", soft_wrap=True)
+        console.print(f"  rule {verdict.oracle}, arm {verdict.arm}, {case.spec.recipe}")
+        if entry or explained:
+            console.print(f"  in the ledger: {entry or ', '.join(sorted(explained))}")
+    return FAILING
+
+
+def _arms(judge: Judge, case: Case) -> str:
+    if case.spec.schedule is not None:
+        from narrowfuzz.judge_schedule import arms_of
+
+        return ", ".join(arms_of(case.spec.schedule))
+    return ", ".join(arm.name for arm in judge.rungs(case.spec))
+
+
+def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
+    from narrowfuzz.recipe import obstacles
+
+    if case.spec.schedule is not None:
+        stateful = judge.stateful_recipe(case.spec)
+        reason = stateful.unavailable(judge.device)
+        if not reason:
+            stateful.provide()
+        return [f"{case.spec.recipe}: {reason}"] if reason else []
+    recipe = judge.recipe(case.spec)
+    reason = obstacles(recipe, "cpu").get(recipe.backend(case.spec), "")
+    found = [f"{case.spec.recipe} {reason}"] if reason else []
+    for arm in climb(case.spec):
+        if arm.name in chosen and unavailable(arm):
+            found.append(f"{arm.name}: {unavailable(arm)}")
+    return found
+
+
+def _load(target: str) -> tuple[Case, str]:
+    """The case, and the fingerprint it was kept for ("" for a bare case)."""
+    path = Path(target)
+    if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
+        return _finding(path)
+    if os.path.isfile(path):
+        return load_case(path.read_bytes()), ""
+    roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
+    hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
+    if not hits:
+        raise ValueError(f"{target!r} is no case file, no finding folder and no finding's id here")
+    if len({p.name for p in hits}) > 1:
+        raise ValueError(f"{target!r} fits several findings: {', '.join(p.name for p in hits)}")
+    return _finding(hits[-1])
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name if c.isalnum()) or "?" * 64
+
+
+def _finding(folder: Path) -> tuple[Case, str]:
+    from narrowfuzz.campaign.store import load_finding
+
+    finding = load_finding(folder)
+    return finding.minimal, finding.fingerprint

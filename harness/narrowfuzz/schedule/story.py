@@ -1,0 +1,187 @@
+"""What a schedule exercises: features, each a question about its forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from narrowfuzz.schedule.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Reload,
+    Schedule,
+    Step,
+    Switch,
+)
+
+
+@dataclass
+class Run:
+    """One forward, where it stands, and the places of its backwards."""
+
+    at: int
+    event: Forward
+    #: Places of the Opens it stands in, outermost first, and whether each enables FP8.
+    regions: dict[int, bool]
+    backwards: list[int] = field(default_factory=list)
+
+    @property
+    def narrow(self) -> bool:
+        """True where it runs in FP8."""
+        return self.event.inside or (bool(self.regions) and list(self.regions.values())[-1])
+
+    @property
+    def trains(self) -> bool:
+        """True for a training forward in FP8."""
+        return self.narrow and self.event.mode == "train"
+
+
+@dataclass
+class Story:
+    """A schedule's forwards, and when each region is left."""
+
+    schedule: Schedule
+    runs: list[Run] = field(default_factory=list)
+    #: The place of an Open to the place of its Close; never left: after the last event.
+    left: dict[int, int] = field(default_factory=dict)
+    #: The places of Backwards through an FP8 forward.
+    backwards: list[int] = field(default_factory=list)
+
+    def at(self, kind: type[Event]) -> list[int]:
+        """The places of all events of a kind."""
+        return [i for i, event in enumerate(self.schedule.events) if isinstance(event, kind)]
+
+    @property
+    def trained(self) -> list[Run]:
+        """The FP8 forwards that have a backward."""
+        return [run for run in self.runs if run.trains and run.backwards]
+
+    @property
+    def pairs(self) -> Iterator[tuple[Run, int]]:
+        """Each FP8 forward with each of its backwards."""
+        return ((run, at) for run in self.runs if run.trains for at in run.backwards)
+
+
+def story(schedule: Schedule) -> Story:
+    """Follow a valid schedule's forwards and regions."""
+    told = Story(schedule)
+    regions: dict[int, bool] = {}
+    for i, event in enumerate(schedule.events):
+        match event:
+            case Open(enabled=enabled):
+                regions[i] = enabled
+                told.left[i] = len(schedule.events)
+            case Close():
+                opened = list(regions)[-1]
+                del regions[opened]
+                told.left[opened] = i
+            case Forward():
+                told.runs.append(Run(i, event, dict(regions)))
+            case Backward(of=of):
+                for f in of:
+                    told.runs[f].backwards.append(i)
+                if any(told.runs[f].trains for f in of):
+                    told.backwards.append(i)
+    return told
+
+
+def _interleaved(told: Story) -> bool:
+    return any(run.at < other.at < at for run, at in told.pairs for other in told.runs
+               if other.trains)  # fmt: skip
+
+
+def _looks(told: Story) -> bool:
+    trained = told.trained
+    return bool(trained) and any(
+        trained[0].at < run.at < told.backwards[-1]
+        for run in told.runs
+        if run.narrow and not run.trains
+    )
+
+
+def _left_early(told: Story) -> bool:
+    return any(told.left[i] < at for run, at in told.pairs for i in run.regions)
+
+
+def _inside(told: Story) -> bool:
+    return any(enabled and told.left[i] > at for run, at in told.pairs
+               for i, enabled in run.regions.items())  # fmt: skip
+
+
+def _elsewhere(told: Story) -> bool:
+    return any(run.at < i < at < left for run, at in told.pairs for i, left in told.left.items())
+
+
+def _accumulated(told: Story) -> bool:
+    ends = [*told.at(Step), len(told.schedule.events)]
+    first = [run.backwards[0] for run in told.trained]
+    return any(len({at for at in first if start < at < end}) > 1
+               for start, end in zip([-1, *ends], ends, strict=False))  # fmt: skip
+
+
+def _around(told: Story, kind: type[Event]) -> bool:
+    backwards = told.backwards
+    return any(min(backwards) < i < max(backwards) for i in told.at(kind)) if backwards else False
+
+
+def _holds(told: Story, values: str) -> bool:
+    backwards = (told.schedule.events[i] for i in told.backwards)
+    return any(run.event.values == values for run in told.runs if run.narrow) or any(
+        isinstance(event, Backward) and event.values == values for event in backwards
+    )
+
+
+def _decaying(told: Story) -> bool:
+    """Inputs or gradients that never grow and end 2^-3 or less of what they were."""
+    backwards = [told.schedule.events[i] for i in told.backwards]
+    inputs = [run.event.shift for run in told.trained]
+    gradients = [event.shift for event in backwards if isinstance(event, Backward)]
+    return any(
+        len(shifts) > 1 and shifts == sorted(shifts, reverse=True) and shifts[-1] <= shifts[0] - 3
+        for shifts in (inputs, gradients)
+    )
+
+
+def _nested(told: Story) -> bool:
+    return any(sum(run.regions.values()) + run.event.inside > 1 for run in told.runs)
+
+
+def _disabled(told: Story) -> bool:
+    return any(tuple(run.regions.values())[-2:] == (True, False) for run in told.runs)
+
+
+#: Each feature by name, as a question about a schedule's story.
+FEATURES: dict[str, Callable[[Story], bool]] = {
+    "checkpoint": lambda s: s.schedule.checkpoint != "none" and bool(s.trained),
+    "nested checkpoints": lambda s: s.schedule.checkpoint == "nested" and bool(s.trained),
+    "interleaved": _interleaved,
+    "eval between": _looks,
+    "left early": _left_early,
+    "backward inside": _inside,
+    "backward in another region": _elsewhere,
+    "nested": _nested,
+    "disabled inside": _disabled,
+    "inside autocast": lambda s: any(run.event.inside for run in s.trained),
+    "high precision": lambda s: any(not run.narrow for run in s.runs),
+    "accumulated": _accumulated,
+    "sum of forwards": lambda s: any(
+        len(event.of) > 1 for event in s.schedule.events if isinstance(event, Backward)
+    ),
+    "second backward": lambda s: any(len(run.backwards) > 1 for run in s.runs),
+    "forward dropped": lambda s: any(run.trains and not run.backwards for run in s.runs),
+    "reload": lambda s: _around(s, Reload),
+    "switch": lambda s: _around(s, Switch),
+    "cached weights": lambda s: any(run.event.first is False for run in s.runs),
+    "idle layer": lambda s: s.schedule.layout == "branch",
+    "zero": lambda s: _holds(s, "zero"),
+    "spike": lambda s: _holds(s, "spike"),
+    "inf": lambda s: _holds(s, "inf"),
+    "decaying": _decaying,
+    "quantized init": lambda s: s.schedule.quantized_init,
+    "short history": lambda s: s.schedule.settings.history <= 2,
+    "margin": lambda s: s.schedule.settings.margin != 0,
+    "unfused": lambda s: not s.schedule.settings.fused,
+}

@@ -1,0 +1,211 @@
+"""What a run left behind: numpy arrays, never live tensors, so oracles need no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.plan import Role
+
+Phase = Literal["forward", "recompute", "backward"]
+#: A: codes and scales. B: dequantised operands. C: graph inputs and outputs only.
+Level = Literal["A", "B", "C"]
+ErrorPhase = Literal["convert", "forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The name under which something was multiplied."""
+
+    module: str
+    role: Role
+    phase: Phase
+    step: int = 0
+    microbatch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.role}/{self.phase}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One operand as a GEMM saw it, canonical [rows, C]; which fields are set gives the level."""
+
+    #: Level A: element codes.
+    codes: NDArray[Any] | None = None
+    #: Level A: multiplicative fp32 scale s, or E8M0 bytes; None where the kernel never sees it.
+    scale: NDArray[Any] | None = None
+    #: True: ``scale`` holds fp32(1/s), as scaled-GEMM kernels take it.
+    scale_is_inverse: bool = False
+    #: max|x| per granule, where the library exposes it.
+    amax: F32 | None = None
+    #: Level B: dequantised values that entered the multiply.
+    values: F32 | None = None
+    #: The codes' format, where they were seen without a plan that tells it.
+    format: str = ""
+
+    @property
+    def level(self) -> Level:
+        return "A" if self.codes is not None else "B" if self.values is not None else "C"
+
+
+@dataclass(frozen=True)
+class SiteTrace:
+    """Both operands of one GEMM."""
+
+    site: Site
+    a: Seen
+    b: Seen
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of one linear inside a model, seen from the layer's own edges in an eager run.
+
+    ``tensors`` are what the layer got (input, weight, bias, and grad_output where a gradient came
+    back), ``outputs`` what it returned (output, grad_input, grad_weight, grad_bias); all 2-D.
+    """
+
+    module: str
+    #: This module's how many-th call of the same phase in the run.
+    index: int
+    phase: Phase
+    #: Dtype the layer computed in.
+    dtype: str
+    tensors: dict[str, F32]
+    outputs: dict[str, F32]
+    sites: tuple[SiteTrace, ...] = ()
+    unobserved: str = ""
+    #: First dimension of a 3-D input; 0: it was 2-D.
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """One matrix multiply a compiled artefact handed to a kernel, operands and result as seen."""
+
+    phase: Phase
+    a: Seen
+    b: Seen
+    result: F32
+    #: fp32, bf16 or fp16.
+    dtype: str
+    bias: F32 | None = None
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Arguments of one attention kernel: q, k, v [batch, heads, rows, dim]; out and lse as the
+    forward returned them or as the backward got them back."""
+
+    phase: Phase
+    q: F32
+    k: F32
+    v: F32
+    out: F32
+    lse: F32
+    causal: bool
+    scale: float
+
+
+@dataclass(frozen=True)
+class RunError:
+    """An exception a library raised: in which phase, and from which of its functions."""
+
+    phase: ErrorPhase
+    type: str
+    message: str
+    #: Innermost frame outside torch's dispatch machinery, as ``module.function``.
+    where: str
+    traceback: str
+
+
+#: Classes of what a conversion changed; no shapes, no values.
+ChangeKind = Literal[
+    "left unconverted",
+    "second name left unconverted",
+    "converted unasked",
+    "own forward lost",
+    "forward changed",
+    "module type changed",
+    "module missing",
+    "module added",
+    "shared module split",
+    "training flag changed",
+    "hooks lost",
+    "attributes lost",
+    "attributes changed",
+    "tied weights untied",
+    "weights tied",
+    "parameter missing",
+    "parameter added",
+    "parameter type changed",
+    "parameter shape changed",
+    "parameter dtype changed",
+    "parameter device changed",
+    "parameter order changed",
+    "parameter hooks lost",
+    "parameter attributes lost",
+    "requires_grad changed",
+    "buffer missing",
+    "buffer added",
+    "buffer changed",
+    "state_dict keys changed",
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing a conversion changed, and the module it happened at ("" is the root)."""
+
+    kind: ChangeKind
+    module: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Census:
+    """What a conversion did to a model."""
+
+    #: Modules that run quantised GEMMs now.
+    converted: tuple[str, ...]
+    #: What it changed without being asked to.
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One arm's run of one case."""
+
+    arm: str
+    #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, float32 carrying the dtype.
+    #: A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>".
+    outputs: dict[str, F32] = field(default_factory=dict)
+    #: A single linear's GEMMs.
+    sites: tuple[SiteTrace, ...] = ()
+    #: A model's calls of its linears (eager arms).
+    calls: tuple[LayerCall, ...] = ()
+    #: What compiled artefacts multiplied.
+    multiplied: tuple[Multiplied, ...] = ()
+    attention: tuple[AttentionCall, ...] = ()
+    error: RunError | None = None
+    #: Why operands could not be seen or counted although the arm should expose them.
+    unobserved: str = ""
+    #: Why this run says nothing at all: the arm did not do what its name says.
+    void: str = ""
+    #: None: not taken.
+    census: Census | None = None
+
+    def at(self, role: Role, phase: Phase) -> SiteTrace | None:
+        """The site of ``role`` in ``phase``, or None where it was not recorded."""
+        for record in self.sites:
+            if record.site.role == role and record.site.phase == phase:
+                return record
+        return None
+
+    def main_site(self, role: Role) -> SiteTrace | None:
+        return self.at(role, "forward" if role == "output" else "backward")

@@ -1,0 +1,93 @@
+"""A worker was lost: find out, in processes of their own, what its case does to one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from narrowfuzz.arms.ladder import climb
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.environment import describe
+from narrowfuzz.judge_schedule import arms_of
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.recipe import Recipe, load_recipes, load_stateful
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.triage.finding import Finding, finding_id, reach_of
+from narrowfuzz.triage.minimise import minimise
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_schedule import write_schedule_script
+from narrowfuzz.triage.triage import Triaged
+from narrowfuzz.triage.verify import ScriptRun, run_script
+from narrowfuzz.verdict import Verdict, fingerprint
+
+_SECONDS = 90.0
+#: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.
+_HANG = 240.0
+
+
+def triage_loss(
+    case: Case, how: str, recipe_files: tuple[Path, ...], plant: tuple[str, str] | None
+) -> Triaged | None:
+    """The finding behind a lost worker, or None if no fresh process is lost on that case, or one
+    is without the planted fault, too."""
+    known = load_recipes if case.spec.schedule is None else load_stateful
+    recipe: Recipe | Stateful = known(recipe_files)[case.spec.recipe]
+    hangs = how == "hangs"
+
+    def verdict_of(arm: str) -> Verdict:
+        return Verdict("contract", arm, "forward", "hung" if hangs else "crashed", how,
+                       measured=how, allowed="a result or an exception")  # fmt: skip
+
+    def run(candidate: Case, arm: str, plant: tuple[str, str] | None = plant) -> ScriptRun:
+        with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
+            path = Path(folder) / "repro.py"
+            path.write_text(_script(candidate, verdict_of(arm), recipe))
+            timeout = _HANG if hangs else 60.0
+            ours = case.spec.schedule is not None
+            return run_script(path, timeout=timeout, plant=plant, harness=ours)
+
+    def lost(result: ScriptRun) -> bool:
+        return result.code is None if hangs else result.crashed
+
+    guilty = next((arm for arm in _arms(case.spec) if lost(run(case, arm))), None)
+    if guilty is None:
+        return None
+    small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
+    if plant is not None and lost(run(small.case, guilty, None)):
+        return None
+    verdict = verdict_of(guilty)
+    name = fingerprint(verdict, recipe.family)
+    finding = Finding(
+        id=finding_id(name, small.case),
+        fingerprint=name,
+        severity="high",
+        recipe=recipe.name,
+        oracle="contract",
+        arm=guilty,
+        role="forward",
+        symptom=how,
+        sentence=verdict.sentence(),
+        strength="exact",
+        reach=reach_of(small.case),
+        case=case,
+        minimal=small.case,
+        flake="always",
+        attempts=small.attempts,
+        untried=small.untried,
+        script_output=how,
+        environment=describe(),
+    )
+    return Triaged(finding, _script(small.case, verdict, recipe), True)
+
+
+def _arms(spec: Spec) -> list[str]:
+    return [a.name for a in climb(spec)] if spec.schedule is None else list(arms_of(spec.schedule))
+
+
+def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful) -> str:
+    if isinstance(recipe, Recipe):
+        return write_script(case, verdict, recipe)
+    assert case.spec.schedule is not None
+    # its runs would take this process along
+    unseen = ScheduleEvidence(case, case.spec.schedule, "current", lambda settings: None, {}, {})
+    return write_schedule_script(unseen, verdict, recipe)

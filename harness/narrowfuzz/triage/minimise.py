@@ -1,0 +1,211 @@
+"""Our own minimiser, on Case JSON: every attempt keeps the fingerprint.
+
+Hypothesis cannot shrink a journalled crash or a loaded file, and shrinking through compiles needs a
+budget. An attempt counts if the fingerprint shows on any of five data draws. On eager rungs it goes
+on until no single field can be reset to its default and no dimension halved; on compiled rungs
+fields are reset in groups within a budget of builds, and what was not tried is listed. A stateful
+case is cheap to run and its state depends on its data: every neighbour is tried, on its own seed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.triage.minimise_schedule import simpler_cases
+
+#: True if the case still shows the fingerprint that is being minimised.
+Shows = Callable[[Case], bool]
+Change = Callable[[Case], Case]
+
+DRAWS = 5
+_DIMS = ("m", "k", "n", "batch")
+_KEPT = ("recipe", "backend", "compile", "model", "m", "k", "n", "batch")
+#: Tamest first: the class a finding ends with is its reach.
+REACH = ("gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "near_max", "subnormal")
+
+
+#: What to look at inside a larger model, smallest first; every other model is tried as a linear.
+SMALLER: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "llama_block": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention"),
+    "two_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
+    "joined_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
+    "tied_embedding": ("linear", "rmsnorm_linear"),
+}
+
+
+@dataclass
+class Minimised:
+    """The smallest case found, and how far the search got."""
+
+    case: Case
+    attempts: int = 0
+    untried: list[str] = field(default_factory=list)
+
+
+def minimise(
+    case: Case,
+    shows: Shows,
+    *,
+    builds: int = 0,
+    seconds: float = 60.0,
+    hint: Spike | None = None,
+) -> Minimised:
+    """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
+    (each costs a compile, of a stateful case none does); 0 means no such limit. ``hint`` is an
+    element that may be all it takes: tried alone in gaussian data, so that the rest can shrink
+    without losing it."""
+    stateful = case.spec.schedule is not None
+    limit = None if stateful else builds or None
+    search = _Search(case, shows, limit, time.monotonic() + seconds)
+    if hint is not None:
+        alone = DataSpec(seed=case.data.seed, spikes=(hint,))
+        search.attempt("hint", msgspec.structs.replace(case, data=alone))
+    if stateful:
+        search.through_schedules()
+    else:
+        if builds:
+            search.group_resets()
+        search.to_fixpoint()
+    return Minimised(search.best, search.attempts, search.untried)
+
+
+class _Search:
+    def __init__(self, case: Case, shows: Shows, builds: int | None, deadline: float) -> None:
+        self.best, self.shows = case, shows
+        self.builds, self.deadline = builds, deadline
+        self.attempts = 0
+        self.untried: list[str] = []
+        self.draws = DRAWS if case.spec.schedule is None else 1
+
+    def attempt(self, name: str, candidate: Case) -> bool:
+        """Keep ``candidate`` if it shows the fingerprint on any of five draws."""
+        if candidate == self.best:
+            return False
+        rebuilds = candidate.spec != self.best.spec
+        out_of_builds = rebuilds and self.builds is not None and self.builds <= 0
+        if out_of_builds or time.monotonic() > self.deadline:
+            if name not in self.untried:
+                self.untried.append(name)
+            return False
+        if rebuilds and self.builds is not None:
+            self.builds -= 1
+        for draw in range(self.draws):
+            seed = candidate.data.seed if draw == 0 else draw
+            drawn = _with_data(candidate, seed=seed)
+            self.attempts += 1
+            if self.shows(drawn):
+                self.best = drawn
+                return True
+        return False
+
+    def group_resets(self) -> None:
+        """All irrelevant Spec fields at once, then by halves: few builds where each is dear."""
+        fields = [f for f in _changed(self.best.spec) if f not in _KEPT or f == "model"]
+        groups = [fields, fields[: len(fields) // 2], fields[len(fields) // 2 :]]
+        for group in groups:
+            if group:
+                defaults = {name: _default(Spec, name) for name in group}
+                self.attempt("+".join(group), _with_spec(self.best, **defaults))
+
+    def to_fixpoint(self) -> None:
+        progress = True
+        while progress:
+            progress = False
+            for name, candidate in self._candidates():
+                if self.attempt(name, candidate(self.best)):
+                    progress = True
+                    self.untried = [u for u in self.untried if u != name]
+
+    def through_schedules(self) -> None:
+        """To a fixpoint of a schedule's neighbours. After a success the search goes on with the
+        new case's neighbours from the same place: what failed before mostly fails again."""
+        failed: set[Case] = set()
+        progress = True
+        while progress and not self.untried:
+            progress, i = False, 0
+            neighbours = list(simpler_cases(self.best))
+            while i < len(neighbours):
+                name, candidate = neighbours[i]
+                if candidate not in failed and self.attempt(name, candidate):
+                    progress = True
+                    neighbours = list(simpler_cases(self.best))
+                else:
+                    failed.add(candidate)
+                    i += 1
+
+    def _candidates(self) -> Iterator[tuple[str, Change]]:
+        """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""
+        for i in reversed(range(len(self.best.data.spikes))):
+            yield f"spike {i}", partial(_without_spike, index=i)
+        for name in ("regime", "input_exponent", "weight_exponent", "grad_exponent"):
+            yield name, partial(_with_data, **{name: _default(DataSpec, name)})
+        for values in REACH:
+            yield f"values={values}", partial(_tamer, values=values)
+        for model in SMALLER.get(self.best.spec.model, ("linear",)):
+            yield f"model={model}", partial(_with_spec, model=model)
+        for name in _changed(self.best.spec):
+            if name not in _KEPT:
+                yield name, partial(_with_spec, **{name: _default(Spec, name)})
+        yield "flattened", _flattened
+        for name in _DIMS:
+            yield f"{name} to {_default(Spec, name)}", partial(_dim_to_default, name=name)
+            yield f"{name}/2", partial(_halved, name=name)
+
+
+def _with_spec(case: Case, **changes: Any) -> Case:
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+
+
+def _with_data(case: Case, **changes: Any) -> Case:
+    return msgspec.structs.replace(case, data=msgspec.structs.replace(case.data, **changes))
+
+
+def _without_spike(case: Case, index: int) -> Case:
+    spikes = tuple(s for i, s in enumerate(case.data.spikes) if i != index)
+    return _with_data(case, spikes=spikes)
+
+
+def _tamer(case: Case, values: str) -> Case:
+    """The value class, if it is tamer than the present one."""
+    order = (*REACH, "inf_nan")
+    if order.index(values) >= order.index(case.data.values):
+        return case
+    return _with_data(case, values=values)
+
+
+def _flattened(case: Case) -> Case:
+    """The batch folded into the rows: as many tokens, one dimension less."""
+    return _with_spec(case, batch=0, m=case.spec.tokens) if case.spec.batch else case
+
+
+def _halved(case: Case, name: str) -> Case:
+    size = getattr(case.spec, name)
+    return _with_spec(case, **{name: size // 2}) if size >= 2 else case
+
+
+def _dim_to_default(case: Case, name: str) -> Case:
+    size, default = getattr(case.spec, name), _default(Spec, name)
+    wants = size > default if name != "batch" else size != default
+    return _with_spec(case, **{name: default}) if wants else case
+
+
+def _changed(spec: Spec) -> list[str]:
+    return [
+        f for f in spec.__struct_fields__ if f != "recipe" and getattr(spec, f) != _default(Spec, f)
+    ]
+
+
+@cache
+def _default(struct: type[msgspec.Struct], name: str) -> Any:
+    for info in msgspec.structs.fields(struct):
+        if info.name == name:
+            return info.default
+    raise AssertionError(name)

@@ -1,0 +1,47 @@
+"""Simpler neighbours of a stateful case: its schedule first, then the layers it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.schedule.simplify import simplifications
+
+#: FP8 products want multiples of it, in every library.
+_LEAST = 16
+
+
+def simpler_cases(case: Case) -> Iterator[tuple[str, Case]]:
+    """Cases that are simpler in one respect, each with what was done; the seed stays.
+
+    No candidate equals ``case``, and going on from any of them ends.
+    """
+    schedule = case.spec.schedule
+    assert schedule is not None
+    for phrase, simpler in simplifications(schedule):
+        yield phrase, _with_spec(case, schedule=simpler)
+    for phrase, candidate in _others(case):
+        if candidate != case:
+            yield phrase, candidate
+
+
+def _others(case: Case) -> Iterator[tuple[str, Case]]:
+    """What a schedule does not use goes at once; then what its layers are."""
+    spec = case.spec
+    used = {name: getattr(spec, name) for name in ("m", "k", "bias", "dtype", "schedule")}
+    bare = Spec(recipe=spec.recipe, **used)
+    yield "unused fields", Case(spec=bare, data=DataSpec(seed=case.data.seed))
+    yield "no bias", _with_spec(case, bias=False)
+    yield "dtype bf16", _with_spec(case, dtype="bf16")
+    for name in ("m", "k"):
+        size = getattr(spec, name)
+        for smaller in (_LEAST, -(-size // 2 // _LEAST) * _LEAST):
+            if _LEAST <= smaller < size:
+                yield f"{name}={smaller}", _with_spec(case, **{name: smaller})
+
+
+def _with_spec(case: Case, **changes: Any) -> Case:
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))

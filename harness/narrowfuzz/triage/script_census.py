@@ -1,0 +1,180 @@
+"""Stand-alone scripts for census findings: build a model, look, convert, look again.
+
+What is looked at is a table: for each class of change an expression over ``model`` and whether it
+must not lose members, gain any, or change at a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.recipe import Recipe, ScriptText
+from narrowfuzz.trace import ChangeKind
+from narrowfuzz.verdict import Verdict
+
+TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
+
+_MODULES = "model.named_modules(remove_duplicate=False)"
+_PARAMETERS = "model.named_parameters(remove_duplicate=False)"
+_HOOKS = (
+    "('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks',\n"
+    "         '_state_dict_hooks', '_state_dict_pre_hooks', '_load_state_dict_pre_hooks',\n"
+    "         '_load_state_dict_post_hooks')"
+)
+_INTERNAL = "{*vars(torch.nn.Module()), 'forward'}"
+_FORWARD = "getattr(m.forward, '__qualname__', '?')"
+
+
+@dataclass(frozen=True)
+class _Look:
+    """``expression`` is a set for lost and gained, a dict by name for changed."""
+
+    expression: str
+    bad: Literal["lost", "gained", "changed"]
+
+
+def _pairs(named: str) -> str:
+    return f"{{(n, k) for n, x in {named}\n            for k, y in {named} if x is y and n < k}}"
+
+
+def _modules(value: str, *, where: str = "True") -> str:
+    return f"{{n: {value} for n, m in {_MODULES} if {where}}}"
+
+
+def _parameters(value: str) -> str:
+    return f"{{n: {value} for n, p in {_PARAMETERS}}}"
+
+
+#: Chosen by the recipe's own expressions instead: convertible before, converted after.
+_CHOSEN: dict[ChangeKind, Literal["lost", "gained"]] = {
+    "left unconverted": "lost",
+    "second name left unconverted": "lost",
+    "converted unasked": "gained",
+}
+_LOOKS: dict[ChangeKind, _Look] = {
+    "own forward lost": _Look(_modules(_FORWARD, where="NOT_PLAIN or not choosing"), "changed"),
+    "forward changed": _Look(_modules(_FORWARD, where="not chosen(m)"), "changed"),
+    "module type changed": _Look(_modules("type(m).__name__", where="not chosen(m)"), "changed"),
+    "module missing": _Look(f"{{n for n, m in {_MODULES}}}", "lost"),
+    "module added": _Look(f"{{n for n, m in {_MODULES}}}", "gained"),
+    "shared module split": _Look(_pairs(_MODULES), "lost"),
+    "training flag changed": _Look(_modules("m.training"), "changed"),
+    "hooks lost": _Look(
+        f"{{(n, kind, i) for n, m in {_MODULES} for kind in {_HOOKS}\n"
+        "            for i in range(len(getattr(m, kind, ())))}",
+        "lost",
+    ),
+    "attributes lost": _Look(
+        f"{{(n, a) for n, m in {_MODULES} for a in vars(m)\n            if a not in {_INTERNAL}}}",
+        "lost",
+    ),
+    "attributes changed": _Look(
+        f"{{(n, a): v for n, m in {_MODULES} for a, v in vars(m).items()\n"
+        f"            if a not in {_INTERNAL} and isinstance(v, (int, float, str))}}",
+        "changed",
+    ),
+    "tied weights untied": _Look(_pairs(_PARAMETERS), "lost"),
+    "weights tied": _Look(_pairs(_PARAMETERS), "gained"),
+    "parameter missing": _Look(f"{{n for n, p in {_PARAMETERS}}}", "lost"),
+    "parameter added": _Look(f"{{n for n, p in {_PARAMETERS}}}", "gained"),
+    "parameter type changed": _Look(
+        f"{{(n, k): type(p).__name__ for n, m in {_MODULES} if not chosen(m)\n"
+        "            for k, p in m.named_parameters(recurse=False)}",
+        "changed",
+    ),
+    "parameter shape changed": _Look(_parameters("p.shape"), "changed"),
+    "parameter dtype changed": _Look(_parameters("p.dtype"), "changed"),
+    "parameter device changed": _Look(_parameters("p.device"), "changed"),
+    "parameter order changed": _Look(f"{{'order': [n for n, p in {_PARAMETERS}]}}", "changed"),
+    "parameter hooks lost": _Look(
+        f"{{(n, kind, i) for n, p in {_PARAMETERS}\n"
+        "            for kind in ('_backward_hooks', '_post_accumulate_grad_hooks')\n"
+        "            for i in range(len(getattr(p, kind, None) or ()))}",
+        "lost",
+    ),
+    "parameter attributes lost": _Look(
+        f"{{(n, a) for n, p in {_PARAMETERS} for a in vars(p)}}", "lost"
+    ),
+    "requires_grad changed": _Look(_parameters("p.requires_grad"), "changed"),
+    "buffer missing": _Look("{n for n, b in model.named_buffers(remove_duplicate=False)}", "lost"),
+    "buffer added": _Look("{n for n, b in model.named_buffers(remove_duplicate=False)}", "gained"),
+    "buffer changed": _Look(
+        "{n: (b.shape, b.dtype, b.device)\n"
+        "            for n, b in model.named_buffers(remove_duplicate=False)}",
+        "changed",
+    ),
+    "state_dict keys changed": _Look("{'keys': list(model.state_dict())}", "changed"),
+}
+_BAD = {
+    "lost": "sorted(before - after)",
+    "gained": "sorted(after - before)",
+    "changed": "[(n, v, after[n]) for n, v in before.items() if n in after and v != after[n]]",
+}
+
+
+def write_census_script(
+    case: Case, verdict: Verdict, recipe: Recipe, model: str = "", imports: str = ""
+) -> str:
+    """The script's text.
+
+    ``model`` is source that assigns ``model``, built from torch and ``dtype`` alone, with what it
+    imports; "" is the single linear of the Spec.
+    """
+    text = recipe.script(case.spec)
+    parts = [
+        f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, rule census.'
+        ' Exits 1 while this shows, 0 once it is gone.\n"""',
+        "import collections\nimport sys\n\nimport torch",
+        imports,
+        text.imports,
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
+        model or _linear(case.spec),
+        _look(verdict.symptom, text),
+        f"before = look(model, True)\nmodel = {text.convert}\nafter = look(model, False)",
+        f"bad = {_BAD[_bad(verdict.symptom)]}",
+        f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
+    ]
+    return "\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def quoted(text: str) -> str:
+    """Text that may stand between triple quotes, whatever a library said."""
+    return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
+
+
+def _linear(spec: Spec) -> str:
+    return (
+        "model = torch.nn.Sequential(collections.OrderedDict(\n"
+        f"    proj=torch.nn.Linear({spec.k}, {spec.n}, {spec.bias}, dtype=dtype)))"
+    )
+
+
+def _bad(symptom: str) -> str:
+    if symptom in _CHOSEN:
+        return _CHOSEN[symptom]  # type: ignore[index]
+    if symptom in _LOOKS:
+        return _LOOKS[symptom].bad  # type: ignore[index]
+    raise ValueError(f"no stand-alone script for census symptom {symptom!r}")
+
+
+def _look(symptom: str, text: ScriptText) -> str:
+    """look(model, choosing): what is compared; ``choosing`` is True before conversion."""
+    _bad(symptom)
+    if symptom in _CHOSEN:
+        return (
+            "def look(model, choosing):\n"
+            f"    return {{n for n, m in {_MODULES}\n"
+            f"            if ({text.convertible} if choosing else {text.converted})}}"
+        )
+    expression = _LOOKS[symptom].expression  # type: ignore[index]
+    lines = ["def look(model, choosing):"]
+    if "chosen(" in expression:
+        # what conversion is for may change: those names are left out on both sides
+        lines += [
+            "    def chosen(m):",
+            f"        return {text.convertible} if choosing else {text.converted}",
+        ]
+    plain = f"{_FORWARD} != 'Linear.forward'"
+    return "\n".join([*lines, f"    return {expression.replace('NOT_PLAIN', plain)}"])

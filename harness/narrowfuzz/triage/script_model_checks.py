@@ -1,0 +1,105 @@
+"""The last lines of a model's repro.py: what is looked at, and what it must be."""
+
+from __future__ import annotations
+
+from narrowfuzz.case import Spec
+from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
+from narrowfuzz.triage.script_checks import ACCEPTED, ELEMENT_RULES, check_element
+from narrowfuzz.verdict import Verdict
+
+#: How a Trace calls a single linear's results, and how its parameters are called.
+_OF_LINEAR = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
+
+_RATIO = """
+def rms(t):
+    return t.double().square().mean().sqrt().item()
+name, part = {name!r}, {part}
+exact, eager, guilty = (run(which)[name][part] for which in ("exact", "eager", "guilty"))
+base, far, finite = rms(eager - exact), rms(guilty - exact), bool(guilty.isfinite().all())
+ratio = {ratio}
+limit = ratio * base + {floor!r} * rms(run("exact")[name])
+print(f"{{name}}: error {{far:.4g}}, allowed {{limit:.4g}}, finite: {{finite}}")
+sys.exit(1 if not finite or far > limit else 0)
+"""
+
+_EQUAL = """
+def plain(t):
+    return t.double().nan_to_num(nan=0.5) + 0.0
+first, second = run({first!r}), run({second!r})
+def same(name):
+    both = name in first and name in second
+    return both and torch.equal(plain(first[name]), plain(second[name]))
+different = [name for name in {{**first, **second}} if not same(name)]
+print("different:", ", ".join(different) or "nothing")
+sys.exit(1 if different else 0)
+"""
+
+_ADDED = """
+whole, total = run("eager"), {{}}
+for turn in range({microbatches}):
+    for name, grad in run("eager", [turn]).items():
+        if name.endswith(".grad"):
+            total[name] = total[name] + grad if turn else grad
+def plain(t):
+    return t.double().nan_to_num(nan=0.5) + 0.0
+different = [name for name, grad in total.items()
+             if name not in whole or not torch.equal(plain(grad), plain(whole[name]))]
+print("not the sum of the microbatches' gradients:", ", ".join(different) or "nothing")
+sys.exit(1 if different else 0)
+"""
+
+_CRASH = """
+try:
+    run("guilty")
+except Exception as error:
+    text = str(error).strip() or "(no message)"
+    print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
+    sys.exit({code})
+print("runs forward and backward")
+"""
+
+_MISSING = """
+found = run("guilty")
+missing = [name for name in {names!r} if name not in found]
+print("no gradient of:", ", ".join(missing) or "nothing")
+sys.exit(1 if missing else 0)
+"""
+
+
+def check_whole(spec: Spec, verdict: Verdict) -> str:
+    """The lines that look at ``run``'s results. Raises ValueError for a rule they cannot check."""
+    oracle = verdict.oracle
+    if oracle == "contract":
+        if verdict.symptom.startswith("accepts"):
+            return ACCEPTED.format(call='run("guilty")', rule=verdict.allowed)
+        if verdict.status == "diverged":
+            names = [_OF_LINEAR.get(name, name) for name in verdict.where.split(", ")]
+            return _MISSING.format(names=names)
+        code = "1"
+        if verdict.symptom.startswith("refused only in backward"):
+            code = '1 if phase == "backward" else 0'
+        elif verdict.symptom.startswith("refusal names no layer"):
+            code = '1 if "proj" not in str(error) else 0'
+        return _CRASH.format(code=code)
+    if oracle == "O1":
+        return _EQUAL.format(first="guilty", second="guilty")
+    if oracle in ("O8", "O12"):
+        return _EQUAL.format(first="eager", second="guilty")
+    if oracle == "R23":
+        return _ADDED.format(microbatches=spec.microbatches)
+    if oracle == "O9":
+        return _ratio(spec, verdict)
+    if oracle in ELEMENT_RULES and spec.direct:
+        name = _OF_LINEAR.get(verdict.role, verdict.role)
+        return check_element(verdict, f'run("guilty")["{name}"]{list(verdict.index)}.item()')
+    raise ValueError(f"no stand-alone script for {oracle} on a model")
+
+
+def _ratio(spec: Spec, verdict: Verdict) -> str:
+    """O9's own limit: the same multiple of eager's error, the same floor."""
+    name, _, row = verdict.where.partition(" row ")
+    large, floor = ratio_limit(spec)
+    ratio = f"{SMALL_RATIO} if guilty.numel() < {SMALL} else {large}"
+    return _RATIO.format(
+        name=name.split("[")[0], part=row or "...", ratio=SMALL_RATIO if row else ratio, floor=floor
+    )

@@ -1,0 +1,193 @@
+"""The other rules of schedules in a script: what surrounds the training, and what is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
+from narrowfuzz.schedule.events import Backward, Event, Forward, Step
+from narrowfuzz.schedule.text import sentence
+from narrowfuzz.stateful import ScheduleScript
+from narrowfuzz.triage.script_training import Mark, Play, checkpoint_call, quoted
+from narrowfuzz.verdict import Verdict
+
+
+def no_mark(i: int, event: Event, made: list[str]) -> str:
+    """Nothing between the events."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one rule adds to the training."""
+
+    play: Play
+    #: Fields of ScheduleScript whose definitions it calls.
+    uses: tuple[str, ...]
+    #: Definitions before the training.
+    before: str
+    mark: Mark
+    #: Runs it, looks, exits.
+    after: str
+    #: Parameters of ``train``.
+    arguments: str = ""
+    #: A line for every fresh ``layers``.
+    built: str = ""
+    #: The line before an event.
+    lead: Mark = no_mark
+
+
+Maker = Callable[[ScheduleEvidence, Verdict, ScheduleScript], Check]
+#: The last lines of a script that kept ``broken``.
+EXIT = '\nprint("BROKEN" if broken else "holds")\nsys.exit(1 if broken else 0)'
+#: Runs it while ``hear`` listens.
+RUN = "with listening(hear):\n    train()"
+
+
+def _play(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Play:
+    return Play(evidence.case.spec, text, verdict.arm != "eager")
+
+
+def _contract(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    trace, play = evidence.traces.get(verdict.arm), _play(evidence, verdict, text)
+    if trace is None or trace.error is None:  # it ended or stalled the process
+        return Check(play, (), "", no_mark, "train()\nsys.exit(0)")
+    after = (
+        "try:\n    train()\nexcept Exception as error:\n"
+        '    print(f"{type(error).__name__}: {error}")\n'
+        f'    sys.exit(1 if type(error).__name__ == "{trace.error.type}" else 0)\n'
+        'print("no error")\nsys.exit(0)'
+    )
+    return Check(play, (), "", no_mark, after)
+
+
+_RECOMPUTE = '''\
+checkpoints, running = [], []
+def hear(seen):
+    """The products of every run of what is checkpointed."""
+    if isinstance(seen, Product):
+        told = [(None, None, form) if s is None else (c.view(torch.uint8).clone(), s.clone(), form)
+                for c, s, form in sides(seen)]
+        for products in running:
+            products.append(told)
+def checkpoint(function, x):
+    runs = []
+    checkpoints.append(runs)
+    def run(x):
+        runs.append([])
+        running.append(runs[-1])
+        try:
+            return function(x)
+        finally:
+            running.pop()
+    return CHECKPOINT'''
+
+_RECOMPUTED = """
+def same(a, b):
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+broken = False
+for first, *others in filter(None, checkpoints):
+    for products in others:
+        for i, again in enumerate(products):
+            for name, a, b in zip("ab", again, first[i] if i < len(first) else ((), ())):
+                different = [w for w, x, y in zip(("codes", "1/scale"), a, b) if not same(x, y)]
+                if not b or a[2] != b[2] or different:
+                    print(f"product {i}, operand {name}: recomputed with {a[1:]}, first {b[1:]}; "
+                          f"different: {', '.join(different) or 'format'}")
+                    broken = True"""
+
+
+def _recompute(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    play = Play(evidence.case.spec, text, True, own_checkpoint=True)
+    before = _RECOMPUTE.replace("CHECKPOINT", checkpoint_call(evidence.case.spec, text, "run", "x"))
+    after = f"{RUN}{_RECOMPUTED}{EXIT}"
+    return Check(play, ("scales", "listen"), before, no_mark, after)
+
+
+_PRECISION = '''\
+products, weights, broken = [], 0, False
+def hear(seen):
+    global weights
+    if isinstance(seen, Product):
+        products.append([form for _, _, form in sides(seen)])
+    elif isinstance(seen, Cast) and slot_of(seen).endswith("forward slot 1"):
+        weights += 1
+def after(event, fp8, weight=False, gradients=False):
+    """Inside a region every product is in FP8, outside none; weights are cast when asked for, and
+    one operand of a gradient's products may be in E5M2."""
+    global weights, broken
+    wrong = [p for p in products if {"e4m3" in x or "e5m2" in x for x in p} != {fp8}]
+    told = "the weight was not cast" if weight and not weights else ""
+    wide = {sum("e5m2" in x for x in p) for p in products}
+    if fp8 and wide and max(wide) != gradients:
+        told = told or f"{max(wide)} operands of a product in E5M2, not {int(gradients)}"
+    if wrong or told:
+        print(f"{event}: {told or wrong}, expected {'FP8' if fp8 else 'high precision'}")
+        broken = True
+    products.clear()
+    weights = 0'''
+
+
+def _precision(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    narrow = _narrow(evidence)
+    weights = verdict.symptom.startswith("weight")
+    wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
+    numbers = iter(range(64))
+
+    def mark(i: int, event: Event, made: list[str]) -> str:
+        number = next(numbers) if isinstance(event, Forward) else 0
+        if not isinstance(event, Forward | Backward):
+            return ""
+        told = quoted(sentence(event, number))
+        if narrow.get(i) is None:
+            return "products.clear()"
+        asks = weights and isinstance(event, Forward) and narrow[i] and event.first is not False
+        more = ", weight=True" if asks else ""
+        if isinstance(event, Backward) and narrow[i] and wide:
+            more += ", gradients=True"
+        return f"after({told}, fp8={narrow[i]}{more})"
+
+    after = f"{RUN}{EXIT}"
+    return Check(_play(evidence, verdict, text), ("scales", "listen"), _PRECISION, mark, after)
+
+
+def _narrow(evidence: ScheduleEvidence) -> dict[int, bool]:
+    """Event -> whether its products run in FP8; left out where they are of both kinds."""
+    found: dict[int, bool] = {}
+    for i, event, progress in steps_of(evidence.schedule):
+        if isinstance(event, Forward):
+            found[i] = progress.inner(event) is not None
+        elif isinstance(event, Backward):
+            under = {f in progress.ran for f in event.of}
+            if len(under) == 1:
+                found[i] = under.pop()
+    return found
+
+
+_BALANCE = '''\
+broken = False
+def after(event):
+    """Between steps nothing is set aside for later."""
+    global broken
+    left = {name: n for name, n in pending().items() if n}
+    print(f"{event}: {left or 'nothing'} left over")
+    broken = broken or bool(left)'''
+
+
+def _balance(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    outside = {i for i, _, progress in steps_of(evidence.schedule) if not progress.open}
+
+    def mark(i: int, event: Event, made: list[str]) -> str:
+        return f'after("step, event {i}")' if isinstance(event, Step) and i in outside else ""
+
+    after = f"train(){EXIT}"
+    return Check(_play(evidence, verdict, text), ("pending",), _BALANCE, mark, after)
+
+
+CHECKS: dict[str, Maker] = {
+    "contract": _contract,
+    "O13": _recompute,
+    "O20": _precision,
+    "O19": _balance,
+}

@@ -1,0 +1,142 @@
+"""Script text that watches a model from inside: attention's arguments, what GEMMs multiply.
+
+Inside Inductor's graphs a dispatch mode sees the kernels that are called; in eager, hooks see what
+each linear gets.
+"""
+
+from __future__ import annotations
+
+from narrowfuzz.arms.ladder import Arm
+from narrowfuzz.verdict import Verdict
+
+_WATCH = """
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+forwards, backwards, aten = [], [], torch.ops.aten
+class Watch(TorchDispatchMode, contextlib.ContextDecorator):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name.startswith("_scaled_dot_product_flash_attention"):
+            if name.endswith("_backward"):
+                backwards.append([t.clone() for t in args[1:6]])
+            else:
+                forwards.append([t.clone() for t in (*args[:3], *result[:2])])
+        return result
+"""
+
+#: Inside what the compiler made, so that it makes what it would.
+_INSIDE_INDUCTOR = """
+from torch._inductor.output_code import CompiledFxGraph
+CompiledFxGraph.__call__ = Watch()(CompiledFxGraph.__call__)
+"""
+_INSIDE_GRAPHS = """
+from torch._dynamo.backends import debugging
+def watched(graph, inputs, make=debugging.boxed_nop):
+    return Watch()(make(graph, inputs))
+debugging.boxed_nop = watched
+"""
+
+_STATISTICS = """
+def plain(t):
+    return t.double().nan_to_num(nan=0.5)
+def different(x, y):
+    return int((plain(x) != plain(y)).sum()) if x.shape == y.shape else x.numel()
+lost = moved = worst = 0
+for q, k, v, out, lse in backwards:
+    kept = [f for f in forwards if not different(f[4], lse) and not different(f[3], out)]
+    lost += not kept
+    for i, x in enumerate((q, k, v)):
+        moved += min((different(x, f[i]) for f in kept), default=0)
+    scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
+    total = (scores - lse.double().reshape(scores.shape[:-1]).unsqueeze(-1)).exp().sum(-1)
+    worst = max(worst, (total - 1).abs().max().item())
+print(f"{len(backwards)} attention backwards, {lost} with statistics of no forward; elements of "
+      f"q, k, v that moved since: {moved}; rows of probabilities sum to 1 within {worst:.2g}")
+sys.exit(1 if lost or moved or worst > ALLOWED else 0)
+"""
+
+_WATCH_GEMMS = """
+from torch.utils._python_dispatch import TorchDispatchMode
+forwards, backwards = [], []
+def plain(t):
+    return t.detach().float().nan_to_num(nan=0.5) + 0.0
+class Watch(TorchDispatchMode, contextlib.ContextDecorator):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        if name in ("mm", "addmm", "_scaled_mm"):
+            a, b = args[1:3] if name == "addmm" else args[:2]
+            scales = (*args[2:4], kwargs.get("scale_a"), kwargs.get("scale_b"))
+            sa, sb = [s for s in scales if s is not None][:2] if "_" in name else (a[:0], b[:0])
+            in_backward = torch._C._current_graph_task_id() != -1
+            (backwards if in_backward else forwards).append([plain(t) for t in (b, sb, a, sa)])
+        return func(*args, **kwargs)
+"""
+
+#: A GEMM of backward with a forward GEMM's weight is that GEMM again.
+_RECOMPUTED = """
+def equal(xs, ys):
+    return all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(xs, ys))
+moved = repeated = 0
+for b, sb, a, sa in backwards:
+    first = [f for f in forwards if equal((b, sb), f[:2])]
+    if first and not (b.shape[0] == b.shape[1] and torch.equal(b, b.t())):
+        repeated += 1
+        moved += not any(equal((a, sa), f[2:]) for f in first)
+print(f"{repeated} products computed again in backward, {moved} of them from other operands")
+sys.exit(1 if moved else 0)
+"""
+
+_WATCH_LINEARS = """
+forwards, backwards = [], []
+def note(layer, args):
+    again = torch._C._current_graph_task_id() != -1
+    held = (args[0], layer.weight, *([] if layer.bias is None else [layer.bias]))
+    values = [getattr(t, "_data", t).detach().double().nan_to_num(nan=0.5) + 0.0 for t in held]
+    (backwards if again else forwards).append((layer, values))
+nn.modules.module.register_module_forward_pre_hook(
+    lambda layer, args: note(layer, args) if isinstance(layer, nn.Linear) else None)
+"""
+
+_LINEARS_AGAIN = """
+moved = repeated = 0
+for layer in {id(layer): layer for layer, _ in backwards}.values():
+    first, again = ([v for other, v in calls if other is layer] for calls in (forwards, backwards))
+    for x, y in zip(first, again):
+        repeated += 1
+        moved += any(s.shape != t.shape or not torch.equal(s, t) for s, t in zip(x, y))
+print(f"{repeated} linears called again in backward, {moved} of them with other operands")
+sys.exit(1 if moved else 0)
+"""
+
+
+def inside(arm: Arm) -> str:
+    """Text that runs what a compiler makes inside the script's ``Watch()``."""
+    return _INSIDE_INDUCTOR if arm.compiler == "inductor" else _INSIDE_GRAPHS
+
+
+def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
+    """Text that records what the rule looks at, and whether ``Watch()`` must surround the run.
+
+    Raises ValueError for what a plain script cannot see.
+    """
+    if verdict.oracle not in ("O13", "O18"):
+        return "", False
+    if verdict.oracle == "O18":
+        return _WATCH + (inside(arm) if arm.compiler else ""), not arm.compiler
+    if arm.compiler:
+        return _WATCH_GEMMS + inside(arm), False
+    if verdict.side:
+        raise ValueError("codes of a recomputed layer are out of a plain script's reach")
+    return _WATCH_LINEARS, False
+
+
+def check_watched(verdict: Verdict, arm: Arm) -> str:
+    """Run, and check what was recorded."""
+    if verdict.oracle == "O13":
+        return 'run("guilty")\n' + (_RECOMPUTED if arm.compiler else _LINEARS_AGAIN).strip()
+    # where q, k or v moved, the sums may well have stayed
+    allowed = repr(verdict.hi) if verdict.hi else "math.inf"
+    return 'run("guilty")\n' + _STATISTICS.strip().replace("ALLOWED", allowed)

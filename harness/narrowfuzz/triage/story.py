@@ -1,0 +1,65 @@
+"""What a stateful finding's schedule did: its lines, the guilty event, the guilty slot's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, place
+from narrowfuzz.schedule.text import heading, lines
+from narrowfuzz.schedule.trace import SlotName, StateTrace
+from narrowfuzz.triage.finding import State, Story
+from narrowfuzz.verdict import Verdict
+
+
+def tell(evidence: ScheduleEvidence, verdict: Verdict) -> Story:
+    """The story of one first cause."""
+    event = verdict.index[0] if verdict.index else _failed(evidence, verdict)
+    slot = told_slot(verdict) or _followed(evidence.traces)
+    return Story(
+        lines=[heading(evidence.schedule), *lines(evidence.schedule)],
+        event=event,
+        broke=f"{verdict.oracle}: {verdict.role} {verdict.symptom}"
+        + (f", {place(evidence.schedule, event)}" if event >= 0 else ""),
+        slot="" if slot is None else str(slot),
+        states={} if slot is None else {a: _states(t, slot) for a, t in evidence.traces.items()},
+    )
+
+
+def told_slot(verdict: Verdict) -> SlotName | None:
+    """The slot that a verdict names, if it names one."""
+    if len(verdict.index) < 2:
+        return None
+    direction = verdict.symptom.split()[0] if verdict.role == "state" else verdict.role
+    assert direction in ("forward", "backward"), direction
+    return SlotName(verdict.side, direction, verdict.index[1])  # type: ignore[arg-type]
+
+
+def _failed(evidence: ScheduleEvidence, verdict: Verdict) -> int:
+    trace = evidence.traces.get(verdict.arm)
+    return trace.error.event if trace is not None and trace.error is not None else -1
+
+
+def _followed(traces: Mapping[str, StateTrace]) -> SlotName | None:
+    """The first slot that two arms disagree about, or the first there is."""
+    held = [[moment.state for moment in trace.moments] for trace in traces.values()]
+    slots = sorted({slot for states in held for state in states for slot in state})
+    for states in zip(*held, strict=False):
+        for slot in slots:
+            told = [state[slot] for state in states if slot in state]
+            if any(not other.equals(told[0]) for other in told[1:]):
+                return slot
+    return slots[0] if slots else None
+
+
+def _states(trace: StateTrace, slot: SlotName) -> list[State]:
+    return [
+        State(moment.event, _number(held.scale), [_number(x) for x in held.window])
+        for moment in trace.moments
+        if (held := moment.state.get(slot)) is not None
+    ]
+
+
+def _number(x: np.float32) -> float | str:
+    return float(x) if np.isfinite(x) else str(float(x))

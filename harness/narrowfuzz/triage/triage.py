@@ -1,0 +1,192 @@
+"""Turn a first cause into a finding: repeat, minimise, write its script, verify the script."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.case import Case, Spec, Spike
+from narrowfuzz.environment import describe
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.numerics.plan import OPERANDS, Role
+from narrowfuzz.numerics.reference import canonical_operands
+from narrowfuzz.oracles import ORACLES, rules_of
+from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.schedule.carries import check_carried
+from narrowfuzz.triage.finding import Finding, Flake, finding_id, reach_of, severity_of
+from narrowfuzz.triage.minimise import minimise
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_schedule import write_schedule_script
+from narrowfuzz.triage.story import tell
+from narrowfuzz.triage.verify import GONE, RunScript, run_script
+from narrowfuzz.verdict import Verdict, fingerprint
+
+_BUILDS = 14
+#: Rules about one operand of one GEMM.
+OPERAND_RULES = ("O2", "O3", "O4")
+
+
+@dataclass(frozen=True)
+class Triaged:
+    """A finding, its script, and whether the script shows it in a fresh process."""
+
+    finding: Finding
+    script: str
+    confirmed: bool
+
+
+def triage(
+    judge: Judge,
+    case: Case,
+    verdict: Verdict,
+    *,
+    seconds: float = 40.0,
+    plant: tuple[str, str] | None = None,
+    scripts: RunScript = run_script,
+) -> Triaged:
+    """Everything that happens before a divergence may be called a finding.
+
+    ``plant``: what is planted, so that its script must show it with that and not without.
+    """
+    wanted = fingerprint(verdict, judge.family(case.spec))
+    rules = ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES
+    oracles = needed(verdict.oracle, rules)
+
+    def shows(candidate: Case) -> bool:
+        if candidate.spec.schedule is not None and not _carried(judge, candidate.spec):
+            return False
+        return judge.judge(candidate, oracles).cause(wanted) is not None
+
+    case = _only_as_dear(case, verdict.arm)
+    repeats = shows(case)
+    compiled = case.spec.schedule is None and bool(ARMS[verdict.arm].compiler)
+    small = minimise(
+        case,
+        shows,
+        builds=_BUILDS if compiled else 0,
+        seconds=seconds,
+        hint=_hint(case, verdict, judge) if case.spec.direct else None,
+    )
+    final = judge.judge(small.case, oracles).cause(wanted) or verdict
+    shown_again = final is not verdict or repeats
+    minimal = small.case if final is not verdict else case
+    script, confirmed, output = "", False, ""
+    try:
+        for script in _scripts(judge, minimal, final):
+            stateful = case.spec.schedule is not None
+            confirmed, output = _confirm(script, plant, scripts, harness=stateful)
+            if confirmed:
+                break
+    except ValueError as error:
+        script, output = f"# no stand-alone script: {error}\n", str(error)
+    flake: Flake = "always" if shown_again and confirmed else "flaky"
+    if shown_again and not confirmed:
+        flake = "not shown by its script"
+    elif confirmed and not shown_again:
+        flake = "per process"
+    finding = Finding(
+        id=finding_id(wanted, minimal),
+        fingerprint=wanted,
+        severity=severity_of(final, minimal),
+        recipe=case.spec.recipe,
+        oracle=final.oracle,
+        arm=final.arm,
+        role=final.role,
+        symptom=final.symptom,
+        sentence=final.sentence(),
+        strength=rules_of(case.spec)[final.oracle].strength,
+        reach=reach_of(minimal),
+        case=case,
+        minimal=minimal,
+        flake=flake,
+        attempts=small.attempts,
+        untried=small.untried,
+        script_output=output,
+        environment=describe(),
+        story=None if case.spec.schedule is None else tell(judge.look(minimal), final),
+    )
+    return Triaged(finding, script, confirmed)
+
+
+def _carried(judge: Judge, spec: Spec) -> bool:
+    """Can the recipe play this schedule? A simpler one may be beyond it."""
+    assert spec.schedule is not None
+    try:
+        check_carried(spec.schedule, judge.stateful_recipe(spec).carries(), spec.recipe)
+    except ValueError:
+        return False
+    return True
+
+
+def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[str]:
+    """The simplest script that may show it, then one that tells more. Raises ValueError if no
+    script can."""
+    if case.spec.schedule is not None:
+        recipe = judge.stateful_recipe(case.spec)
+        yield write_schedule_script(judge.look(case), verdict, recipe)
+        return
+    layer = judge.layer(case, verdict.layer, last=verdict.last_call) if verdict.layer else None
+    yield write_script(case, verdict, judge.recipe(case.spec), layer)
+    if layer is not None and case.spec.steps > 1 and verdict.oracle in OPERAND_RULES:
+        yield write_script(case, verdict, judge.recipe(case.spec), layer, trained=True)
+
+
+def _only_as_dear(case: Case, arm: str) -> Case:
+    """The same case without the rungs above the guilty one; of a schedule, every rung is cheap and
+    regions stand where it says what is checkpointed."""
+    if case.spec.schedule is not None:
+        return case
+    changes: dict[str, str] = {}
+    stage = ARMS[arm].stage
+    if not ARMS[arm].compiler:
+        changes["compile"] = "none"
+    elif stage.startswith("aot_eager"):
+        changes["compile"] = stage
+    if not ARMS[arm].checkpoint:
+        changes["checkpoint"] = "none"
+    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+
+
+def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
+    """The largest element of the operand row a quantiser rule was broken in."""
+    if verdict.oracle not in OPERAND_RULES or not verdict.index:
+        return None
+    role: Role = verdict.role  # type: ignore[assignment]
+    tensors = tensors_of(case, judge.recipe(case.spec))
+    a, b = canonical_operands(role, tensors)
+    row = (a if verdict.side == "a" else b)[verdict.index[0]]
+    name, _ = OPERANDS[role][verdict.side == "b"]
+    value = row[np.argmax(np.abs(row))]
+    bits = f"0x{int(np.float32(value).view(np.uint32)):08x}"
+    return Spike(name, 0, 0, bits)
+
+
+def needed(name: str, rules: Sequence[Oracle] = ORACLES) -> tuple[Oracle, ...]:
+    """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
+    upstream = next(o.upstream for o in rules if o.name == name)
+    return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
+
+
+def _confirm(
+    script: str, plant: tuple[str, str] | None, scripts: RunScript, *, harness: bool
+) -> tuple[bool, str]:
+    """Does the script show it in a fresh process, and what did it print? With a fault planted it
+    must not show it without."""
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(script)
+        with ThreadPoolExecutor(2) as pool:
+            clean = pool.submit(scripts, path, harness=harness) if plant else None
+            run = scripts(path, plant=plant, harness=harness)
+            shown, output = run.shown or run.crashed, run.output
+            if clean is not None and shown and clean.result().code != GONE:
+                return False, f"{output}\nwithout the fault: {clean.result().output}"
+    return shown, output

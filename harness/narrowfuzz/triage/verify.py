@@ -1,0 +1,91 @@
+"""Run a script in a fresh interpreter and say what it showed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+SHOWN, GONE = 1, 0
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """Exit code and output of one fresh process. ``code`` None: it ran out of time."""
+
+    code: int | None
+    output: str
+
+    @property
+    def shown(self) -> bool:
+        """The script reached its own check and the divergence was there."""
+        ended = ("Traceback (most recent call last)", "SyntaxError: ", "IndentationError: ")
+        return self.code == SHOWN and not any(text in self.output for text in ended)
+
+    @property
+    def crashed(self) -> bool:
+        """A signal ended the process: a library aborted it."""
+        return self.code is not None and self.code < 0
+
+
+class RunScript(Protocol):
+    """Runs a script in a process of its own, under a planted fault or without."""
+
+    def __call__(
+        self,
+        path: Path,
+        *,
+        timeout: float = ...,
+        plant: tuple[str, str] | None = ...,
+        harness: bool = ...,
+    ) -> ScriptRun: ...
+
+
+def run_script(
+    path: Path,
+    *,
+    timeout: float = 180.0,
+    plant: tuple[str, str] | None = None,
+    harness: bool = False,
+) -> ScriptRun:
+    """Run ``path``; with ``plant`` = (file or "", id), under that planted fault or control.
+
+    ``harness`` lets it import ours: an emulated extension, or our own layers.
+    """
+    command = [sys.executable, str(path)]
+    if plant is not None:
+        command = [sys.executable, "-m", "narrowfuzz.planted", *plant, str(path)]
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
+        env = dict(
+            os.environ,
+            OMP_NUM_THREADS="1",
+            TORCHINDUCTOR_CACHE_DIR=cache,
+            TORCHINDUCTOR_COMPILE_THREADS="1",
+            PYTHONPATH=_python_path(harness or plant is not None),
+        )
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, env=env, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return ScriptRun(None, f"no verdict within {timeout:.0f} s")
+    return ScriptRun(done.returncode, tidy(done.stdout + done.stderr))
+
+
+def tidy(output: str) -> str:
+    """The end of it, without what libraries log about themselves."""
+    noise = ("Failed to load ", "W1", "I1")
+    return "\n".join(line for line in output.splitlines() if not line.startswith(noise))[-4000:]
+
+
+def _python_path(with_harness: bool) -> str:
+    """A script sees the harness only where it must; a planted fault needs it."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    if not with_harness:
+        return inherited
+    root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(p for p in (root, inherited) if p)

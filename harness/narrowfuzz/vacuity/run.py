@@ -1,0 +1,59 @@
+"""Measure many recipes, each kind that patches a library in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from narrowfuzz.case import Compile
+from narrowfuzz.environment import settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable, select
+from narrowfuzz.stateful import Stateful, process_of, processes
+from narrowfuzz.vacuity.measure import Table, measure
+
+
+def chosen(globs: Sequence[str]) -> dict[str, Recipe | Stateful]:
+    """The recipes that match; if no glob is given, all that patch no library. Raises ValueError
+    for a glob that matches nothing."""
+    every: dict[str, Recipe | Stateful] = {**load_recipes(), **load_stateful()}
+    if not globs:
+        return {name: recipe for name, recipe in every.items() if not process_of(recipe)}
+    return select(every, globs)
+
+
+def run(
+    recipes: Mapping[str, Recipe | Stateful], cases: int, seed: int, compile: Compile = "none"
+) -> Table:
+    """The table of these recipes, so many cases of each."""
+    found: Table = {}
+    for process in processes(recipes.values()):
+        names = tuple(n for n, recipe in recipes.items() if process_of(recipe) == process)
+        if not process:
+            found |= _measure(names, cases, seed, compile)
+            continue
+        for name in names:
+            recipe = recipes[name]
+            assert isinstance(recipe, Stateful)
+            recipe.provide()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found |= pool.submit(_measure, names, cases, seed, compile).result()
+    return found
+
+
+def _measure(names: Sequence[str], cases: int, seed: int, compile: Compile) -> Table:
+    settle()
+    recipes, stateful = load_recipes(), load_stateful()
+    able: list[Recipe | Stateful] = []
+    for name in names:
+        if name in stateful:
+            recipe = stateful[name]
+            if not recipe.unavailable("cpu"):
+                recipe.prepare()
+                able.append(recipe)
+        elif here := runnable(recipes[name], "cpu"):
+            able.append(here)
+    judge = Judge(recipes, load_ledger(), stateful=stateful)
+    return measure(judge, able, cases, seed, compile=compile)

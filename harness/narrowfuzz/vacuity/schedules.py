@@ -1,0 +1,233 @@
+"""What each rule of schedules looks at, as the perturbations that it must notice one of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.schedule.events import Schedule
+from narrowfuzz.schedule.trace import (
+    Moment,
+    ProductSeen,
+    ScheduleError,
+    Side,
+    SlotName,
+    StateTrace,
+)
+from narrowfuzz.vacuity.falsify import GAIN, NUMBERS, Numbers
+from narrowfuzz.vacuity.perturbation import Perturbation
+
+Falsified = Callable[[StateTrace], StateTrace | None]
+State = Mapping[SlotName, Slot]
+
+
+def _of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
+    def change(evidence: ScheduleEvidence, arm: str) -> ScheduleEvidence | None:
+        trace = falsified(evidence.traces[arm])
+        if trace is None:
+            return None
+        return replace(evidence, traces={**evidence.traces, arm: trace})
+
+    return Perturbation(name, of, change)
+
+
+def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
+    def change(evidence: ScheduleEvidence, arm: str) -> ScheduleEvidence | None:
+        company = evidence.company
+        if company is None:
+            return None
+        trace = falsified(company())
+        return None if trace is None else replace(evidence, company=lambda: trace)
+
+    return Perturbation(name, of, change)
+
+
+def remembering(evidence: ScheduleEvidence) -> ScheduleEvidence:
+    """Runs each schedule once: perturbed checks ask for it again."""
+    company, run = evidence.company, evidence.run
+    ran: dict[Schedule, StateTrace] = {}
+    after: list[StateTrace] = []
+
+    def again() -> StateTrace:
+        assert company is not None
+        if not after:
+            after.append(company())
+        return after[0]
+
+    def once(schedule: Schedule) -> StateTrace:
+        assert run is not None
+        if schedule not in ran:
+            ran[schedule] = run(schedule)
+        return ran[schedule]
+
+    return replace(evidence, company=company and again, run=run and once)
+
+
+def _outputs(numbers: Numbers, trace: StateTrace) -> StateTrace | None:
+    if not trace.outputs:
+        return None
+    return replace(trace, outputs={n: numbers.change(x) for n, x in trace.outputs.items()})
+
+
+def _state(change: Callable[[State, State], State], trace: StateTrace) -> StateTrace | None:
+    """Every event's state, made of the one it left and the one before it."""
+    if not any(moment.state for moment in trace.moments):
+        return None
+    moments: list[Moment] = []
+    before: State = {}
+    for moment in trace.moments:
+        moments.append(replace(moment, state=change(before, moment.state)))
+        before = moment.state
+    return replace(trace, moments=tuple(moments))
+
+
+def _gained(before: State, now: State) -> State:
+    return {n: replace(slot, scale=np.float32(slot.scale * GAIN)) for n, slot in now.items()}
+
+
+def _emptied(before: State, now: State) -> State:
+    return {n: replace(slot, window=np.zeros_like(slot.window)) for n, slot in now.items()}
+
+
+def _stale(before: State, now: State) -> State:
+    """The state of another step: what stood before the event."""
+    return {n: before.get(n, slot) for n, slot in now.items()}
+
+
+def _kept(trace: StateTrace) -> StateTrace | None:
+    """State where there was none."""
+    if any(moment.state for moment in trace.moments):
+        return None
+    slot = {SlotName("0", "forward", 0): Slot(np.float32(1.0), np.zeros(1, np.float32))}
+    return _moments(trace, lambda m: replace(m, state=slot))
+
+
+def _shifted(before: State, now: State) -> State:
+    """Another tensor's state: each slot's is its neighbour's."""
+    names = sorted(now)
+    return dict(zip(names, (now[n] for n in names[1:] + names[:1]), strict=True))
+
+
+def _sides(
+    change: Callable[[Side], Side], phases: tuple[str, ...], trace: StateTrace
+) -> StateTrace | None:
+    """The operands of the products of these phases."""
+
+    def changed(product: ProductSeen) -> ProductSeen:
+        if product.at.phase not in phases:
+            return product
+        return replace(product, a=change(product.a), b=change(product.b))
+
+    if not any(p.at.phase in phases for moment in trace.moments for p in moment.products):
+        return None
+    return _moments(trace, lambda m: replace(m, products=tuple(map(changed, m.products))))
+
+
+def _moments(trace: StateTrace, change: Callable[[Moment], Moment]) -> StateTrace:
+    return replace(trace, moments=tuple(change(moment) for moment in trace.moments))
+
+
+def _stale_inverse(side: Side) -> Side:
+    if side.scale_inv is None:
+        return side
+    return replace(side, scale_inv=np.float32(side.scale_inv * np.float32(0.5)))
+
+
+def _codes(change: Callable[[Any], Any], side: Side) -> Side:
+    return side if side.codes is None else replace(side, codes=change(side.codes))
+
+
+def _up(codes: Any) -> Any:
+    return (codes + 1).astype(np.uint8)
+
+
+def _swapped(codes: Any) -> Any:
+    return np.roll(codes, 1, axis=0)
+
+
+def _other_format(side: Side) -> Side:
+    return replace(side, format="e5m2" if side.format == "e4m3" else "e4m3")
+
+
+def _other_precision(side: Side) -> Side:
+    return replace(side, format="bf16" if side.codes is not None else "e4m3")
+
+
+def _inexact(trace: StateTrace) -> StateTrace | None:
+    """Casts that were held to the definition, as if one bit had been wrong."""
+    if not any(cast.exact for moment in trace.moments for cast in moment.casts):
+        return None
+    return _moments(
+        trace,
+        lambda m: replace(m, casts=tuple(replace(c, exact=c.exact and False) for c in m.casts)),
+    )
+
+
+def _raised(trace: StateTrace) -> StateTrace | None:
+    if trace.error is not None:
+        return None
+    error = ScheduleError(len(trace.moments) - 1, "RuntimeError", "", "elsewhere.f", "")
+    return StateTrace(trace.arm, error=error)
+
+
+def _left_over(trace: StateTrace) -> StateTrace | None:
+    return _moments(trace, lambda m: replace(m, pending={**m.pending, "stashed scales": 1}))
+
+
+_ALL = ("forward", "recompute", "backward")
+_CODES = (
+    ("zeros", partial(_codes, np.zeros_like)),
+    ("one code up", partial(_codes, _up)),
+    ("swapped rows", partial(_codes, _swapped)),
+)
+
+
+def _operands(phases: tuple[str, ...]) -> tuple[Perturbation, ...]:
+    changes = (("stale scale", _stale_inverse), *_CODES)
+    return tuple(
+        _of_trace(name, "operands", partial(_sides, change, phases)) for name, change in changes
+    )
+
+
+_STATES = (
+    ("gain 1.01", _gained), ("zeros", _emptied), ("other step's state", _stale),
+    ("swapped slots", _shifted),
+)  # fmt: skip
+
+Made = Callable[[str, str, Falsified], Perturbation]
+
+
+def _run(made: Made) -> tuple[Perturbation, ...]:
+    """Of whole runs that are compared: results and state."""
+    return (
+        *(made(kind.name, "results", partial(_outputs, kind)) for kind in NUMBERS),
+        *_states(made),
+    )
+
+
+def _states(made: Made) -> tuple[Perturbation, ...]:
+    return tuple(made(name, "state", partial(_state, change)) for name, change in _STATES)
+
+
+#: Rule of schedules -> what falsifies what it observes.
+RELEVANT: dict[str, tuple[Perturbation, ...]] = {
+    "contract": (_of_trace("no end", "run", _raised),),
+    "O2": (_of_trace("one code up", "casts", _inexact),),
+    "O3": _operands(_ALL),
+    "O20": (_of_trace("other precision", "operands", partial(_sides, _other_precision, _ALL)),),
+    "O14": (*_states(_of_trace), _of_trace("kept", "state", _kept)),
+    "O13": (
+        *_operands(("recompute",)),
+        _of_trace("other format", "operands", partial(_sides, _other_format, ("recompute",))),
+    ),
+    "O19": (_of_trace("left over", "what is set aside", _left_over),),
+    "O12": _run(_of_trace),
+    "O1": _run(_of_company),
+    "R20": _run(_of_trace),
+}

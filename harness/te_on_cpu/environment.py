@@ -1,0 +1,144 @@
+"""A folder per TransformerEngine version: its Python package alone, installed when first wanted."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from te_on_cpu.install import CARRIED, carried, has_extension, install
+
+#: What its Python package imports. torch stays that of the running environment.
+_NEEDS = ("pydantic", "packaging", "einops", "importlib-metadata")
+
+
+def cache() -> Path:
+    """Where the folders lie: $TE_ON_CPU_CACHE, or ~/.cache/te_on_cpu."""
+    root = os.environ.get("TE_ON_CPU_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "te_on_cpu"
+
+
+def ensure(version: str) -> Path:
+    """The folder that holds exactly TransformerEngine ``version``; made on the first call.
+
+    Asks pip, so the first call needs a package index. Processes may race: whoever is done first
+    wins, nobody sees half a folder. Raises ValueError for a version that is not carried, or if pip
+    fails.
+    """
+    if not carried(version):
+        raise ValueError(
+            f"The CPU emulation does not carry TransformerEngine {version!r}; "
+            f"use one of {', '.join(CARRIED)}."
+        )
+    folder = cache() / f"{version}-{sys.implementation.cache_tag}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        _pip(building, "--no-deps", f"transformer_engine=={version}")
+        _pip(building, *_NEEDS)
+        _keep(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def worker_environment(version: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` for a child process that imports TransformerEngine ``version`` and no other."""
+    path = [str(ensure(version)), environ.get("PYTHONPATH", "")]
+    return {
+        **environ,
+        "PYTHONPATH": os.pathsep.join(part for part in path if part),
+        # The package must neither load CUDA libraries nor compile its small functions.
+        "NVTE_PROJECT_BUILDING": "1",
+        "NVTE_TORCH_COMPILE": "0",
+    }
+
+
+def _pip(folder: Path, *what: str) -> None:
+    """Install ``what`` into ``folder``, from wheels only: nothing is built."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, "--only-binary", ":all:", "--no-compile", "--target", str(folder), *what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stdout.strip().splitlines() or ["it said nothing"])[-1]
+        raise ValueError(f"pip could not install {' '.join(what)}: {last}")
+
+
+def _keep(building: Path, folder: Path) -> None:
+    try:
+        building.rename(folder)
+    except OSError:
+        # Another process was faster; its folder is as good.
+        if not folder.is_dir():
+            raise
+
+
+#: The version tested unless another is asked for.
+DEFAULT = "2.20.2"
+#: Environment variable that carries the choice to worker processes and scripts.
+CHOICE = "TE_ON_CPU_VERSION"
+
+
+def chosen_version() -> str:
+    """The TransformerEngine version under test; the installed one where its extension is."""
+    if real_extension():
+        return importlib.metadata.version("transformer_engine")
+    return os.environ.get(CHOICE, DEFAULT)
+
+
+@functools.cache
+def real_extension() -> bool:
+    """True where TransformerEngine is installed with its compiled extension, on a GPU machine."""
+    return has_extension() and torch.cuda.is_available()
+
+
+def provide() -> None:
+    """Install the chosen version if it has to be. Raises ValueError as ``ensure``."""
+    if not real_extension():
+        ensure(chosen_version())
+
+
+def enter() -> None:
+    """Make this process one that tests TransformerEngine: the real one if it can run here, else
+    the chosen version on the emulated extension. For the rest of the process."""
+    if real_extension():
+        return
+    version = chosen_version()
+    folder = str(ensure(version))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+    os.environ.update(NVTE_PROJECT_BUILDING="1", NVTE_TORCH_COMPILE="0")
+    found = install()
+    assert found == version, (found, version)
+
+
+def choose(version: str) -> None:
+    """Test this TransformerEngine in all processes to come; installed now if it has to be.
+
+    Raises ValueError as ``ensure``.
+    """
+    ensure(version)
+    os.environ[CHOICE] = version
+
+
+def told() -> str:
+    """The TransformerEngine under test, and whether its own extension runs."""
+    how = "its own extension" if real_extension() else "its Python on the emulated extension"
+    return f"{chosen_version()} ({how})"

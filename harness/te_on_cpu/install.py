@@ -1,0 +1,83 @@
+"""Make ``import transformer_engine.pytorch`` work on a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+
+from te_on_cpu import cuda_names
+from te_on_cpu.v1_loader import install_v1
+from te_on_cpu.v1_names import EXTENSION
+
+#: Carried, as people write them; 1.x by minor version, 2.x exactly.
+CARRIED = ("1.10.*", "1.11.*", "1.12.*", "2.20.2")
+_installed: list[str] = []
+
+
+def carried(version: str) -> bool:
+    """True if the emulation carries TransformerEngine ``version``."""
+    return any(
+        version == known or (known.endswith("*") and version.startswith(known[:-1]))
+        for known in CARRIED
+    )
+
+
+def install() -> str:
+    """Import the installed TransformerEngine on the CPU, for the rest of this process; its version.
+
+    Patches torch: call it in a process that tests TransformerEngine and nothing else. A second
+    call does nothing. Raises ValueError where TransformerEngine is not installed, or of a version
+    that is not carried, or already imported, or where the real one can run.
+    """
+    if _installed:
+        return _installed[0]
+    version = _version()
+    if "transformer_engine" in sys.modules:
+        raise ValueError(
+            "transformer_engine is imported already, without the CPU emulation; "
+            "call install() before it is imported, in a process of its own."
+        )
+    if has_extension() and torch.cuda.is_available():
+        raise ValueError(
+            f"TransformerEngine {version} with its compiled extension and a CUDA device are here; "
+            "use them as they are, the CPU emulation is for machines without."
+        )
+    cuda_names.patch()
+    if version.startswith("1."):
+        install_v1(version)
+    else:
+        # Not above: the two halves know nothing of each other.
+        from te_on_cpu.v2 import install_v2
+
+        install_v2(version)
+    _installed.append(version)
+    return version
+
+
+def _version() -> str:
+    wanted = f"install one of {', '.join(CARRIED)}"
+    try:
+        version = importlib.metadata.version("transformer_engine")
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(
+            f"transformer_engine is not installed; {wanted} (pip install --no-deps "
+            "transformer_engine==VERSION), or let te_on_cpu.environment do it."
+        ) from None
+    if not carried(version):
+        raise ValueError(f"The CPU emulation does not carry TransformerEngine {version}; {wanted}.")
+    return version
+
+
+def has_extension() -> bool:
+    """True if a compiled extension lies where TransformerEngine looks for it."""
+    if importlib.util.find_spec(EXTENSION) is not None:
+        return True
+    root = importlib.util.find_spec("transformer_engine")
+    folders = [Path(at) for at in (root and root.submodule_search_locations) or ()]
+    return any(
+        True for at in folders for where in (at, at.parent) for _ in where.glob(f"{EXTENSION}.*.so")
+    )

@@ -1,0 +1,141 @@
+"""Names of TransformerEngine 1.x's extension without arithmetic: enums, a table, placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import torch
+
+from te_on_cpu.kernels import Format
+from te_on_cpu.refusal import refuse
+
+EXTENSION = "transformer_engine_torch"
+
+
+def _enum(name: str, members: Iterable[str] | dict[str, int]) -> Any:
+    """An enum as the extension exports it; pickles name the extension, not this module."""
+    numbered = members if isinstance(members, dict) else {m: i for i, m in enumerate(members)}
+    return IntEnum(name, numbered, module=EXTENSION)
+
+
+# Values: common/include/transformer_engine/transformer_engine.h, 64-bit integers are not exported.
+DType = _enum(
+    "DType",
+    {
+        "kByte": 0,
+        "kInt32": 1,
+        "kFloat32": 3,
+        "kFloat16": 4,
+        "kBFloat16": 5,
+        "kFloat8E4M3": 6,
+        "kFloat8E5M2": 7,
+    },
+)
+FP8FwdTensors = _enum(
+    "FP8FwdTensors", [f"GEMM{i}_{t}" for i in (1, 2, 3) for t in ("INPUT", "WEIGHT", "OUTPUT")]
+)
+FP8BwdTensors = _enum(
+    "FP8BwdTensors", [f"GRAD_{t}{i}" for i in (1, 2, 3) for t in ("OUTPUT", "INPUT")]
+)
+_ENUMS = [
+    DType,
+    FP8FwdTensors,
+    FP8BwdTensors,
+    _enum(
+        "UbufOverlapAlgo",
+        [
+            "BULK_OVERLAP_AG",
+            "BULK_OVERLAP_RS",
+            "SPLIT_PIPELINED_AG_P2P",
+            "SPLIT_PIPELINED_RS",
+            "SPLIT_PIPELINED_RS_P2P",
+            "ATOMIC_GEMM_RS",
+            "ATOMIC_GEMM_AG_P2P",
+            "ATOMIC_GEMM_RS_P2P",
+        ],
+    ),
+    _enum(
+        "NVTE_Bias_Type",
+        ["NVTE_NO_BIAS", "NVTE_PRE_SCALE_BIAS", "NVTE_POST_SCALE_BIAS", "NVTE_ALIBI"],
+    ),
+    _enum(
+        "NVTE_Mask_Type",
+        [
+            "NVTE_NO_MASK",
+            "NVTE_PADDING_MASK",
+            "NVTE_CAUSAL_MASK",
+            "NVTE_PADDING_CAUSAL_MASK",
+            "NVTE_CAUSAL_BOTTOM_RIGHT_MASK",
+            "NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK",
+        ],
+    ),
+    _enum(
+        "NVTE_QKV_Layout",
+        [
+            *("NVTE_SB3HD", "NVTE_SBH3D", "NVTE_SBHD_SB2HD", "NVTE_SBHD_SBH2D"),
+            *("NVTE_SBHD_SBHD_SBHD", "NVTE_BS3HD", "NVTE_BSH3D", "NVTE_BSHD_BS2HD"),
+            *("NVTE_BSHD_BSH2D", "NVTE_BSHD_BSHD_BSHD", "NVTE_T3HD", "NVTE_TH3D"),
+            *("NVTE_THD_T2HD", "NVTE_THD_TH2D", "NVTE_THD_THD_THD"),
+        ],
+    ),
+    _enum(
+        "NVTE_Fused_Attn_Backend",
+        {
+            "NVTE_No_Backend": -1,
+            "NVTE_F16_max512_seqlen": 0,
+            "NVTE_F16_arbitrary_seqlen": 1,
+            "NVTE_FP8": 2,
+        },
+    ),
+]
+#: FP8 formats by DType.
+FORMAT: dict[Any, Format] = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2"}
+#: Torch dtypes by DType; FP8 data travels in uint8.
+TORCH_DTYPE = {
+    DType.kByte: torch.uint8,
+    DType.kInt32: torch.int32,
+    DType.kFloat32: torch.float32,
+    DType.kFloat16: torch.float16,
+    DType.kBFloat16: torch.bfloat16,
+    DType.kFloat8E4M3: torch.uint8,
+    DType.kFloat8E5M2: torch.uint8,
+}
+
+
+class FP8TensorMeta:
+    """Scales [n], inverses [n] and amax histories [length, n] of one direction of a module."""
+
+    def __init__(self) -> None:
+        self.scale = torch.Tensor()
+        self.scale_inv = torch.Tensor()
+        self.amax_history = torch.Tensor()
+
+    def __reduce__(self) -> NoReturn:
+        # The extension's class has no pickle support, so neither torch.save of a whole module nor
+        # deepcopy of it works there.
+        raise TypeError(f"cannot pickle '{EXTENSION}.FP8TensorMeta' object")
+
+
+FP8TensorMeta.__module__ = EXTENSION
+
+
+def _placeholder(name: str) -> type:
+    """A class of the communication overlap: only annotations may use it."""
+
+    def construct(_self: object, *_args: Any, **_kwargs: Any) -> NoReturn:
+        refuse(name)
+
+    return type(name, (), {"__init__": construct, "__module__": EXTENSION})
+
+
+def plain_names() -> dict[str, Any]:
+    """Everything the extension exports besides its functions, by name."""
+    overlap = ("UbufBootstrapCallbacks", "UbufCommOverlap", "UbufP2PCommOverlap")
+    return {
+        **{enum.__name__: enum for enum in _ENUMS},
+        **{name: _placeholder(name) for name in overlap},
+        "FP8TensorMeta": FP8TensorMeta,
+        "_num_cublas_streams": 4,
+    }

@@ -1,0 +1,131 @@
+"""TransformerEngine 2.x on the CPU: put the emulated extension in place and import the library.
+
+Carried, with delayed, current and MXFP8 scaling: Linear, LayerNormLinear, LayerNormMLP,
+GroupedLinear without grouped tensors, TransformerLayer with attention that is not fused, their
+recomputation, cached weights and quantised parameters. Everything else the library asks its
+extension for raises NotCarried, naming the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+from te_on_cpu import (
+    v2_activation,
+    v2_attention,
+    v2_gemm,
+    v2_grouped,
+    v2_norm,
+    v2_quantize,
+    v2_tensors,
+)
+from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_names import NAME, extension, refusing_module
+
+FUNCTIONS = v2_activation.functions() | {
+    function.__name__: function
+    for function in (
+        v2_quantize.quantize,
+        v2_quantize.dequantize,
+        v2_quantize.bgrad_quantize,
+        v2_quantize.fp8_transpose,
+        v2_quantize.compute_amax,
+        v2_quantize.swizzle_scales_for_gemm_,
+        v2_tensors.create_empty_quantized_tensor,
+        v2_gemm.generic_gemm,
+        v2_quantize.fused_amax_and_scale_update_after_reduction,
+        v2_norm.layernorm_fwd,
+        v2_norm.layernorm_bwd,
+        v2_norm.rmsnorm_fwd,
+        v2_norm.rmsnorm_bwd,
+        v2_grouped.split_quantize,
+        v2_grouped.te_general_grouped_gemm,
+        v2_attention.scaled_softmax_forward,
+        v2_attention.scaled_softmax_backward,
+        v2_attention.scaled_masked_softmax_forward,
+        v2_attention.fused_rope_forward,
+        v2_attention.fused_rope_backward,
+    )
+}
+FUNCTIONS["scaled_masked_softmax_backward"] = v2_attention.scaled_softmax_backward
+
+#: cuBLAS 12.9 is below what the library's grouped-tensor kernels ask for, which are not emulated.
+VERSIONS = {
+    "get_cudnn_version": 91200,
+    "get_cublasLt_version": 120900,
+    "get_num_cublas_streams": 4,
+    "device_supports_multicast": 0,
+    "ubuf_built_with_mpi": 0,
+    "nvte_built_with_cublasmp": 0,
+}
+
+_RECIPES = "use DelayedScaling, Float8CurrentScaling or MXFP8BlockScaling"
+_TRITON = "transformer_engine.pytorch.triton"
+
+#: Modules of the library that import onnxscript or triton; their functions are refused when called.
+_NOT_IMPORTABLE = (
+    "transformer_engine.pytorch.onnx_extensions",
+    _TRITON,
+    *(f"{_TRITON}.{name}" for name in ("cross_entropy", "grouped_dbias_dscales", "mhc")),
+    *(f"{_TRITON}.{name}" for name in ("pad", "permutation")),
+)
+
+
+def install_v2(version: str) -> None:
+    """Import ``transformer_engine.pytorch`` of ``version`` (2.x) with the emulated extension.
+
+    The process must already name a CUDA device on the CPU (torch.cuda.is_available() and friends
+    answer), and the library's Python package must be importable. Its compute capability decides how
+    the library treats FP8: 9.0 keeps transposes as Hopper does, 10.0 does not; MXFP8 is allowed on
+    both, though no real Hopper has it. ValueError if the library is imported already or another
+    version is found.
+    """
+    if NAME in sys.modules or "transformer_engine.pytorch" in sys.modules:
+        raise ValueError("transformer_engine is imported already; install in a fresh process")
+    os.environ["NVTE_PROJECT_BUILDING"] = "1"
+    os.environ["NVTE_TORCH_COMPILE"] = "0"
+    sys.modules[NAME] = module = extension(FUNCTIONS, VERSIONS)
+    backend = functools.partial(v2_attention.get_fused_attn_backend, module)
+    module.__dict__["get_fused_attn_backend"] = backend
+    sys.modules.update({name: refusing_module(name) for name in _NOT_IMPORTABLE})
+    _import_without_loading()
+    import transformer_engine
+    import transformer_engine.pytorch
+
+    if transformer_engine.__version__ != version:
+        raise ValueError(
+            f"found TransformerEngine {transformer_engine.__version__}, wanted {version}; "
+            "install that version in an environment of its own"
+        )
+    _answer_for_recipes(sys.modules["transformer_engine.pytorch.quantization"])
+
+
+def _import_without_loading() -> None:
+    """Import the package with its loader of shared objects replaced before anything calls it.
+
+    The package's ``__init__`` imports ``common``, which has the loader, and ``pytorch``, which
+    calls it, in one go; so ``common`` comes first, under a package that is not executed yet.
+    """
+    spec = importlib.util.find_spec("transformer_engine")
+    if spec is None or spec.loader is None:
+        raise ValueError("transformer_engine is not importable; install its Python package")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["transformer_engine"] = package
+    common = importlib.import_module("transformer_engine.common")
+    common.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
+    spec.loader.exec_module(package)
+
+
+def _answer_for_recipes(quantization: ModuleType) -> None:
+    """MXFP8 is there on any device; recipes that are not carried are refused where they begin."""
+    quantization._MXFP8_SUPPORT = (True, "")  # type: ignore[attr-defined]
+    for check, recipe in (
+        ("_compute_nvfp4_support", "NVFP4BlockScaling"),
+        ("_compute_fp8_block_scaling_support", "Float8BlockScaling"),
+    ):
+        setattr(quantization, check, functools.partial(refuse, f"the recipe {recipe}", _RECIPES))

@@ -1,0 +1,157 @@
+"""The activations of the 2.x extension: forward, backward, and backward with a bias gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from te_on_cpu.kernels import column_sums
+from te_on_cpu.v2_output import handed_over
+from te_on_cpu.v2_types import flat_shape, kind
+
+Elementwise = Callable[[Tensor], Tensor]
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x * Phi(x) by its tanh approximation; fp32. Source: ``gelu`` in ``common/util/math.h``."""
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def gelu_slope(x: Tensor) -> Tensor:
+    """Derivative of ``gelu``. Source: ``dgelu`` in ``common/util/math.h``."""
+    square = x * x
+    bend = torch.tanh(0.79788456 * x * (1 + 0.044715 * square))
+    inner = 0.79788456 + 0.1070322243 * square
+    return 0.5 * x * ((1 - bend * bend) * inner) + 0.5 * (1 + bend)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function of fp32 numbers and its derivative, as ``common/util/math.h`` defines them."""
+
+    value: Elementwise
+    slope: Elementwise
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    sigmoid = torch.sigmoid(x)
+    return sigmoid * (1 - sigmoid)
+
+
+def _swish(alpha: float) -> Activation:
+    """x * sigmoid(alpha x): SiLU with 1, the quick GELU with 1.702."""
+
+    def slope(x: Tensor) -> Tensor:
+        return alpha * x * _sigmoid_slope(alpha * x) + torch.sigmoid(alpha * x)
+
+    return Activation(lambda x: x * torch.sigmoid(alpha * x), slope)
+
+
+# Comparisons with NaN are false and fmaxf drops it: the ReLU family turns NaN into 0.
+ACTIVATIONS = {
+    "gelu": Activation(gelu, gelu_slope),
+    "qgelu": _swish(1.702),
+    "silu": _swish(1.0),
+    "relu": Activation(lambda x: torch.where(x > 0, x, 0.0), lambda x: (x > 0).float()),
+    "srelu": Activation(
+        lambda x: torch.where(x > 0, x * x, 0.0), lambda x: torch.where(x > 0, 2 * x, 0.0)
+    ),
+}
+_SIGMOID = Activation(torch.sigmoid, _sigmoid_slope)
+GATED = {
+    "geglu": ACTIVATIONS["gelu"],
+    "qgeglu": ACTIVATIONS["qgelu"],
+    "swiglu": ACTIVATIONS["silu"],
+    "reglu": ACTIVATIONS["relu"],
+    "sreglu": ACTIVATIONS["srelu"],
+    "glu": _SIGMOID,
+}
+
+
+def forward(activation: Activation) -> Callable[..., Any]:
+    """``f(input, quantizer)``: the activation of every element, in the input's type or quantised.
+
+    Real contract: ``activation_helper`` in ``pytorch/csrc/extensions/activation.cpp``.
+    """
+
+    def call(input: Tensor, quantizer: Any) -> Any:
+        return handed_over(activation.value(input.float()), input.dtype, quantizer)
+
+    return call
+
+
+def backward(activation: Activation) -> Callable[..., Any]:
+    """``f(grad, fwd_input, quantizer)``: the gradient of the input, in its type or quantised.
+
+    Real contract: ``dactivation_helper`` in ``pytorch/csrc/extensions/activation.cpp``.
+    """
+
+    def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+        values = activation.slope(fwd_input.float()) * grad.float()
+        return handed_over(values, fwd_input.dtype, quantizer)
+
+    return call
+
+
+def backward_with_bias(activation: Activation) -> Callable[..., list[Any]]:
+    """``f(grad, fwd_input, quantizer)``: [bias gradient, quantised gradient of the input].
+
+    Real contract (``dact_dbias`` in ``pytorch/csrc/extensions/bias.cpp``): current scaling sums the
+    rounded gradient; delayed and block scaling sum in fp32 what was never rounded.
+    """
+
+    def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> list[Any]:
+        if quantizer is None:
+            raise RuntimeError("the fused bias gradient needs a quantizer, got None")
+        values = activation.slope(fwd_input.float()) * grad.float()
+        summed = values.to(grad.dtype) if kind(quantizer) == "current" else values
+        bias = column_sums(summed.view(flat_shape(summed.shape)), grad.dtype)
+        return [bias, handed_over(values, grad.dtype, quantizer)]
+
+    return call
+
+
+def gated_forward(activation: Activation) -> Callable[..., Any]:
+    """``f(input, quantizer)``: activation of the first half of a row times its second half.
+
+    Real contract: ``gated_act_kernel`` in ``common/util/vectorized_pointwise.h``.
+    """
+
+    def call(input: Tensor, quantizer: Any) -> Any:
+        acted, gate = input.float().chunk(2, -1)
+        return handed_over(activation.value(acted) * gate, input.dtype, quantizer)
+
+    return call
+
+
+def gated_backward(activation: Activation) -> Callable[..., Any]:
+    """``f(grad, fwd_input, quantizer)``: gradients of both halves, side by side.
+
+    Real contract: ``dgated_act_kernel`` in ``common/util/vectorized_pointwise.h``.
+    """
+
+    def call(grad: Tensor, fwd_input: Tensor, quantizer: Any) -> Any:
+        acted, gate = fwd_input.float().chunk(2, -1)
+        upstream = grad.float()
+        halves = (
+            activation.slope(acted) * upstream * gate,
+            upstream * activation.value(acted),
+        )
+        return handed_over(torch.cat(halves, -1), fwd_input.dtype, quantizer)
+
+    return call
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """All of them by the extension's names."""
+    return {
+        **{name: forward(act) for name, act in ACTIVATIONS.items()},
+        **{f"d{name}": backward(act) for name, act in ACTIVATIONS.items()},
+        **{f"dbias_d{name}": backward_with_bias(act) for name, act in ACTIVATIONS.items()},
+        **{name: gated_forward(act) for name, act in GATED.items()},
+        **{f"d{name}": gated_backward(act) for name, act in GATED.items()},
+    }

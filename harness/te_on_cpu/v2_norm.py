@@ -1,0 +1,104 @@
+"""The normalisations of the 2.x extension."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import Tensor
+
+from te_on_cpu import norms
+from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_output import handed_over
+from te_on_cpu.v2_types import flat_shape, torch_dtype
+
+
+def layernorm_fwd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    ln_out: Any,
+    quantizer: Any,
+    otype: Any,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """[output in the input's shape, mean (rows,), 1/sqrt(variance + eps) (rows,)], statistics fp32.
+
+    Real contract: ``pytorch/csrc/extensions/normalization.cpp``,
+    ``common/normalization/layernorm/ln_fwd_kernels.cuh``.
+    """
+    if bias is None:
+        raise RuntimeError("layernorm_fwd needs a bias")
+    _own_kernels()
+    rows = input.view(flat_shape(input.shape))
+    output, mean, rsigma = norms.layernorm_forward(rows, weight, bias, eps, zero_centered_gamma)
+    shaped = output.view(input.shape)
+    return [handed_over(shaped, torch_dtype(otype), quantizer, ln_out), mean, rsigma]
+
+
+def layernorm_bwd(
+    dz: Tensor,
+    x: Tensor,
+    mu: Tensor,
+    rsigma: Tensor,
+    gamma: Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Tensor]:
+    """Gradients of x, gamma and beta, each in the type of what it belongs to.
+
+    Real contract: ``common/normalization/layernorm/ln_bwd_kernels.cuh``.
+    """
+    flat = flat_shape(x.shape)
+    dx, dgamma, dbeta = norms.layernorm_backward(
+        dz.reshape(flat), x.reshape(flat), mu, rsigma, gamma, zero_centered_gamma
+    )
+    return [dx.view(x.shape), dgamma, dbeta]
+
+
+def rmsnorm_fwd(
+    input: Tensor,
+    weight: Tensor,
+    eps: float,
+    ln_out: Any,
+    quantizer: Any,
+    otype: Any,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """[output in the input's shape, None, 1/sqrt(mean square + eps) (rows,) fp32].
+
+    Real contract: ``common/normalization/rmsnorm/rmsnorm_fwd_kernels.cuh``.
+    """
+    _own_kernels()
+    rows = input.view(flat_shape(input.shape))
+    output, rsigma = norms.rmsnorm_forward(rows, weight, eps, zero_centered_gamma)
+    shaped = output.view(input.shape)
+    return [handed_over(shaped, torch_dtype(otype), quantizer, ln_out), None, rsigma]
+
+
+def rmsnorm_bwd(
+    dz: Tensor,
+    x: Tensor,
+    rsigma: Tensor,
+    gamma: Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Tensor]:
+    """Gradients of x and gamma, each in the type of what it belongs to.
+
+    Real contract: ``common/normalization/rmsnorm/rmsnorm_bwd_kernels.cuh``.
+    """
+    flat = flat_shape(x.shape)
+    dx, dgamma = norms.rmsnorm_backward(
+        dz.reshape(flat), x.reshape(flat), rsigma, gamma, zero_centered_gamma
+    )
+    return [dx.view(x.shape), dgamma]
+
+
+def _own_kernels() -> None:
+    """cuDNN's norms round elsewhere than TransformerEngine's."""
+    if os.environ.get("NVTE_NORM_FWD_USE_CUDNN", "0") != "0":
+        refuse("norms by cuDNN", "unset NVTE_NORM_FWD_USE_CUDNN")

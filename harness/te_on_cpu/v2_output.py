@@ -1,0 +1,28 @@
+"""How fused kernels of 2.x hand over what they computed in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from te_on_cpu.v2_quantize import write
+from te_on_cpu.v2_tensors import empty
+from te_on_cpu.v2_types import kind
+
+
+def handed_over(values: Tensor, dtype: torch.dtype, quantizer: Any, output: Any = None) -> Any:
+    """fp32 ``values`` as a tensor of ``dtype`` or quantised, in ``output``'s buffers if given.
+
+    Real contract: only delayed scaling casts what was never rounded to ``dtype``
+    (``common/util/vectorized_pointwise.h``, ``common/normalization``); current scaling quantises
+    the rounded tensor in a second kernel (``pytorch/csrc/extensions``), and MXFP8 kernels round to
+    ``dtype`` on the way (``common/cast/mxfp8``).
+    """
+    rounded = values if kind(quantizer) == "delayed" else values.to(dtype)
+    if quantizer is None:
+        return rounded if output is None else output.detach().copy_(rounded)
+    target = empty(quantizer, values.shape, dtype) if output is None else output
+    write(rounded, quantizer, target)
+    return target

@@ -1,0 +1,231 @@
+"""The quantising functions of the 2.x extension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from te_on_cpu.kernels import (
+    cast,
+    column_sums,
+    dequantise,
+    keep_largest,
+    update_amax_and_scale,
+)
+from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_scales import (
+    current_scale,
+    largest,
+    mx_amax,
+    mx_bytes,
+    mx_factor,
+    mx_unit,
+    spread,
+)
+from te_on_cpu.v2_tensors import empty, fitted
+from te_on_cpu.v2_types import (
+    flat_shape,
+    fp8_format,
+    is_float8,
+    is_mxfp8,
+    kind,
+    torch_dtype,
+)
+from te_on_cpu.watch import Cast, Update, heard, tell
+
+
+def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None) -> Any:
+    """``tensor`` quantised, in a new tensor or into ``output``'s own buffers; returns it.
+
+    Real contract (``quantize`` in ``pytorch/csrc/extensions/cast.cpp``): a ``noop`` whose element
+    is 1 leaves codes, scales and amax as they are, but ``output`` is fitted to the quantizer's
+    usages all the same. An empty tensor is not touched.
+    """
+    if kind(quantizer) == "none":
+        raise RuntimeError("quantize needs a quantizer, got None")
+    source = tensor.detach().contiguous()
+    target = (
+        empty(quantizer, source.shape, source.dtype)
+        if output is None
+        else fitted(quantizer, output)
+    )
+    if noop is None or float(noop) != 1.0:
+        write(source, quantizer, target)
+    return target
+
+
+def write(values: Tensor, quantizer: Any, target: Any) -> None:
+    """Fill the buffers that ``target`` has with ``values``, fp32, bf16 or fp16 of its shape.
+
+    Fused kernels pass fp32 values here that were never rounded to the tensor's own type.
+    """
+    if values.numel() == 0:
+        return
+    if kind(quantizer) == "mx":
+        _write_mx(values, quantizer, target)
+    else:
+        _write_float8(values, quantizer, target)
+
+
+def _write_float8(values: Tensor, quantizer: Any, target: Any) -> None:
+    """Codes, their transpose and 1/scale of a per-tensor scaled tensor.
+
+    Real contract: delayed scaling multiplies with the scale in the recipe's table and raises the
+    amax cell to max|values|, an atomic maximum: earlier casts of the step count
+    (``common/util/vectorized_pointwise.h``, ``common/transpose/cast_transpose.cu``). Current
+    scaling computes amax and scale first (``common/recipe/current_scaling.cu``) and keeps neither.
+    """
+    if target._data is None:
+        raise NotImplementedError(
+            "per-tensor FP8 cannot be quantised column-wise alone on a device that keeps transposes"
+        )
+    fmt = fp8_format(quantizer.dtype)
+    if kind(quantizer) == "delayed":
+        scale, amax = quantizer.scale.detach().reshape(1), quantizer.amax.detach()
+        codes = cast(values, scale, fmt, amax)
+    else:
+        amax = largest(values)
+        scale = _current_scale(amax, quantizer)
+        codes = cast(values, scale, fmt)
+    target._data.copy_(codes)
+    if target._transpose is not None:
+        rows, columns = flat_shape(codes.shape)
+        target._transpose.view(columns, rows).copy_(codes.view(rows, columns).t())
+    target._scale_inv.copy_(scale.reciprocal())
+    if heard():
+        tell(Cast(values, codes, scale.clone(), amax, fmt))
+
+
+def _current_scale(amax: Tensor, quantizer: Any) -> Tensor:
+    if quantizer.with_amax_reduction:
+        refuse("the reduction of current scaling's amax over ranks", "run on one rank")
+    return current_scale(
+        amax,
+        fp8_format(quantizer.dtype),
+        power_of_two=quantizer.force_pow_2_scales,
+        epsilon=quantizer.amax_epsilon,
+    )
+
+
+def _write_mx(values: Tensor, quantizer: Any, target: Any) -> None:
+    """Row-wise and column-wise codes with their E8M0 scales, each from the values themselves.
+
+    Real contract (``common/cast/mxfp8/quantize_mxfp8.cuh``): blocks of 32 along rows, or along
+    columns, or of 32 x 32 where the recipe asks for two-dimensional blocks. The emulation never
+    reorders scales for the GEMM: a tensor that says its scales are swizzled holds them plain.
+    A cast is reported for each direction.
+    """
+    matrix = values.view(flat_shape(values.shape))
+    fmt = fp8_format(quantizer.dtype)
+    for axis, side in ((1, "rowwise"), (0, "columnwise")):
+        data = getattr(target, f"_{side}_data")
+        if data is None:
+            continue
+        scales = mx_bytes(mx_amax(matrix, axis, square=quantizer.with_2d_quantization), fmt)
+        codes = cast(matrix, spread(mx_factor(scales), axis), fmt).view(values.shape)
+        data.copy_(codes)
+        padded = getattr(target, f"_{side}_scale_inv")
+        padded.zero_()
+        padded[: scales.shape[0], : scales.shape[1]] = scales
+        if heard():
+            tell(Cast(values, codes, scales, None, fmt))
+
+
+def mx_scales(tensor: Any, side: str) -> Tensor:
+    """E8M0 bytes of a side ("rowwise" or "columnwise") without padding, one per block."""
+    rows, columns = flat_shape(getattr(tensor, f"_{side}_data").shape)
+    scales = getattr(tensor, f"_{side}_scale_inv")
+    if side == "rowwise":
+        return scales[:rows, : columns // 32]
+    return scales[: rows // 32, :columns]
+
+
+def dequantize(input: Any, otype: Any) -> Tensor:
+    """Values of a quantised tensor as ``otype``, a DType: code times 1/scale, rounded once.
+
+    Real contract: ``common/cast/fp8/dequantize_fp8.cuh`` and, reading row-wise data if there is
+    any and column-wise data if not, ``common/cast/mxfp8/dequantize_mxfp8.cuh``.
+    """
+    dtype = torch_dtype(otype)
+    if is_float8(input):
+        if input._data is None:
+            raise RuntimeError(
+                "dequantize needs row-wise data, this tensor holds its transpose only"
+            )
+        return dequantise(input._data, input._scale_inv, fp8_format(input._fp8_dtype), dtype)
+    if is_mxfp8(input):
+        side, axis = ("columnwise", 0) if input._rowwise_data is None else ("rowwise", 1)
+        data = getattr(input, f"_{side}_data")
+        units = spread(mx_unit(mx_scales(input, side)), axis)
+        codes = data.view(units.shape)
+        return dequantise(codes, units, fp8_format(input._fp8_dtype), dtype).view(data.shape)
+    refuse(f"dequantize of a {type(input).__name__}")
+
+
+def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
+    """[bias gradient, quantised gradient]: the sum over all but the last dimension, the codes.
+
+    Real contract (``pytorch/csrc/extensions/bias.cpp``): summed in fp32, rounded to the gradient's
+    type; without a quantizer the gradient itself comes back, contiguous.
+    """
+    source = input.detach().contiguous()
+    bias = column_sums(source.view(flat_shape(source.shape)), source.dtype)
+    if quantizer is None:
+        return [bias, source]
+    return [bias, quantize(source, quantizer)]
+
+
+def fp8_transpose(input: Tensor, dtype: Any, *, out: Tensor | None) -> Tensor:
+    """The bytes of ``input`` (..., columns) as (columns, ...), new or into ``out``.
+
+    Real contract: ``pytorch/csrc/extensions/transpose.cpp``.
+    """
+    rows, columns = flat_shape(input.shape)
+    if out is None:
+        out = torch.empty((input.shape[-1], *input.shape[:-1]), dtype=torch.uint8)
+    out.view(columns, rows).copy_(input.reshape(rows, columns).t())
+    return out
+
+
+def compute_amax(input: Tensor, amax: Tensor) -> None:
+    """Store max|input| in ``amax``, one fp32 element.
+
+    Real contract: ``pytorch/csrc/extensions/recipe.cpp``.
+    """
+    keep_largest(amax.zero_(), input.detach())
+
+
+def swizzle_scales_for_gemm_(tensor: Any) -> None:
+    """Mark scales as ordered for the GEMM; the emulated GEMM reads them plain.
+
+    Real contract: ``pytorch/csrc/extensions/swizzle.cpp``.
+    """
+    if is_mxfp8(tensor):
+        tensor._with_gemm_swizzled_scales = True
+
+
+def fused_amax_and_scale_update_after_reduction(
+    amax_reduction_buffer: Tensor,
+    amax_histories: list[Tensor],
+    scales: list[Tensor],
+    amax_compute_algo: str,
+    fp8_dtype: Any,
+    margin: float,
+) -> None:
+    """Roll histories (length, n) and recompute scales (n,) in place, one table after another.
+
+    Real contract: ``kernels.update_amax_and_scale``; 1/scale belongs to the tensors in 2.x.
+    """
+    if heard():
+        tell(Update(tuple(amax_histories), tuple(scales)))
+    update_amax_and_scale(
+        amax_reduction_buffer,
+        amax_histories,
+        scales,
+        None,
+        algorithm=amax_compute_algo,
+        format=fp8_format(fp8_dtype),
+        margin=margin,
+    )

@@ -1,0 +1,165 @@
+"""Building TransformerEngine's quantised tensors, and fitting existing ones to a quantizer.
+
+Memory that nothing wrote yet holds NaN codes and NaN scales, where CUDA would leave what was there
+before: whoever reads it notices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from te_on_cpu.kernels import NAN_CODE
+from te_on_cpu.refusal import refuse
+from te_on_cpu.v2_scales import MX_BLOCK
+from te_on_cpu.v2_types import (
+    classes,
+    flat_shape,
+    is_float8,
+    is_mxfp8,
+    keeps_transposes,
+    kind,
+)
+
+
+def empty(quantizer: Any, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Any:
+    """A quantised tensor of ``shape`` that poses as ``dtype``, nothing written; plain without one.
+
+    Real contract: ``create_tensor`` of each class in ``pytorch/csrc/quantizer.cpp``. The
+    quantizer's ``internal`` decides between storage and torch.Tensor subclass. RuntimeError where
+    MXFP8 meets a dimension (all but the last taken together) that is no multiple of 32.
+    """
+    shape = torch.Size(shape)
+    match kind(quantizer):
+        case "none":
+            return torch.full(shape, torch.nan, dtype=dtype)
+        case "mx":
+            return _build(classes().mxfp8, quantizer, shape, dtype, _mx_parts(quantizer, shape))
+        case _:
+            return _build(
+                classes().float8, quantizer, shape, dtype, _float8_parts(quantizer, shape)
+            )
+
+
+def fitted(quantizer: Any, tensor: Any) -> Any:
+    """``tensor`` with exactly the buffers that ``quantizer`` fills: drops others, adds missing.
+
+    Real contract: ``convert_and_update_tensor`` in ``pytorch/csrc/quantizer.cpp``; buffers that
+    are there already keep their memory.
+    """
+    fits = is_mxfp8 if kind(quantizer) == "mx" else is_float8
+    if not fits(tensor):
+        raise RuntimeError(
+            f"{type(quantizer).__name__} cannot write into a {type(tensor).__name__}; "
+            "pass the tensor class that belongs to it"
+        )
+    shape = logical_shape(tensor)
+    wanted = _mx_parts if kind(quantizer) == "mx" else _float8_parts
+    for name, part in wanted(quantizer, shape).items():
+        attribute = _ATTRIBUTES[name]
+        if part is None or getattr(tensor, attribute) is None:
+            setattr(tensor, attribute, part)
+    tensor._fp8_dtype = quantizer.dtype
+    if is_float8(tensor):
+        tensor._transpose_invalid = tensor._transpose is None
+    else:
+        tensor._with_gemm_swizzled_scales = quantizer.optimize_for_gemm
+    return tensor
+
+
+def logical_shape(tensor: Any) -> torch.Size:
+    """Shape of the quantised values, from whichever buffer there is."""
+    if is_mxfp8(tensor):
+        data = tensor._columnwise_data if tensor._rowwise_data is None else tensor._rowwise_data
+    elif tensor._data is None and tensor._transpose is not None:
+        return torch.Size((*tensor._transpose.shape[1:], tensor._transpose.shape[0]))
+    else:
+        data = tensor._data
+    if data is None:
+        raise RuntimeError(f"this {type(tensor).__name__} holds no data")
+    return data.shape
+
+
+def mx_scale_shapes(shape: torch.Size) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Padded shapes of (row-wise, column-wise) E8M0 scales: multiples of (128, 4) and (4, 128)."""
+    rows, columns = flat_shape(shape)
+    if rows % MX_BLOCK or columns % MX_BLOCK:
+        raise RuntimeError(
+            f"MXFP8 quantises blocks of {MX_BLOCK}: {tuple(shape)} has {rows} rows and {columns} "
+            "columns; pad both to a multiple"
+        )
+    row_wise = (_up(rows, 128), _up(columns // MX_BLOCK, 4))
+    return row_wise, (_up(rows // MX_BLOCK, 4), _up(columns, 128))
+
+
+_ATTRIBUTES = {
+    "data": "_data",
+    "data_transpose": "_transpose",
+    "fp8_scale_inv": "_scale_inv",
+    "rowwise_data": "_rowwise_data",
+    "rowwise_scale_inv": "_rowwise_scale_inv",
+    "columnwise_data": "_columnwise_data",
+    "columnwise_scale_inv": "_columnwise_scale_inv",
+}
+
+
+def _float8_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
+    one_layout = keeps_transposes()
+    with_data = quantizer.rowwise_usage or not one_layout
+    with_transpose = quantizer.columnwise_usage and one_layout
+    if not with_data and not with_transpose:
+        raise RuntimeError("the quantizer is set to fill neither row-wise nor column-wise data")
+    return {
+        "data": _unwritten(shape) if with_data else None,
+        "data_transpose": _unwritten((shape[-1], *shape[:-1])) if with_transpose else None,
+        "fp8_scale_inv": torch.full((1,), torch.nan),
+    }
+
+
+def _mx_parts(quantizer: Any, shape: torch.Size) -> dict[str, Tensor | None]:
+    row_wise, column_wise = mx_scale_shapes(shape)
+    rows, columns = quantizer.rowwise_usage, quantizer.columnwise_usage
+    return {
+        "rowwise_data": _unwritten(shape) if rows else None,
+        "rowwise_scale_inv": _unwritten(row_wise, 0xFF) if rows else None,
+        "columnwise_data": _unwritten(shape) if columns else None,
+        "columnwise_scale_inv": _unwritten(column_wise, 0xFF) if columns else None,
+    }
+
+
+def _build(
+    pair: tuple[type, type],
+    quantizer: Any,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    parts: dict[str, Tensor | None],
+) -> Any:
+    common: dict[str, Any] = {**parts, "fp8_dtype": quantizer.dtype, "quantizer": quantizer}
+    if "rowwise_data" in parts:
+        common["with_gemm_swizzled_scales"] = quantizer.optimize_for_gemm
+    storage, tensor = pair
+    if quantizer.internal:
+        return storage(**common, fake_dtype=dtype)
+    return tensor(shape=shape, dtype=dtype, device=torch.device("cpu"), **common)
+
+
+def _unwritten(shape: tuple[int, ...] | torch.Size, byte: int = NAN_CODE) -> Tensor:
+    return torch.full(tuple(shape), byte, dtype=torch.uint8)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def create_empty_quantized_tensor(
+    quantizer: Any, shape: list[int], dtype: torch.dtype, device: Any, pin_memory: bool
+) -> Any:
+    """The extension's function: ``empty``; every device is the CPU.
+
+    Real contract: ``pytorch/csrc/extensions/cast.cpp``.
+    """
+    if pin_memory:
+        refuse("pinned memory", "leave pin_memory off")
+    return empty(quantizer, tuple(shape), dtype)

@@ -1,0 +1,96 @@
+"""TransformerEngine's own tensor and quantizer classes, looked up once it is imported."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from te_on_cpu.kernels import Format
+from te_on_cpu.refusal import refuse
+
+_FORMATS: dict[int, Format] = {7: "e4m3", 8: "e5m2"}
+_TORCH_DTYPES = {
+    0: torch.uint8,
+    2: torch.int32,
+    4: torch.float32,
+    5: torch.float16,
+    6: torch.bfloat16,
+    7: torch.float8_e4m3fn,
+    8: torch.float8_e5m2,
+}
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes kernels dispatch on, by exact type as the real extension does."""
+
+    delayed: type
+    current: type
+    mx: type
+    float8: tuple[type, type]
+    mxfp8: tuple[type, type]
+
+
+@functools.cache
+def classes() -> Classes:
+    """Quantizers, and (storage, tensor) pairs."""
+    from transformer_engine.pytorch import tensor
+
+    return Classes(
+        delayed=tensor.Float8Quantizer,
+        current=tensor.Float8CurrentScalingQuantizer,
+        mx=tensor.MXFP8Quantizer,
+        float8=(tensor.Float8TensorStorage, tensor.Float8Tensor),
+        mxfp8=(tensor.MXFP8TensorStorage, tensor.MXFP8Tensor),
+    )
+
+
+def kind(quantizer: object) -> str:
+    """ "none", "delayed", "current" or "mx"; NotCarried for any other quantizer."""
+    if quantizer is None:
+        return "none"
+    known = classes()
+    for name in ("delayed", "current", "mx"):
+        if type(quantizer) is getattr(known, name):
+            return name
+    refuse(f"the quantizer {type(quantizer).__name__}", "use delayed, current or MXFP8 scaling")
+
+
+def is_float8(tensor: object) -> bool:
+    """Whether it is per-tensor scaled FP8."""
+    return type(tensor) in classes().float8
+
+
+def is_mxfp8(tensor: object) -> bool:
+    """Whether it is block-scaled FP8."""
+    return type(tensor) in classes().mxfp8
+
+
+def fp8_format(dtype: Any) -> Format:
+    """The FP8 format of the extension's DType or its integer value; ValueError for any other."""
+    if int(dtype) not in _FORMATS:
+        raise ValueError(f"DType {dtype!r} is no FP8 format; pass kFloat8E4M3 or kFloat8E5M2")
+    return _FORMATS[int(dtype)]
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """torch's type for the extension's DType or its integer value."""
+    return _TORCH_DTYPES[int(dtype)]
+
+
+def keeps_transposes() -> bool:
+    """Whether the device multiplies FP8 in one layout only, so tensors carry their transpose.
+
+    Hopper (compute capability 9) does; Blackwell multiplies every layout from one copy.
+    """
+    major = torch.cuda.get_device_capability()[0]
+    return major < 10 or major == 12
+
+
+def flat_shape(shape: torch.Size) -> tuple[int, int]:
+    """(product of all dimensions but the last, last)."""
+    last = shape[-1] if len(shape) else 1
+    return (shape.numel() // last if last else 0), last

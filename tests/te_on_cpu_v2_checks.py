@@ -1,0 +1,665 @@
+"""Checks of TransformerEngine 2.x on the emulated extension, for pytest in a process of its own."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+import transformer_engine.pytorch as te
+import transformer_engine_torch as tex
+from narrowfuzz.numerics import scales as rules
+from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
+from te_on_cpu.refusal import NotCarried
+from te_on_cpu_v2_reference import Seen, close, reference
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from transformer_engine.common import recipe as recipes
+from transformer_engine.pytorch.constants import DType
+from transformer_engine.pytorch.quantization import FP8GlobalStateManager as Manager
+from transformer_engine.pytorch.tensor import (
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    MXFP8Quantizer,
+)
+
+BF16 = torch.bfloat16
+KEEPS_TRANSPOSES = torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    Manager.reset()
+    torch.manual_seed(1)
+
+
+def delayed(**options):
+    return recipes.DelayedScaling(
+        **{"fp8_format": recipes.Format.HYBRID, "amax_history_len": 4, **options}
+    )
+
+
+RECIPES = {
+    "delayed": delayed,
+    "delayed_e4m3": lambda: delayed(fp8_format=recipes.Format.E4M3),
+    "current": recipes.Float8CurrentScaling,
+    "mx": recipes.MXFP8BlockScaling,
+}
+each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
+
+REENTRANT = pytest.mark.parametrize("reentrant", [None, True, False])
+
+
+def linear(**options):
+    module = te.Linear(64, 32, **{"params_dtype": BF16, **options})
+    with torch.no_grad():
+        module.weight.copy_(torch.randn(32, 64) * 0.1)
+        if module.use_bias:
+            module.bias.copy_(torch.randn(32))
+    return module
+
+
+def wrapped(reentrant, checkpoint=te.checkpoint):
+    if reentrant is None:
+        return None
+    return lambda module, x: checkpoint(module, x, use_reentrant=reentrant)
+
+
+def step(module, recipe, x, gradient, wrap=None, **options):
+    with te.autocast(enabled=recipe is not None, recipe=recipe):
+        y = module(x, **options) if wrap is None else wrap(module, x)
+    y.backward(gradient)
+    return y
+
+
+def assert_gemms(seen, biases=()):
+    """Every GEMM is what its operands give; ``biases`` in the order of TN GEMMs."""
+    biases = iter(biases)
+    assert seen.gemms
+    for gemm in seen.gemms:
+        bias = next(biases, None) if gemm.layout == "TN" else None
+        close(gemm.result, reference(gemm, bias), gemm)
+
+
+@each_recipe
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("bias", [True, False])
+def check_linear_against_float64(recipe, dtype, bias):
+    module = linear(params_dtype=dtype, bias=bias)
+    x = torch.randn(2, 32, 64, dtype=dtype, requires_grad=True)
+    with Seen() as seen:
+        step(module, recipe(), x, torch.randn(2, 32, 32, dtype=dtype))
+    assert [gemm.layout for gemm in seen.gemms] == ["TN", "NN", "NT"]
+    # cuBLAS adds no fp32 bias to an FP8 product; the library casts it.
+    assert_gemms(seen, [module.bias.bfloat16()] if bias else [])
+    assert torch.equal(x.grad.view(64, 64), seen.gemms[1].result.view(64, 64))
+    assert torch.equal(module.weight.grad, seen.gemms[2].result)
+
+
+@each_recipe
+def check_casts_tell_codes_and_scales(recipe):
+    module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
+    with Seen() as seen:
+        step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
+    assert len(seen.casts) == (6 if recipe is recipes.MXFP8BlockScaling else 3)
+    for cast in seen.casts:
+        assert cast.codes.dtype == torch.uint8 and cast.codes.shape == cast.input.shape
+        if cast.scale.dtype == torch.float32:
+            assert cast.amax.item() == cast.input.float().abs().max().item()
+            scaled = cast.input.float() * cast.scale
+        else:
+            axis = 1 if cast.scale.shape[0] == cast.input.shape[0] else 0
+            scaled = cast.input / torch.exp2(cast.scale.double() - 127).repeat_interleave(32, axis)
+        fmt = {"e4m3": E4M3FN, "e5m2": E5M2}[cast.format]
+        assert (cast.codes.numpy() == encode(scaled.double().numpy(), fmt)).all()
+
+
+@REENTRANT
+@pytest.mark.parametrize("unfused", ["0", "1"])
+def check_delayed_scales(reentrant, unfused, monkeypatch):
+    monkeypatch.setenv("NVTE_UNFUSED_FP8_UPDATE", unfused)
+    module, scales = te.Linear(64, 64, params_dtype=BF16), []
+    for i in range(3):
+        x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+        gradient = torch.full((32, 64), i + 1.0, dtype=BF16)
+        step(module, delayed(), x, gradient, wrapped(reentrant))
+        scales.append(module.fp8_meta["scaling_bwd"].scale[0].item())
+    torch.testing.assert_close(scales, [57344.0, 28672.0, 57344.0 / 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({}, [448.0 / 4, 448.0 / 4, 448.0 / 4]),
+        ({"amax_compute_algo": "most_recent"}, [448.0 / 4, 448.0 / 2, 448.0]),
+        ({"margin": 2}, [28.0, 28.0, 28.0]),
+        ({"amax_history_len": 1}, [448.0 / 4, 448.0 / 2, 448.0]),
+        ({"amax_compute_algo": lambda history: history[0] * 2}, [56.0, 112.0, 224.0]),
+        ({"scaling_factor_compute_algo": lambda amax, scale, top, recipe: top / amax}, [112.0] * 3),
+    ],
+)
+def check_delayed_options(options, want):
+    module, scales = te.Linear(64, 64, params_dtype=BF16), []
+    for largest in (4.0, 2.0, 1.0):
+        x = torch.full((32, 64), largest, dtype=BF16, requires_grad=True)
+        step(module, delayed(**options), x, torch.ones(32, 64, dtype=BF16))
+        scales.append(module.fp8_meta["scaling_fwd"].scale[0].item())
+    assert scales == want
+
+
+def check_update_leaves_idle_slots_alone():
+    history, scale = torch.tensor([[0.0, 2.0], [3.0, 1.0], [5.0, 7.0]]), torch.tensor([9.0, 9.0])
+    tex.fused_amax_and_scale_update_after_reduction(
+        torch.tensor([0.0, 2.0]), [history], [scale], "max", DType.kFloat8E4M3, 0
+    )
+    assert history.tolist() == [[0.0, 0.0], [3.0, 7.0], [5.0, 2.0]]
+    assert scale.tolist() == [9.0, 64.0]
+
+
+@each_recipe
+@REENTRANT
+def check_checkpoint_repeats_the_forward(recipe, reentrant):
+    """Recomputed or not: same output, same gradients, same state."""
+    torch.manual_seed(3)
+    xs, module = torch.randn(3, 32, 64, dtype=BF16), linear()
+    twin = linear()
+    twin.load_state_dict(module.state_dict())
+    for x in xs:
+        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        gradient = torch.randn(32, 32, dtype=BF16)
+        plain = step(module, recipe(), leaf, gradient)
+        again = step(twin, recipe(), other, gradient, wrapped(reentrant))
+        assert torch.equal(plain, again) and torch.equal(leaf.grad, other.grad)
+        assert torch.equal(module.weight.grad, twin.weight.grad)
+    assert not any(Manager.quantization_state.fp8_tensors_recompute_buffer)
+
+
+@each_recipe
+@pytest.mark.parametrize("frozen", ["weight", "input", "bias"])
+def check_frozen(recipe, frozen):
+    module = linear()
+    x = torch.randn(32, 64, dtype=BF16, requires_grad=frozen != "input")
+    if frozen != "input":
+        getattr(module, frozen).requires_grad_(False)
+    with Seen() as seen:
+        step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
+    layouts = {"weight": ["TN", "NN"], "input": ["TN", "NT"], "bias": ["TN", "NN", "NT"]}
+    assert [gemm.layout for gemm in seen.gemms] == layouts[frozen]
+    assert_gemms(seen, [module.bias])
+
+
+@each_recipe
+def check_evaluation_changes_no_state(recipe):
+    module, x = linear(), torch.randn(32, 64, dtype=BF16)
+    step(module, recipe(), x.clone().requires_grad_(), torch.randn(32, 32, dtype=BF16))
+    before = {k: v for k, v in module.state_dict().items() if "extra" not in k}
+    with torch.no_grad(), te.autocast(enabled=True, recipe=recipe()):
+        first, second = module(x), module.eval()(x)
+    assert torch.equal(first, second)
+    assert all(torch.equal(v, module.state_dict()[k]) for k, v in before.items())
+    with torch.no_grad(), Seen() as seen, te.autocast(enabled=True, recipe=recipe()):
+        module(x)
+    assert not seen.updates
+
+
+@each_recipe
+def check_cached_weight_is_cast_once(recipe):
+    module = linear()
+    with Seen() as seen:
+        for first in (True, False, False):
+            x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+            step(module, recipe(), x, torch.randn(32, 32, dtype=BF16), is_first_microbatch=first)
+    sides = 2 if recipe is recipes.MXFP8BlockScaling else 1
+    weights = [
+        cast for cast in seen.casts if cast.input.shape == (32, 64) and cast.format == "e4m3"
+    ]
+    assert sum(torch.equal(cast.input, module.weight) for cast in weights) == sides
+    assert_gemms(seen, [module.bias] * 3)
+
+
+@pytest.mark.parametrize("quantizer", ["delayed", "current", "mx"])
+def check_noop_keeps_everything(quantizer):
+    made = {
+        "delayed": Float8Quantizer(torch.ones(1), torch.zeros(1), DType.kFloat8E4M3),
+        "current": Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu")),
+        "mx": MXFP8Quantizer(DType.kFloat8E4M3),
+    }[quantizer]
+    tensor = made(torch.randn(32, 32))
+    before = tensor.dequantize()
+    made.update_quantized(torch.randn(32, 32), tensor, noop_flag=torch.ones(1))
+    assert torch.equal(before, tensor.dequantize())
+    made.update_quantized(torch.full((32, 32), 2.0), tensor, noop_flag=torch.zeros(1))
+    assert torch.equal(tensor.dequantize(), torch.full((32, 32), 2.0))
+
+
+@each_recipe
+def check_quantised_parameters_train(recipe):
+    with te.quantized_model_init(enabled=True, recipe=recipe()):
+        module = te.Linear(64, 32, params_dtype=BF16, bias=False)
+    assert type(module.weight).__name__ in ("Float8Tensor", "MXFP8Tensor")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.001)
+    for _ in range(2):
+        before = module.weight.detach().dequantize()
+        x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+        with Seen() as seen:
+            step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
+        assert_gemms(seen)
+        wanted = before.float() - 0.001 * module.weight.grad.float()
+        with Seen() as seen:
+            optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(seen.casts[0].input.float(), wanted, rtol=2**-7, atol=3e-5)
+        data = "_rowwise_data" if hasattr(module.weight, "_rowwise_data") else "_data"
+        assert torch.equal(getattr(module.weight, data), seen.casts[0].codes)
+
+
+@each_recipe
+def check_save_and_load(recipe, monkeypatch):
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
+    module, twin = linear(), linear()
+    for _ in range(2):
+        x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+        step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    twin.load_state_dict(torch.load(file, weights_only=False))
+    x = torch.randn(32, 64, dtype=BF16)
+    results = []
+    for each in (module, twin):
+        leaf = x.clone().requires_grad_()
+        y = step(each, recipe(), leaf, torch.ones(32, 32, dtype=BF16))
+        results.append((y, leaf.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def check_models_do_not_mix():
+    """Two models, their own recipes, in turns: as if each were alone."""
+
+    def train(modules):
+        torch.manual_seed(5)
+        for i in range(4):
+            x = torch.randn(32, 64, dtype=BF16, requires_grad=True) * (i + 1)
+            for module, recipe in modules:
+                step(module, recipe, x.detach().requires_grad_(), torch.ones(32, 32, dtype=BF16))
+
+    alone, beside, other = linear(), linear(), linear()
+    beside.load_state_dict(alone.state_dict())
+    train([(alone, delayed())])
+    Manager.reset()
+    train([(beside, delayed()), (other, delayed(margin=1))])
+    for key in ("scaling_fwd", "scaling_bwd"):
+        assert torch.equal(alone.fp8_meta[key].scale, beside.fp8_meta[key].scale)
+        assert torch.equal(alone.fp8_meta[key].amax_history, beside.fp8_meta[key].amax_history)
+
+
+def check_quantised_output():
+    """An FP8 output is cast from the sum by delayed scaling, from the rounded output otherwise."""
+    for recipe in (delayed(), recipes.Float8CurrentScaling()):
+        module, x = linear(bias=False), torch.randn(32, 64, dtype=BF16)
+        with torch.no_grad(), te.autocast(enabled=True, recipe=recipe):
+            plain, fp8 = module(x), module(x, fp8_output=True)
+        error = (fp8.dequantize().float() - plain.float()).abs()
+        assert (error <= plain.float().abs() / 16 + 2.0**-9).all()
+
+
+@each_recipe
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+def check_layernorm_linear(recipe, normalization):
+    module = te.LayerNormLinear(64, 32, params_dtype=BF16, normalization=normalization, bias=False)
+    with torch.no_grad():
+        module.layer_norm_weight.uniform_(0.5, 1.5)
+    x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+    with Seen() as seen:
+        step(module, recipe(), x, torch.randn(32, 32, dtype=BF16))
+    assert_gemms(seen)
+    exact = x.detach().double().requires_grad_()
+    weight = module.layer_norm_weight.detach().double().requires_grad_()
+    if normalization == "LayerNorm":
+        bias = module.layer_norm_bias.detach().double()
+        normed = torch.nn.functional.layer_norm(exact, (64,), weight, bias, module.eps)
+    else:
+        normed = torch.nn.functional.rms_norm(exact, (64,), weight, module.eps)
+    normed.backward(seen.gemms[1].result.double().view(32, 64))
+    cast = next(cast for cast in seen.casts if cast.input.shape == x.shape)
+    fused = isinstance(recipe(), recipes.DelayedScaling)
+    assert cast.input.dtype == (torch.float32 if fused else BF16)
+    torch.testing.assert_close(cast.input.double(), normed, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=2**-7, atol=2e-2)
+    torch.testing.assert_close(
+        module.layer_norm_weight.grad.double(), weight.grad, rtol=2**-7, atol=2e-2
+    )
+
+
+@each_recipe
+@pytest.mark.parametrize("activation", ["gelu", "swiglu", "relu", "geglu", "qgelu", "srelu"])
+def check_mlp(recipe, activation):
+    module = te.LayerNormMLP(64, 64, params_dtype=BF16, activation=activation, bias=True)
+    x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+    gradient = torch.randn(32, 64, dtype=BF16)
+    with Seen() as seen:
+        y = step(module, recipe(), x, gradient)
+    assert_gemms(seen, [module.fc1_bias, module.fc2_bias])
+    leaf = x.detach().clone().requires_grad_()
+    grads = [p.grad.float() for p in module.parameters()]
+    module.zero_grad()
+    plain = step(module, None, leaf, gradient)
+    for fp8, full in [
+        (y, plain),
+        (x.grad, leaf.grad),
+        *zip(grads, (p.grad for p in module.parameters()), strict=True),
+    ]:
+        error = (fp8.float() - full.float()).norm() / full.float().norm()
+        assert error < 0.25, error
+
+
+def check_mlp_in_full_precision():
+    """GELU in the GEMM's epilogue against float64."""
+    module = te.LayerNormMLP(64, 64, params_dtype=torch.float32, activation="gelu")
+    x = torch.randn(32, 64, requires_grad=True)
+    y = module(x)
+    y.sum().backward()
+    exact = x.detach().double().requires_grad_()
+    normed = torch.nn.functional.layer_norm(
+        exact, (64,), module.layer_norm_weight.double(), module.layer_norm_bias.double(), 1e-5
+    )
+    hidden = torch.nn.functional.gelu(
+        normed @ module.fc1_weight.double().t() + module.fc1_bias.double(), approximate="tanh"
+    )
+    want = hidden @ module.fc2_weight.double().t() + module.fc2_bias.double()
+    want.sum().backward()
+    torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
+
+
+@each_recipe
+@pytest.mark.parametrize("splits", [[32, 64], [96, 0]])
+def check_grouped_linear(recipe, splits):
+    """As a loop of linears, empty experts included."""
+    grouped = te.GroupedLinear(2, 64, 32, params_dtype=BF16)
+    x = torch.randn(96, 64, dtype=BF16, requires_grad=True)
+    gradient = torch.randn(96, 32, dtype=BF16)
+    with te.autocast(enabled=True, recipe=recipe()):
+        y = grouped(x, splits)
+    y.backward(gradient)
+    Manager.reset()
+    start = 0
+    for i, size in enumerate(splits):
+        if size == 0:
+            assert not getattr(grouped, f"weight{i}").grad.any()
+            continue
+        part = x.detach()[start : start + size].requires_grad_()
+        single = linear()
+        with torch.no_grad():
+            single.weight.copy_(getattr(grouped, f"weight{i}"))
+            single.bias.copy_(getattr(grouped, f"bias{i}"))
+        alone = step(single, recipe(), part, gradient[start : start + size])
+        assert torch.equal(alone, y[start : start + size])
+        assert torch.equal(part.grad, x.grad[start : start + size])
+        assert torch.equal(single.weight.grad, getattr(grouped, f"weight{i}").grad)
+        assert torch.equal(single.bias.grad, getattr(grouped, f"bias{i}").grad)
+        start += size
+
+
+def block(**options):
+    return te.TransformerLayer(
+        64, 64, 4, hidden_dropout=0.0, attention_dropout=0.0, params_dtype=BF16, **options
+    )
+
+
+@each_recipe
+@pytest.mark.parametrize("mask", ["causal", "no_mask"])
+@pytest.mark.parametrize("tokens", [16, 32])
+def check_transformer_layer(recipe, mask, tokens):
+    """16 keys take torch's softmax, 32 the extension's; both near the layer in bf16."""
+    module = block(self_attn_mask_type=mask)
+    x = torch.randn(tokens, 2, 64, dtype=BF16, requires_grad=True)
+    gradient = torch.randn(tokens, 2, 64, dtype=BF16)
+    with Seen() as seen:
+        y = step(module, recipe(), x, gradient)
+    assert_gemms(seen, [p for n, p in module.named_parameters() if n.endswith("bias")][1::2][:0])
+    leaf = x.detach().clone().requires_grad_()
+    plain = step(module, None, leaf, gradient)
+    assert (y.float() - plain.float()).norm() / plain.float().norm() < 0.1
+    assert (x.grad.float() - leaf.grad.float()).norm() / leaf.grad.float().norm() < 0.2
+
+
+def check_attention_is_causal():
+    module, x = block(self_attn_mask_type="causal"), torch.randn(32, 2, 64, dtype=BF16)
+    changed = x.clone()
+    changed[20:] += 1
+    with torch.no_grad():
+        assert torch.equal(module(x)[:20], module(changed)[:20])
+        assert not torch.equal(module(x)[20:], module(changed)[20:])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", ["sbhd", "bshd"])
+def check_rotary_embedding(interleaved, layout):
+    """The fused kernel against the library's own composition of torch operations."""
+    shape = (32, 2, 4, 16) if layout == "sbhd" else (2, 32, 4, 16)
+    freqs = te.RotaryPositionEmbedding(16, rotary_percent=0.5, interleaved=interleaved)(32)
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(2)
+        x = torch.randn(shape).to(torch.float32 if fused else torch.float64).requires_grad_()
+        y = te.attention.rope.apply_rotary_pos_emb(
+            x, freqs, layout, fused=fused, interleaved=interleaved
+        )
+        y.backward(torch.linspace(-1, 1, y.numel()).view(shape).to(y.dtype))
+        results.append((y.double(), x.grad.double()))
+    for fused, composed in zip(*results, strict=True):
+        torch.testing.assert_close(fused, composed, rtol=1e-5, atol=1e-6)
+
+
+@each_recipe
+def check_no_tokens(recipe):
+    module, x = linear(), torch.randn(0, 64, dtype=BF16, requires_grad=True)
+    y = step(module, recipe(), x, torch.zeros(0, 32, dtype=BF16))
+    assert y.shape == (0, 32) and x.grad.shape == x.shape
+    assert not module.weight.grad.any() and not module.bias.grad.any()
+
+
+def check_gradient_accumulates_into_main_grad():
+    module = linear(fuse_wgrad_accumulation=True, bias=False)
+    module.weight.main_grad = torch.ones(32, 64)
+    x = torch.randn(32, 64, dtype=BF16, requires_grad=True)
+    with Seen() as seen:
+        step(module, recipes.Float8CurrentScaling(), x, torch.ones(32, 32, dtype=BF16))
+    exact, magnitude = reference(seen.gemms[2])
+    assert (module.weight.main_grad.double() - 1 - exact).abs().le(magnitude * 1e-5).all()
+
+
+def check_autocast_of_torch():
+    """Neither CUDA nor CPU autocast reaches into the emulated kernels."""
+    for device in ("cuda", "cpu"):
+        module = te.Linear(64, 32)
+        x = torch.randn(32, 64, requires_grad=True)
+        with Seen() as seen, torch.autocast(device, dtype=BF16):
+            y = step(
+                module, delayed(), x, torch.ones(32, 32, dtype=BF16 if device == "cuda" else None)
+            )
+        assert y.dtype == (BF16 if device == "cuda" else torch.float32)
+        assert_gemms(seen, [module.bias])
+
+
+def check_masked_softmax():
+    x, mask = torch.randn(2, 2, 8, 32, dtype=BF16), torch.rand(2, 1, 8, 32) < 0.5
+    mask[0, 0, 0] = True
+    y = tex.scaled_masked_softmax_forward(x, mask, 0.5)
+    assert not y[0, :, 0].any()
+    want = torch.softmax((x.double() * 0.5).masked_fill(mask, -torch.inf), -1).nan_to_num(0)
+    torch.testing.assert_close(y.double(), want, rtol=2**-8, atol=1e-6)
+
+
+def check_mx_codes_follow_the_numerics_rules():
+    x = torch.randn(64, 64) * torch.logspace(-20, 20, 64)[:, None]
+    x[3, :32], x[5, 40] = 0.0, 448.0 * 2**5
+    tensor = MXFP8Quantizer(DType.kFloat8E4M3)(x)
+    for side, axis in (("rowwise", 1), ("columnwise", 0)):
+        view = x.numpy() if axis else x.numpy().T
+        amax = abs(view).reshape(64, 2, 32).max(2)
+        want = rules.mx_scale(amax, E4M3FN, "rceil", inf_byte=254)
+        scale = getattr(tensor, f"_{side}_scale_inv")
+        got = scale[:64, :2].numpy() if axis else scale[:2, :64].numpy().T
+        assert (got == want).all()
+        factor = rules.mx_factor(want).repeat(32, 1)
+        codes = getattr(tensor, f"_{side}_data").numpy()
+        assert ((codes if axis else codes.T) == encode(view / factor, E4M3FN)).all()
+
+
+def check_special_values():
+    """inf and NaN under current scaling and MXFP8."""
+    current = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu"))
+    x = torch.ones(32, 32)
+    x[0, 0] = torch.inf
+    tensor = current(x)
+    assert tensor._scale_inv.item() == 1.0 and tensor.dequantize()[0, 0] == 448.0
+    x[0, 0] = torch.nan
+    tensor = current(x)
+    assert tensor._scale_inv.item() == pytest.approx(1 / 448) and tensor._data[0, 0] == 0x7F
+    assert current(torch.zeros(32, 32))._scale_inv.item() == 1.0
+    tiny = current(torch.full((32, 32), 1e-44))
+    assert tiny._scale_inv.item() == pytest.approx(1 / torch.finfo(torch.float32).max)
+    x[0, 0] = torch.inf
+    assert MXFP8Quantizer(DType.kFloat8E4M3)(x)._rowwise_scale_inv[0, 0] == 254
+    powers = Float8CurrentScalingQuantizer(
+        DType.kFloat8E4M3, torch.device("cpu"), force_pow_2_scales=True, amax_epsilon=4.0
+    )
+    assert powers(torch.ones(32, 32))._scale_inv.item() == 1 / 64
+
+
+def check_missing_operands_are_errors():
+    for quantizer, x in (
+        (Float8CurrentScalingQuantizer(DType.kFloat8E4M3, torch.device("cpu")), torch.ones(32, 32)),
+        (MXFP8Quantizer(DType.kFloat8E4M3), torch.ones(32, 32)),
+    ):
+        quantizer.set_usage(rowwise=True, columnwise=False)
+        rows = quantizer(x)
+        te.cpp_extensions.general_gemm(rows, rows, out_dtype=BF16, layout="TN")
+        if KEEPS_TRANSPOSES or isinstance(quantizer, MXFP8Quantizer):
+            with pytest.raises(RuntimeError, match="lacks col"):
+                te.cpp_extensions.general_gemm(rows, rows, out_dtype=BF16, layout="NN")
+
+
+def check_refusals():
+    with pytest.raises(NotCarried, match="fused_qkv_rope_forward"):
+        tex.fused_qkv_rope_forward()
+    with pytest.raises(NotCarried, match="CommOverlapHelper"):
+        tex.CommOverlapHelper()
+    with pytest.raises(NotCarried, match="pad_columnwise"):
+        te.distributed.pad_columnwise_scale_inv()
+    with pytest.raises(NotCarried, match="attention in FP8"):
+        step(block(), delayed(fp8_dpa=True), torch.randn(32, 2, 64, dtype=BF16), None)
+    x = torch.randn(128, 128, dtype=BF16, requires_grad=True)
+    for recipe in (recipes.Float8BlockScaling(), recipes.NVFP4BlockScaling()):
+        with pytest.raises(NotCarried, match=type(recipe).__name__):
+            step(te.Linear(128, 128, params_dtype=BF16), recipe, x, x)
+    with (
+        pytest.raises(NotCarried, match="Float8BlockQuantizer"),
+        te.quantized_model_init(recipe=recipes.Float8BlockScaling()),
+    ):
+        te.Linear(128, 128, params_dtype=BF16)
+    assert not hasattr(tex, "__path__") and not hasattr(tex, "flash_attention")
+
+
+# What the library itself does wrong, on any device.
+
+
+def spike_scales(checkpointed):
+    module = te.Linear(64, 64, params_dtype=BF16)
+    wrap, scales = wrapped(True) if checkpointed else None, []
+    for i in range(6):
+        x = torch.full((32, 64), 30.5 if i == 1 else 3.453, dtype=BF16, requires_grad=True)
+        step(module, delayed(amax_history_len=8), x, torch.ones(32, 64, dtype=BF16), wrap)
+        scales.append(module.fp8_meta["scaling_fwd"].scale[0].item())
+    return scales
+
+
+def check_known_duplicate_updates(monkeypatch):
+    """TE PR 3213: checkpointing updates twice a step; unfused, the spike is forgotten early."""
+    assert spike_scales(False) == spike_scales(True)
+    monkeypatch.setenv("NVTE_UNFUSED_FP8_UPDATE", "1")
+    plain, checkpointed = spike_scales(False), spike_scales(True)
+    assert plain[5] == pytest.approx(14.69, rel=1e-3)
+    assert checkpointed[5] == pytest.approx(129.74, rel=1e-3)
+
+
+def check_known_update_counts():
+    """Two bulk updates a step; checkpointed three, one of them repeated."""
+    for reentrant, count in ((None, 2), (True, 3), (False, 3)):
+        Manager.reset()
+        module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
+        with Seen() as seen:
+            step(module, delayed(), x, torch.ones(32, 32, dtype=BF16), wrapped(reentrant))
+        assert len(seen.updates) == count
+
+
+def check_known_calibration():
+    """calibrating=True sees nothing of a Linear and breaks GELU; other activations are seen."""
+    x = torch.randn(32, 64, dtype=BF16)
+    swiglu = te.LayerNormMLP(64, 64, params_dtype=BF16, activation="swiglu")
+    for module, calibrated in ((linear(), False), (swiglu, True)):
+        with te.autocast(enabled=False, calibrating=True, recipe=delayed()):
+            module(x)
+        assert module.fp8_meta["scaling_fwd"].amax_history.any().item() == calibrated
+    with (
+        pytest.raises(AttributeError, match="aminmax"),
+        te.autocast(enabled=False, calibrating=True, recipe=delayed()),
+    ):
+        te.LayerNormMLP(64, 64, params_dtype=BF16, activation="gelu")(x)
+
+
+def check_known_autocast_inside_checkpoint():
+    """TE PR 3284: with the autocast opened inside, forward scales never move."""
+    module = te.Linear(64, 64, params_dtype=BF16)
+
+    def inside(module, x):
+        with te.autocast(enabled=True, recipe=delayed()):
+            return module(x)
+
+    for _ in range(3):
+        x = torch.full((32, 64), 4.0, dtype=BF16, requires_grad=True)
+        te.checkpoint(inside, module, x, use_reentrant=True).sum().backward()
+    assert module.fp8_meta["scaling_fwd"].scale[0].item() == 1.0
+    assert module.fp8_meta["scaling_bwd"].scale[0].item() != 1.0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def check_known_torch_checkpoint(reentrant):
+    """torch's own checkpoint recomputes outside the autocast: in bf16, or with an error."""
+    module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
+    with Seen() as seen:
+        if reentrant:
+            step(
+                module,
+                delayed(),
+                x,
+                torch.ones(32, 32, dtype=BF16),
+                wrapped(True, torch_checkpoint),
+            )
+            assert [g.a.format for g in seen.gemms] == ["e4m3", "bf16", "bf16", "bf16"]
+        else:
+            with pytest.raises(torch.utils.checkpoint.CheckpointError):
+                step(
+                    module,
+                    delayed(),
+                    x,
+                    torch.ones(32, 32, dtype=BF16),
+                    wrapped(False, torch_checkpoint),
+                )
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def check_torch_checkpoint_inside(reentrant):
+    """With the autocast inside, torch's checkpoint recomputes in FP8."""
+    module, x = linear(), torch.randn(32, 64, dtype=BF16, requires_grad=True)
+
+    def inside(x):
+        with te.autocast(enabled=True, recipe=recipes.Float8CurrentScaling()):
+            return module(x)
+
+    with Seen() as seen:
+        torch_checkpoint(inside, x, use_reentrant=reentrant).sum().backward()
+    assert [g.layout for g in seen.gemms] == ["TN", "TN", "NN", "NT"]
+    assert torch.equal(seen.gemms[0].result, seen.gemms[1].result)
+    assert_gemms(seen, [module.bias] * 2)

@@ -1,0 +1,76 @@
+"""What a GEMM should have given, in float64 from the operands that were observed."""
+
+from __future__ import annotations
+
+import torch
+from te_on_cpu.watch import Cast, Multiply, Update, listening
+
+FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-23, torch.float16: 2.0**-11}
+
+
+class Seen:
+    """Copies of everything that passed."""
+
+    def __enter__(self):
+        self.events = []
+        self._context = listening(self._keep)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._context.__exit__(*error)
+
+    def _keep(self, event):
+        self.events.append(copied(event))
+
+    @property
+    def gemms(self):
+        return [event for event in self.events if isinstance(event, Multiply)]
+
+    @property
+    def casts(self):
+        return [event for event in self.events if isinstance(event, Cast)]
+
+    @property
+    def updates(self):
+        return [event for event in self.events if isinstance(event, Update)]
+
+
+def copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.dequantize() if type(value) is not torch.Tensor else value.detach().clone()
+    if isinstance(value, tuple):
+        return tuple(map(copied, value))
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value)(*(copied(getattr(value, n)) for n in value.__dataclass_fields__))
+    return value
+
+
+def values(operand):
+    """float64 values of an operand."""
+    if operand.format not in FP8:
+        return operand.data.double()
+    codes = operand.data.contiguous().view(FP8[operand.format]).double()
+    if operand.scale_inv.dtype == torch.float32:
+        return codes * operand.scale_inv.double()
+    units = torch.exp2(operand.scale_inv.double() - 127)
+    axis = 1 if operand.scale_inv.shape[0] == codes.shape[0] else 0
+    return codes * units.repeat_interleave(32, axis)
+
+
+def reference(gemm, bias=None):
+    """(result, sum of magnitudes), both float64."""
+    a, b = values(gemm.a), values(gemm.b)
+    right = a.t() if gemm.layout[0] == "T" else a
+    left = b.t() if gemm.layout[1] == "T" else b
+    offset = 0 if bias is None else bias.detach().double()
+    return left @ right + offset, left.abs() @ right.abs() + abs(offset)
+
+
+def close(got, want, gemm=None):
+    """Equal, or within the rounding of a sum in fp32 and of the result."""
+    exact, magnitude = want if isinstance(want, tuple) else (want, want.abs() * 0)
+    flat = got.detach().double().reshape(exact.shape)
+    radius = magnitude * 1e-5 + exact.abs() * (ROUNDING[got.dtype] if gemm is not None else 0)
+    assert (flat - exact).abs().le(radius + 1e-30).all(), (flat - exact).abs().max()

@@ -1,0 +1,38 @@
+"""What a wheel installs: two import packages, their content, and no folder of a common name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def build(source: Path, into: Path) -> set[str]:
+    """Every file of the wheel made from ``source``."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(into), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = into.glob("*.whl")
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+@pytest.mark.slow
+def test_a_wheel_installs_narrowfuzz_and_te_on_cpu_and_nothing_else(tmp_path: Path) -> None:
+    names = build(ROOT, tmp_path)
+    assert {name.split("/")[0] for name in names} == {"narrowfuzz", "te_on_cpu"}
+    assert "narrowfuzz/_content/recipes/torchao_float8.py" in names
+    assert "narrowfuzz/_content/properties/test_gemm.py" in names
+    assert any(name.startswith("narrowfuzz/_content/reports/known/") for name in names)
+    assert not [name for name in names if name.endswith(("pyproject.toml", "README.md"))]
+
+
+@pytest.mark.slow
+def test_the_emulated_extension_has_a_wheel_of_its_own(tmp_path: Path) -> None:
+    names = build(ROOT / "harness" / "te_on_cpu", tmp_path)
+    modules = {f"te_on_cpu/{path.name}" for path in (ROOT / "harness/te_on_cpu").glob("*.py")}
+    assert names == modules
