@@ -83,7 +83,7 @@ def economy_part(seconds: float) -> dict[str, Any]:
             raise RuntimeError(f"narrowfuzz run ended with exit code {done.returncode}")
         summary = json.loads((out / "summary.json").read_text())
     wanted = ("cases", "specs", "compiles", "seconds", "compile_seconds", "compiled_data_seconds")
-    return {name: summary[name] for name in (*wanted, "pairs", "new", "unconfirmed")}
+    return {name: summary[name] for name in (*wanted, "pairs", "new", "suspected")}
 
 
 def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:

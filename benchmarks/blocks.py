@@ -56,7 +56,7 @@ def _rounds(spec: Spec) -> list[dict[str, float]]:
             for _ in range(2 if spec.direct else 1):
                 assert program.run(tensors, tap=False, spec=spec).error is None
             middle = clock()
-            assert judge.judge(case, _CORE, thorough=False).ran
+            assert judge.judge(case, _CORE, focus=0, repeat=False).ran
             spent["subject"] += middle - start
             spent["judge"] += clock() - middle
         rounds.append({name: value / CASES * 1e3 for name, value in spent.items()})

@@ -108,14 +108,15 @@ def quiet_worker(
             oracles: Sequence[Any],
             only: frozenset[str] | None = None,
             *,
-            thorough: bool = True,
+            focus: int | None = None,
+            repeat: bool = True,
         ) -> Judgement:
             key = compile_key(case.spec)
             if self.keys[-1:] != [key]:
                 self.keys.append(key)
                 arms = only or {arm.name for arm in self.judge.rungs(case.spec)}
                 self.firsts.append((dump_case(case).decode(), sorted(arms)))
-            judgement = super()._judge(case, oracles, only, thorough=thorough)
+            judgement = super()._judge(case, oracles, only, focus=focus, repeat=repeat)
             self.ran += judgement.ran
             after(self.ran)
             return judgement

@@ -5,6 +5,9 @@ The layer is ``harness/narrowfuzz/arms/scaled_linear.py``: the fewest lines that
 
     tensorwise  one fp32 scale a tensor; input and weight E4M3, grad_output E5M2
     rowwise     one fp32 scale a row of the contracted axis; all E4M3
+
+and the same two by ``torch._scaled_mm``, which libraries still call: ``tensorwise_v1`` and
+``rowwise_v1``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from narrowfuzz.case import Spec
+from narrowfuzz.machine import machine
 from narrowfuzz.numerics.formats import E4M3FN, E5M2
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
 from narrowfuzz.recipe import Emit, Recipe, ScriptText
@@ -25,7 +29,7 @@ def _plan(spec: Spec) -> Plan:
     scale = Fp32Scale(eps=1e-12, power_of_two=False)
     # two reciprocals and two applications; the kernel may add the bias before it rounds
     kw: dict[str, Any] = {"scale_roundings": 4}
-    if spec.backend == "rowwise":
+    if spec.backend.startswith("rowwise"):
         row = OperandPlan(E4M3FN, "row", 0, scale)
         return Plan(dict.fromkeys(ROLES, GemmPlan(row, row, **kw)), bias="either")
     e4m3, e5m2 = (OperandPlan(f, "tensor", 0, scale) for f in (E4M3FN, E5M2))
@@ -39,7 +43,7 @@ def _plan(spec: Spec) -> Plan:
 def _convert(model: Any, spec: Spec) -> Any:
     from narrowfuzz.arms.scaled_linear import become_scaled
 
-    return model.apply(lambda module: become_scaled(module, spec.backend == "rowwise"))
+    return model.apply(lambda module: become_scaled(module, spec.backend or "tensorwise"))
 
 
 def _converted(module: Any) -> bool:
@@ -56,29 +60,36 @@ def _convertible(module: Any, spec: Spec) -> bool:
 
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
-    """Stand in front of scaled_mm: codes and inverse scales, as the kernel takes them."""
+    """Stand in front of both scaled_mm: codes and inverse scales, as the kernels take them."""
+    import torch
     from narrowfuzz.arms.tensors import fp8_codes, fp32_array
     from narrowfuzz.trace import Seen
     from torch.nn import functional
 
-    multiply = functional.scaled_mm
+    new, old = functional.scaled_mm, torch._scaled_mm
+
+    def take(a: Any, b: Any, a_scale: Any, b_scale: Any) -> None:
+        if emit.wanted():
+            emit(
+                Seen(fp8_codes(a), fp32_array(a_scale), scale_is_inverse=True),
+                Seen(fp8_codes(b).T, fp32_array(b_scale).T, scale_is_inverse=True),
+            )
 
     def watch(
         a: Any, b: Any, a_scale: Any, a_kind: Any, b_scale: Any, *args: Any, **kw: Any
     ) -> Any:
-        if not emit.wanted():
-            return multiply(a, b, a_scale, a_kind, b_scale, *args, **kw)
-        emit(
-            Seen(fp8_codes(a), fp32_array(a_scale), scale_is_inverse=True),
-            Seen(fp8_codes(b).T, fp32_array(b_scale).T, scale_is_inverse=True),
-        )
-        return multiply(a, b, a_scale, a_kind, b_scale, *args, **kw)
+        take(a, b, a_scale, b_scale)
+        return new(a, b, a_scale, a_kind, b_scale, *args, **kw)
 
-    functional.scaled_mm = watch
+    def watch_old(a: Any, b: Any, a_scale: Any, b_scale: Any, **kw: Any) -> Any:
+        take(a, b, a_scale, b_scale)
+        return old(a, b, a_scale, b_scale, **kw)
+
+    functional.scaled_mm, torch._scaled_mm = watch, watch_old
     try:
         yield
     finally:
-        functional.scaled_mm = multiply
+        functional.scaled_mm, torch._scaled_mm = new, old
 
 
 def _may_refuse(spec: Spec) -> str:
@@ -90,9 +101,16 @@ def _may_refuse(spec: Spec) -> str:
     for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
         if size % ALIGNMENT:
             return f"{name} must be a multiple of {ALIGNMENT} for scaled_mm on CUDA, got {size}"
-    if spec.backend == "rowwise" and spec.dtype != "bf16":
+    if spec.backend.startswith("rowwise") and spec.dtype != "bf16":
         return f"rowwise scaled_mm on CUDA only supports bf16 results, got {spec.dtype}"
     return ""
+
+
+def _unavailable(backend: str, device: str) -> str:
+    """Not every CPU has a kernel for either scaling."""
+    if device != "cpu":
+        return ""
+    return machine().without("fp8_rowwise" if backend.startswith("rowwise") else "fp8")
 
 
 def _script(spec: Spec) -> ScriptText:
@@ -100,16 +118,18 @@ def _script(spec: Spec) -> ScriptText:
 
     from narrowfuzz.arms import scaled_linear
 
+    old = spec.backend.endswith("_v1")
+    name, kinds = ("torch._scaled_mm", "") if old else ("F.scaled_mm", " a_kind,")
     return ScriptText(
         imports=inspect.getsource(scaled_linear).replace('"""', "'''").strip(),
-        convert=f"model.apply(lambda m: become_scaled(m, {spec.backend == 'rowwise'}))",
+        convert=f"model.apply(lambda m: become_scaled(m, {spec.backend or 'tensorwise'!r}))",
         converted='type(m).__name__ == "ScaledLinear"',
         convertible="type(m) is torch.nn.Linear",
-        tap="multiply = F.scaled_mm\n"
-        "def watch(a, b, a_scale, a_kind, b_scale, *args, **kw):\n"
+        tap=f"multiply = {name}\n"
+        f"def watch(a, b, a_scale,{kinds} b_scale, *args, **kw):\n"
         "    seen.append((a, a_scale, b.t(), b_scale.t()))\n"
-        "    return multiply(a, b, a_scale, a_kind, b_scale, *args, **kw)\n"
-        "F.scaled_mm = watch",
+        f"    return multiply(a, b, a_scale,{kinds} b_scale, *args, **kw)\n"
+        f"{name} = watch",
     )
 
 
@@ -117,12 +137,13 @@ RECIPES = [
     Recipe(
         name="torch.scaled_mm",
         family="torch.scaled_mm",
-        title="torch.nn.functional.scaled_mm in a plain float8 linear, fp32 scales",
-        backends=("tensorwise", "rowwise"),
+        title="scaled_mm and _scaled_mm in a plain float8 linear, fp32 scales",
+        backends=("tensorwise", "rowwise", "tensorwise_v1", "rowwise_v1"),
         package="",
         plan=_plan,
         convert=_convert,
         may_refuse=_may_refuse,
+        unavailable=_unavailable,
         script=_script,
         tap=_tap,
         converted=_converted,

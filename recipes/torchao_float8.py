@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from narrowfuzz.case import Spec
+from narrowfuzz.machine import machine
 from narrowfuzz.numerics.formats import E4M3FN, E5M2
 from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
@@ -29,7 +30,7 @@ from narrowfuzz.numerics.plan import (
     OperandPlan,
     Plan,
 )
-from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
+from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear, everywhere
 
 EPS = 1e-12
 
@@ -152,6 +153,13 @@ def _as(amax: Any, scale: Any) -> Any:
     return None if amax is None else fp32_array(amax).reshape(tuple(scale.shape))
 
 
+def _unavailable(backend: str, device: str) -> str:
+    """A GEMM with one scale a tensor needs a kernel that not every CPU has."""
+    if backend != "real" or device != "cpu":
+        return ""
+    return machine().without("fp8")
+
+
 def _never_refuses(spec: Spec) -> str:
     return ""  # CPU _scaled_mm takes any shape, and the emulation too
 
@@ -196,6 +204,7 @@ RECIPES = [
         script=_script(theirs),
         tap=_tap,
         converted=_converted,
+        unavailable=_unavailable if name == "tensorwise" else everywhere,
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
     )
     for name, theirs, title, plan in (

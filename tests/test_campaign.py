@@ -218,7 +218,7 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
             break
     assert run.code == 1, run.output
     finding = run.finding("contract")
-    assert finding.severity == "high" and "SIGABRT" in finding.sentence
+    assert finding.severity == "medium" and "SIGABRT" in finding.sentence
     assert finding.minimal.spec.recipe == FLOAT8 and finding.minimal.spec.n >= 64
     assert run.summary["lost_workers"] >= 1
     assert run.summary["cases"] > 0
@@ -282,7 +282,7 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
         worker = Worker(config, number, generation, 0, time.monotonic() + 600, sending)
         cases: list[Case] = []
 
-        def record(case: Case, oracles: Any, only: Any = None, *, thorough: bool = True) -> Any:
+        def record(case: Case, oracles: Any, only: Any = None, **kw: Any) -> Any:
             cases.append(case)
             return SimpleNamespace(ran=True)
 
@@ -334,14 +334,14 @@ class TestStore:
     def test_findings_come_back_most_severe_first(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
         for severity in ("low", "high", "medium"):
-            store.add(finding(severity, seed=len(severity)), "print()", "new")
-        store.add(finding("high", seed=99), "print()", "unconfirmed")
+            store.add(finding(severity, seed=len(severity)), "print()")
+        store.add(suspected(finding("high", seed=99)), "print()")
         assert [f.severity for f in store.findings()] == ["high", "medium", "low"]
-        assert len(store.findings("unconfirmed")) == 1
+        assert len(store.findings("suspected")) == 1
 
     def test_a_finding_comes_back_whole(self, tmp_path: Path) -> None:
         store, kept = Store(tmp_path / "out"), finding("high")
-        store.add(kept, "print('x')", "new")
+        assert store.add(kept, "print('x')") == "new"
         assert store.findings() == [kept]
         folder = store.out / "findings" / kept.id
         assert load_case((folder / "case.json").read_bytes()) == kept.minimal
@@ -361,14 +361,38 @@ class TestStore:
             release(store.out, name)
         assert not claim(store.out, name)
 
-    def test_a_confirmed_finding_takes_the_place_of_unconfirmed_ones(self, tmp_path: Path) -> None:
-        store = Store(tmp_path / "out")
-        first = finding("high")
+    def test_what_no_script_shows_is_kept_as_suspected_with_the_reason(
+        self, tmp_path: Path
+    ) -> None:
+        store, kept = Store(tmp_path / "out"), suspected(finding("high"))
+        assert store.add(kept, "") == "suspected"
+        assert store.findings() == [] and store.suspected() == [kept]
+        folder = store.out / "findings" / kept.id
+        assert load_case((folder / "case.json").read_bytes()) == kept.minimal
+
+    def test_what_one_case_did_not_show_becomes_a_sighting_of_one_that_does(
+        self, tmp_path: Path
+    ) -> None:
+        store, first = Store(tmp_path / "out"), suspected(finding("high"))
         second = msgspec.structs.replace(finding("high", seed=1), fingerprint=first.fingerprint)
-        store.add(first, "", "unconfirmed")
-        assert store.findings("unconfirmed") == [first]
-        store.add(second, "", "new")
-        assert store.findings("unconfirmed") == [] and store.findings() == [second]
+        store.add(first, "")
+        assert store.add(second, "") == "new"
+        assert store.suspected() == [] and store.findings() == [second]
+        assert store.sightings(second.id) == [first]
+
+    def test_findings_whose_minimal_cases_need_the_same_are_one(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        first, second = (
+            msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=["switch"])
+            for i in range(2)
+        )
+        other = msgspec.structs.replace(finding("high", seed=2), needs=["reload"])
+        assert [store.add(f, "") for f in (first, second, other)] == ["new", "sighting", "new"]
+        assert store.sightings(first.id) == [second] and store.sightings(other.id) == []
+
+    def test_what_needs_nothing_is_never_taken_for_the_same(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        assert [store.add(finding("high", seed=i), "") for i in range(2)] == ["new", "new"]
 
     @pytest.mark.parametrize("tail", ["x", "y" * 300, "(RuntimeError in <lambda>)", "ü:*?"])
     def test_any_fingerprint_can_be_claimed(self, tmp_path: Path, tail: str) -> None:
@@ -390,6 +414,11 @@ def finding(severity: str, seed: int = 0) -> Finding:
         "reach": "gaussian", "case": case, "minimal": case, "flake": "always",
     }  # fmt: skip
     return Finding(**words, **fields)  # type: ignore[arg-type]
+
+
+def suspected(seen: Finding) -> Finding:
+    """The same, where no script shows it."""
+    return msgspec.structs.replace(seen, why_suspected="its script passes")
 
 
 def test_a_rule_that_judged_nothing_shows_as_such() -> None:

@@ -23,6 +23,7 @@ from narrowfuzz.oracles.census import check_census
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.recipe import Recipe, ScriptText, load_recipes, promises_nothing
 from narrowfuzz.trace import Census, ChangeKind, Trace
+from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import severity_of
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -152,19 +153,26 @@ def test_what_a_conversion_changes(sample: Sample, recipes: dict[str, Recipe]) -
     assert found(sample.source, sample.spec, recipes) == sample.changes
 
 
+def _case(spec: Spec) -> Case:
+    return Case(spec=spec, data=DataSpec())
+
+
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if s.changes], ids=name)
 def test_the_ledger_explains_every_change(sample: Sample, recipes: dict[str, Recipe]) -> None:
     ledger, family = Ledger(load_entries()), recipes[sample.spec.recipe].family
-    for kind in sample.changes:
-        verdict = Verdict("census", "eager", "convert", "diverged", kind)
-        assert ledger.match(fingerprint(verdict, family), sample.spec), kind
+    _, census = convert(recipes[sample.spec.recipe], build(sample.source), sample.spec)
+    verdicts = verdicts_of({"eager": Trace("eager", census=census)})
+    assert {v.symptom for v in verdicts} == set(sample.changes)
+    for verdict in verdicts:
+        name = fingerprint(verdict, family)
+        assert ledger.match(name, _case(sample.spec), verdict), verdict.sentence()
 
 
 @pytest.mark.parametrize("family", ["torchao.float8", "torchao.mxfp8"])
 def test_the_ledger_hides_no_unconverted_layer(family: str) -> None:
     """The entry for a shared linear's second name must not explain a layer that was left out."""
     verdict = Verdict("census", "eager", "convert", "diverged", "left unconverted")
-    assert not Ledger(load_entries()).match(fingerprint(verdict, family), ROWWISE)
+    assert not Ledger(load_entries()).match(fingerprint(verdict, family), _case(ROWWISE), verdict)
 
 
 #: Kinds that follow from one that was found: the census leaves them out, a script cannot.
@@ -351,7 +359,9 @@ def test_a_frozen_weight_is_one_finding(recipes: dict[str, Recipe]) -> None:
 )
 def test_severity_is_what_the_change_costs(kind: str, severity: str) -> None:
     verdict = Verdict("census", "eager", "convert", "diverged", kind)
-    assert severity_of(verdict, Case(spec=ROWWISE, data=DataSpec())) == severity
+    case = Case(spec=ROWWISE, data=DataSpec())
+    effect = effect_of(Judge(load_recipes(), Ledger([])), case, verdict)
+    assert severity_of(verdict, case, effect) == severity
 
 
 def test_a_snapshot_outlives_its_model() -> None:

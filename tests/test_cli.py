@@ -361,7 +361,15 @@ class TestFindingFolder:
     ) -> None:
         for name in ("abc1", "abc2"):
             kept(here / f"narrowfuzz-runs/run/findings/{name}", CLEAN)
-        assert "abc1, abc2" in refused("replay", "abc")
+        assert "abc1" in (said := refused("replay", "abc")) and "abc2" in said
+
+    def test_an_id_that_two_runs_hold_is_refused_by_their_folders(
+        self, refused: Callable[..., str], here: Path
+    ) -> None:
+        for run in ("one", "two"):
+            kept(here / f"narrowfuzz-runs/{run}/findings/abc1", CLEAN)
+        said = refused("replay", "abc1")
+        assert "one/findings/abc1" in said and "two/findings/abc1" in said
 
     def test_the_start_of_an_id_is_enough(self, nf: Callable[..., Result], here: Path) -> None:
         kept(here / "narrowfuzz-runs/run/findings/abc123", CLEAN)
@@ -396,11 +404,30 @@ def test_replay_of_a_divergence_says_still_failing(nf: Callable[..., Result], he
     assert "still failing" in out and "torchao.mxfp8.rceil" in out and "bias" in out
 
 
-def test_replay_of_a_clean_case_says_fixed(nf: Callable[..., Result], here: Path) -> None:
+def test_replay_of_a_finding_that_diverges_otherwise_now_is_not_fixed(
+    nf: Callable[..., Result], here: Path
+) -> None:
+    """Its fingerprint was reworded, or another cause shows on its case."""
+    kept(here / "abc1", NO_BIAS)
+    code, out, _ = nf("replay", "abc1")
+    assert code == 1 and "diverges otherwise now" in out and "fixed" not in out
+
+
+def test_replay_on_another_rung_than_the_findings_cannot_tell(
+    nf: Callable[..., Result], here: Path
+) -> None:
+    raw = finding(CLEAN) | {"fingerprint": "O8--output--aot_eager--differs from eager--torch"}
+    (here / "abc1").mkdir()
+    (here / "abc1" / "explain.json").write_text(json.dumps(raw))
+    code, out, _ = nf("replay", "abc1", "--arm", "eager")
+    assert code == 125 and "no verdict of O8 on aot_eager" in out
+
+
+def test_replay_of_a_clean_case_says_sound(nf: Callable[..., Result], here: Path) -> None:
     (here / "case.json").write_bytes(dump_case(CLEAN))
     code, out, err = nf("replay", "case.json")
     assert (code, err) == (0, "")
-    assert out.startswith("fixed") and CLEAN.id in out and "eager" in out
+    assert out.startswith("sound") and CLEAN.id in out and "eager" in out
     assert [path.name for path in here.iterdir()] == ["case.json"]
 
 

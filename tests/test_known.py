@@ -73,7 +73,7 @@ def test_known_divergences_of_transformer_engine_still_show(version: str) -> Non
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if emulates(e)], ids=lambda e: e.id)
 def test_a_known_divergence_of_transformer_engine_shows_alone(entry: Entry) -> None:
     ensure(newest(entry))
-    result = run_script(script(entry), harness=True)
+    result = run_script(script(entry))
     assert result.shown, result.output
 
 

@@ -19,7 +19,7 @@ MODULES = {
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
-LOW = {"case", "content", "verdict", "numerics", "faults.fault"}
+LOW = {"case", "content", "verdict", "numerics", "faults.fault", "machine", "severity"}
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
 DATA = LOW | {
@@ -44,13 +44,17 @@ MAY_IMPORT = {
     "content": {"__init__"},
     "verdict": set(),
     "policy": set(),
-    "environment": set(),
+    "environment": {"machine"},
+    "machine": set(),
+    "severity": set(),
+    "facts": {"case", "machine", "schedule", "verdict"},
+    "trials": {"ledger", "machine", "triage"},
     "trace": {"numerics"},
     "recipe": LOW | {"trace", "stateful"},
     "data": {"case", "numerics"},
     "specs": LOW | {"choices", "recipe"},
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
-    "ledger": LOW,
+    "ledger": LOW | {"facts"},
     "models": {"case", "numerics", "schedule", "stateful"},
     "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models"},
@@ -72,7 +76,7 @@ MAY_IMPORT = {
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"planted"},
-    "campaign": JUDGED | {"faults", "planted", "triage", "coverage", "te_on_cpu"},
+    "campaign": JUDGED | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"},
     "vacuity": JUDGED,
     "score": JUDGED | {"faults", "controls", "planted", "campaign", "coverage"},
 }

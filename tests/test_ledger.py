@@ -12,8 +12,8 @@ import narrowfuzz.ledger
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrowfuzz.case import Spec
-from narrowfuzz.ledger import Entry, Ledger, load_entries, load_ledger
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.ledger import Entry, Ledger, load_entries, load_ledger, stands
 from narrowfuzz.verdict import Verdict, fingerprint
 
 TORCH = importlib.metadata.version("torch").split("+")[0]
@@ -21,16 +21,25 @@ FIELDS: dict[str, Any] = {
     "id": "an-entry",
     "title": "scale one too small",
     "explanation": "to_mx divides where it should multiply",
-    "severity": "high",
-    "link": "https://example.org/1",
+    "expected": "the scale that the format's definition names",
+    "workaround": "none known",
+    "links": ["https://example.org/1"],
+    "symptom": "silent",
+    "effect": 0.5,
+    "data": "gaussian",
+    "use": "documented",
+    "documentation": "README: 'converts every linear'",
+    "hardware": ["cpu"],
     "recipes": ["torchao.mxfp8.*"],
     "versions": {"torch": f"=={TORCH}"},
     "review": "2027-01-01",
     "script": "an-entry.py",
-    "fingerprints": ["O3--operand--*--torchao.mxfp8"],
+    "matches": [{"fingerprints": ["O3--operand--*--torchao.mxfp8"]}],
 }
 SPEC = Spec(recipe="torchao.mxfp8.floor", backend="wrapper")
+CASE = Case(spec=SPEC, data=DataSpec())
 FINGERPRINT = "O3--operand--eager--scale byte one too small--torchao.mxfp8"
+VERDICT = Verdict("O5", "eager", "output", "diverged", "wrong value", measured="0.5")
 
 
 def entry(**changes: Any) -> Entry:
@@ -56,6 +65,8 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)
 
 
@@ -63,12 +74,12 @@ def test_a_valid_entry_loads_with_its_defaults(known: Any) -> None:
     known("one")
     (loaded,) = load_entries()
     assert loaded == entry()
-    assert (loaded.backends, loaded.deviation, loaded.case) == (("*",), "", "")
+    assert (loaded.backends, loaded.deviation, loaded.when) == (("*",), "", {})
     assert load_ledger().entries == (loaded,)
 
 
 def test_an_empty_ledger_is_a_ledger(known: Any) -> None:
-    assert load_ledger().match(FINGERPRINT, SPEC) == ""
+    assert load_ledger().match(FINGERPRINT, CASE, VERDICT) == ""
 
 
 @pytest.mark.parametrize(
@@ -81,6 +92,17 @@ def test_an_empty_ledger_is_a_ledger(known: Any) -> None:
         ({"deviation": "byte_zero_is_purple"}, "byte_zero_is_purple"),
         ({"versions": {"torch": "two point thirteen"}}, "two point thirteen"),
         ({"versions": {"no-such-package-here": "newish"}}, "newish"),
+        ({"absent_in": {"torch": "older"}}, "older"),
+        ({"severity": "high"}, "severity"),
+        ({"data": "wild"}, "wild"),
+        ({"use": "often"}, "use"),
+        ({"links": []}, "searched"),
+        ({"when": {"phase_of_the_moon": "full"}}, "when: unknown fact 'phase_of_the_moon'"),
+        (
+            {"matches": [{"fingerprints": ["a"], "when": {"kk": 0}}]},
+            "matches[0].when: unknown fact 'kk'",
+        ),
+        ({"when": {"features": ["reload", "teleport"]}}, "'teleport'"),
     ],
 )
 def test_a_bad_entry_is_refused_by_file_and_field(
@@ -138,24 +160,73 @@ def test_a_local_version_suffix_does_not_matter(
         ({"recipes": []}, False),
         ({"backends": ["linear"]}, False),
         ({"backends": ["linear", "wrap*"]}, True),
-        ({"fingerprints": []}, False),
-        ({"fingerprints": ["O2--*"]}, False),
-        ({"fingerprints": ["O2--*", "O3--*--eager--*"]}, True),
-        ({"fingerprints": ["o3--*"]}, False),
-        ({"fingerprints": [FINGERPRINT]}, True),
-        ({"fingerprints": [FINGERPRINT[:-1]]}, False),
+        ({"matches": []}, False),
+        ({"matches": [{"fingerprints": ["O2--*"]}]}, False),
+        ({"matches": [{"fingerprints": ["O2--*", "O3--*--eager--*"]}]}, True),
+        ({"matches": [{"fingerprints": ["O2--*"]}, {"fingerprints": ["O3--*"]}]}, True),
+        ({"matches": [{"fingerprints": ["o3--*"]}]}, False),
+        ({"matches": [{"fingerprints": [FINGERPRINT]}]}, True),
+        ({"matches": [{"fingerprints": [FINGERPRINT[:-1]]}]}, False),
+        ({"when": {"k": 32, "bias": False}}, True),
+        ({"when": {"k": "<32"}}, False),
+        ({"matches": [{"fingerprints": ["O3--*"], "when": {"message": "0.5"}}]}, True),
+        ({"matches": [{"fingerprints": ["O3--*"], "when": {"message": "*out of range*"}}]}, False),
     ],
     ids=str,
 )
 def test_an_entry_matches_by_fingerprint_recipe_and_backend(
     changes: dict[str, Any], hits: bool
 ) -> None:
-    assert (Ledger([entry(**changes)]).match(FINGERPRINT, SPEC) == "an-entry") is hits
+    assert (Ledger([entry(**changes)]).match(FINGERPRINT, CASE, VERDICT) == "an-entry") is hits
+
+
+def test_severity_follows_from_what_the_entry_says() -> None:
+    assert entry().severity == "high"
+    assert entry(effect=0.005).severity == "medium"
+    assert entry(effect=0.0).severity == "low"
+    assert entry(symptom="loud", effect=0.0).severity == "medium"
+    assert entry(use="rare").severity == "medium" and entry(use="limitation").severity == "low"
+    assert entry(data="subnormal").severity == "low"
+    assert entry(cured="0.19").severity == "low"
+
+
+@pytest.mark.parametrize(
+    ("versions", "absent", "how"),
+    [
+        ({"torch": f"=={TORCH}"}, {}, "named"),
+        ({"torch": ">=99"}, {}, "other"),
+        ({"torch": ">=99"}, {"torch": f"<={TORCH}"}, "absent"),
+        ({"torch": f"=={TORCH}", "no-such-package-here": ">=0"}, {}, "absent"),
+    ],
+)
+def test_an_entry_that_does_not_name_what_is_installed_is_tried_not_assumed(
+    versions: dict[str, str], absent: dict[str, str], how: str
+) -> None:
+    assert stands(entry(versions=versions, absent_in=absent)) == how
+    assert stands(entry(versions=versions, absent_in=absent), "cuda") != "named"
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_tried_entry_explains_what_it_still_shows(known: Any, still: bool) -> None:
+    known("one", versions={"torch": ">=99"}, deviation="bias_ignored")
+    asked: list[str] = []
+
+    def shows(one: Entry) -> bool:
+        asked.append(one.id)
+        return still
+
+    ledger = load_ledger(shows)
+    other = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+    assert ledger.match(FINGERPRINT, other, VERDICT) == "" and ledger.deviations(other) == {}
+    assert not asked, "nothing it could explain has come"
+    assert ledger.match(FINGERPRINT, CASE, VERDICT) == ("an-entry" if still else "")
+    assert ledger.deviations(CASE) == ({"bias_ignored": "an-entry"} if still else {})
+    assert set(asked) == {"an-entry"}
 
 
 def test_the_first_entry_that_fits_explains_a_finding() -> None:
     entries = [entry(id="other", recipes=["torch.*"]), entry(id="a"), entry(id="b")]
-    assert Ledger(entries).match(FINGERPRINT, SPEC) == "a"
+    assert Ledger(entries).match(FINGERPRINT, CASE, VERDICT) == "a"
 
 
 def test_deviations_are_followed_where_their_entry_holds() -> None:
@@ -166,11 +237,9 @@ def test_deviations_are_followed_where_their_entry_holds() -> None:
             entry(id="elsewhere", deviation="x", recipes=["torch.*"]),
         ]
     )
-    assert ledger.deviations(SPEC) == {"bias_ignored": "bias"}
-    assert ledger.deviations(Spec(recipe=SPEC.recipe, backend="linear")) == {}
-
-
-VERDICT = Verdict("O5", "eager", "output", "diverged", "wrong value")
+    assert ledger.deviations(CASE) == {"bias_ignored": "bias"}
+    plain = Case(spec=Spec(recipe=SPEC.recipe, backend="linear"), data=DataSpec())
+    assert ledger.deviations(plain) == {}
 
 
 @settings(max_examples=100, deadline=None, database=None, derandomize=True)

@@ -163,7 +163,7 @@ def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) 
     assert result.finding.severity == "high" and result.finding.reach == "gaussian"
     Store(tmp_path).add(result.finding, result.script, "new")
     check_folder(tmp_path, result.finding.id)
-    clean = run_script(tmp_path / "findings" / result.finding.id / "repro.py", harness=True)
+    clean = run_script(tmp_path / "findings" / result.finding.id / "repro.py")
     assert clean.code == 0, clean.output
 
 
@@ -173,7 +173,7 @@ def check_folder(out: Path, id: str) -> Finding:
     finding = load_finding(folder)
     assert finding.story is not None
     assert finding.story.slot.endswith("backward slot 0")
-    assert all(line in report(finding) for line in finding.story.lines)
+    assert all(line in report(finding, "") for line in finding.story.lines)
     assert f"event {finding.story.event}" in finding.sentence
     assert all(states[-1].event >= finding.story.event for states in finding.story.states.values())
     assert (folder / "state.png").read_bytes().startswith(b"\x89PNG")
@@ -192,7 +192,7 @@ def _folder_of(version: str) -> str:
 def run_with(version: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptRun:
     _folder_of(version)
     monkeypatch.setenv(CHOICE, version)
-    return run_script(path, harness=True)
+    return run_script(path)
 
 
 def test_the_backward_state_that_reentrant_checkpoints_never_updated(

@@ -25,6 +25,7 @@ from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import halves, variants
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_relations import VARIANTS
 from narrowfuzz.triage.verify import run_script
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -426,3 +427,51 @@ def test_triage_keeps_the_rungs_the_divergence_needs() -> None:
     assert _only_as_dear(case, "inductor").spec.compile == "inductor"
     assert _only_as_dear(case, "aot_eager").spec.compile == "aot_eager"
     assert _only_as_dear(case, "eager+checkpoint").spec.checkpoint == "reentrant"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (2.0, 1)])
+def test_a_layer_that_gets_no_gradient_has_a_script(
+    tmp_path: Path, factor: float, code: int
+) -> None:
+    """Under no_grad no gradient comes back: its script runs forward, and checks the output."""
+    spec = Spec(recipe=FLOAT8, m=2, k=16, n=4, grad_mode="no_grad")
+    tensors = make_tensors(Case(spec=spec, data=DataSpec()), recipes()[FLOAT8].plan(spec))
+    layer = {name: t for name, t in tensors.items() if name != "grad_output"}
+    whole = Case(spec=msgspec.structs.replace(spec, model="mlp_gelu"), data=DataSpec())
+    got = float(Judge(recipes(), Ledger([])).run_arms(Case(spec=spec, data=DataSpec()))["eager"]
+                .outputs["output"][0, 0])  # fmt: skip
+    verdict = verdict_of("O5", "eager", lo=got * factor, hi=got * factor, layer="up")
+    path = tmp_path / "repro.py"
+    path.write_text(write_script(whole, verdict, recipes()[FLOAT8], (spec, layer)))
+    run = run_script(path)
+    assert run.code == code, run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    ["import no_such_library", "raise RuntimeError('not this')", "torch.ones(2) @ torch.ones(3)"],
+)
+def test_what_is_not_its_subject_ends_a_script_with_125(tmp_path: Path, text: str) -> None:
+    case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", m=1, k=1, n=1), data=DataSpec())
+    script = write_script(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
+    path = tmp_path / "repro.py"
+    path.write_text(script.replace("torch.set_num_threads(1)", f"torch.set_num_threads(1)\n{text}"))
+    run = run_script(path)
+    assert run.code == 125 and not run.shown, run.output
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [("ValueError('no')", 1), ("TypeError('no')", 125), ("None", 0)]
+)
+def test_another_error_is_not_this_scripts_subject(raised: str, code: int) -> None:
+    symptom = "fails although nothing forbids it (ValueError in f)"
+    check = check_rule(verdict_of("contract", "eager", symptom=symptom))
+    source = "import re, sys\nphase = 'forward'\ninput = weight = grad_output = None\n"
+    source += (
+        f"def run(*args):\n    error = {raised}\n    if error: raise error\n{check}\nsys.exit(0)"
+    )
+    with pytest.raises(SystemExit) as ended:
+        exec(source, {})
+    assert ended.value.code == code

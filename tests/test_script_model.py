@@ -17,6 +17,7 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.oracles.kernels import WRONG_PRODUCT
 from narrowfuzz.oracles.whole import SMALL_RATIO, ratio_limit
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
@@ -228,7 +229,7 @@ def test_a_missing_gradient_of_one_linear_goes_by_its_parameters_name() -> None:
 def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
     spec = spec_of("linear", lifecycle="deepcopy")
     text = written("crash", spec, symptom="refusal names no layer (AssertionError in f)")
-    assert 'sys.exit(1 if "proj" not in str(error) else 0)' in text
+    assert 'int("proj" not in text) if type(error).__name__ == "AssertionError" else 125' in text
 
 
 STATISTICS = """
@@ -286,3 +287,34 @@ def test_on_a_clean_inductor_it_exits_0(tmp_path: Path, rule: str) -> None:
     ended = run_script(path, timeout=180)
     assert ended.code == 0, ended
     assert "1 attention backwards" in ended.output or rule == "O9"
+
+
+WRONG_MM = """
+import contextlib, torch
+from narrowfuzz import Fault
+@contextlib.contextmanager
+def plant():
+    library = torch.library.Library("aten", "IMPL")
+    def wrong(a, b):
+        gain = 1.0 if a.dtype == torch.float64 else 1.125  # not of what judges it
+        return torch.addmm(torch.zeros(1, dtype=a.dtype), a, b) * gain
+    library.impl("mm", wrong, "CPU")
+    yield
+FAULTS = [Fault("wrong-mm", "gain", "aten::mm an eighth too large", "", ("*",), plant)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "role"), [("O5", "output"), ("O15", "gradient")])
+def test_a_product_inside_a_compiled_graph_has_a_script(
+    tmp_path: Path, rule: str, role: str
+) -> None:
+    """Its own check: exits 0 on a clean library and 1 where the kernel multiplies wrongly."""
+    spec = spec_of("mlp_swiglu", recipe="torch.bf16", compile="aot_eager")
+    wrong = Verdict(rule, "aot_eager", role, "diverged", WRONG_PRODUCT, "[0, 0]", "2", "1")
+    path, faults = tmp_path / "repro.py", tmp_path / "faults.py"
+    path.write_text(write_script(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
+    faults.write_text(WRONG_MM)
+    clean, planted = run_script(path), run_script(path, plant=(str(faults), "wrong-mm"))
+    assert clean.code == 0 and "products; the worst" in clean.output
+    assert planted.shown, planted.output

@@ -60,7 +60,7 @@ def replay(
     recipe_file: Files = None,
     te_version: TeVersion = "",
 ) -> None:
-    """Run one case again. Exit 0: fixed, 1: still failing, 125: cannot run here."""
+    """Run one case again. Exit 0: fixed or sound, 1: still failing, 125: cannot tell here."""
     from narrowfuzz.replay import replay_command
 
     raise typer.Exit(replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version))

@@ -18,8 +18,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from narrowfuzz.machine import machine
+
 _PACKAGES = ("torch", "torchao", "transformer_engine", "numpy", "hypothesis", "narrowfuzz")
-_SWITCHES = ("TORCHINDUCTOR_EMULATE_PRECISION_CASTS", "TORCH_LOGS", "TORCH_COMPILE_DISABLE")
+_SWITCHES = (
+    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
+    "TORCH_LOGS",
+    "TORCH_COMPILE_DISABLE",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+)
 
 
 def versions() -> dict[str, str]:
@@ -85,6 +93,7 @@ def describe() -> dict[str, Any]:
         "versions": versions(),
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "machine": machine().describe(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.is_available(),
         "switches": {name: os.environ[name] for name in _SWITCHES if name in os.environ},

@@ -17,6 +17,7 @@ import torch
 
 from narrowfuzz.arms.events import run_after
 from narrowfuzz.arms.ladder import EAGER, Arm, climb, unavailable
+from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec, compile_key
@@ -85,7 +86,6 @@ class Judge:
     compiles: int = 0
     compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
-    _repeated: set[tuple[str, str]] = field(default_factory=set)
     _subjects: dict[str, Subject] = field(default_factory=dict)
 
     def judge(
@@ -94,20 +94,24 @@ class Judge:
         oracles: Sequence[Oracle] | None = None,
         only: frozenset[str] | None = None,
         *,
-        thorough: bool = True,
+        focus: int | None = None,
+        repeat: bool = True,
         confirm: bool = True,
     ) -> Judgement:
         """Run and judge one case, on ``only`` these of its rungs if given.
 
-        ``thorough`` False looks at one of a model's linears, the seed says which: the cheap way to
-        see many draws of one Spec. A ratio rule's divergence counts only if every one of
+        With a ``focus`` one of a model's linears is looked at, this many-th in turn, and of other
+        things a part: the cheap way to see many draws of one Spec. ``repeat`` runs every rung a
+        second time if O1 is asked for. A ratio rule's divergence counts only if every one of
         FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive.
         Raises ValueError if its recipe or backend does not exist.
         """
         if case.spec.schedule is not None:
-            return self._judge_schedule(case, oracles, only)
-        family, evidence = self.family(case.spec), self.observe(case, only, thorough=thorough)
+            return self._judge_schedule(case, oracles, only, focus)
         chosen = self.oracles if oracles is None else oracles
+        repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
+        family = self.family(case.spec)
+        evidence = self.observe(case, only, focus=focus, repeat=repeat)
         ran = evidence.ran
         verdicts = [
             plain(oracle.name, arm, "output", "inconclusive", reason)
@@ -132,22 +136,27 @@ class Judge:
         return judgement
 
     def observe(
-        self, case: Case, only: frozenset[str] | None = None, *, thorough: bool = True
+        self,
+        case: Case,
+        only: frozenset[str] | None = None,
+        *,
+        focus: int | None = None,
+        repeat: bool = True,
     ) -> Evidence:
         """What the rules judge of a case of a model: its runs, and what they are held against."""
         recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
         tensors = tensors_of(case, recipe)
-        focus = None if thorough else case.data.seed
-        traces, repeats = self._run(case.spec, tensors, only, focus)
+        traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
         return Evidence(
             case=case,
+            focus=focus,
             plan=recipe.plan(case.spec),
             tensors=tensors,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
-            deviations=self.ledger.deviations(case.spec),
+            deviations=self.ledger.deviations(case),
             may_refuse=recipe.may_refuse(case.spec),
             rerun=lambda tensors, spec, event: run_after(
                 event, self._program(spec, EAGER), tensors
@@ -162,7 +171,11 @@ class Judge:
         )
 
     def _judge_schedule(
-        self, case: Case, oracles: Sequence[Oracle] | None, only: frozenset[str] | None
+        self,
+        case: Case,
+        oracles: Sequence[Oracle] | None,
+        only: frozenset[str] | None,
+        focus: int | None,
     ) -> Judgement:
         recipe = self.stateful_recipe(case.spec)
         assert case.spec.schedule is not None
@@ -172,9 +185,10 @@ class Judge:
             case,
             recipe,
             self._subject(recipe),
-            self.ledger.deviations(case.spec),
+            self.ledger.deviations(case),
             [o.name for o in oracles or rules_of(case.spec).values()],
             only,
+            focus,
         )
         return self._fold(case, recipe.family, verdicts, ran)
 
@@ -182,13 +196,13 @@ class Judge:
         """What every rung of a case leaves, unjudged."""
         if case.spec.schedule is not None:
             return run_arms(case, self._subject(self.stateful_recipe(case.spec)), self.arms)
-        traces, _ = self._run(case.spec, tensors_of(case, self.recipe(case.spec)), None, None)
+        traces, _ = self._run(case.spec, tensors_of(case, self.recipe(case.spec)), None)
         return traces
 
     def look(self, case: Case) -> ScheduleEvidence:
         """What the rules judge of a schedule: its runs, event by event."""
         recipe = self.stateful_recipe(case.spec)
-        return look(case, recipe, self._subject(recipe), self.ledger.deviations(case.spec))
+        return look(case, recipe, self._subject(recipe), self.ledger.deviations(case))
 
     def _subject(self, recipe: Stateful) -> Subject:
         if recipe.name not in self._subjects:
@@ -214,7 +228,8 @@ class Judge:
         for seed in range(1000, 1000 + FRESH_DRAWS):
             data = msgspec.structs.replace(case.data, seed=seed)
             other = msgspec.structs.replace(case, data=data)
-            if self.judge(other, rule, arms, thorough=False, confirm=False).cause(wanted) is None:
+            again = self.judge(other, rule, arms, focus=1, repeat=False, confirm=False)
+            if again.cause(wanted) is None:
                 return False
         return True
 
@@ -252,7 +267,9 @@ class Judge:
         spec: Spec,
         tensors: dict[str, F32],
         only: frozenset[str] | None,
-        focus: int | None,
+        *,
+        focus: int | None = None,
+        repeat: bool = False,
     ) -> tuple[dict[str, Trace], dict[str, Trace]]:
         traces: dict[str, Trace] = {}
         repeats: dict[str, Trace] = {}
@@ -261,23 +278,22 @@ class Judge:
                 continue
             program = self._program(spec, arm)
             traces[arm.name] = self._timed(program, tensors, spec, focus)
-            if traces[arm.name].error is not None and arm is EAGER:
+            ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
+            if ended and arm is EAGER:
                 break  # dearer rungs would only say the same
-            first_draw = (compile_key(spec), arm.name) not in self._repeated
-            again = first_draw or (arm is EAGER and spec.direct)
-            if traces[arm.name].error is None and again:
-                repeats[arm.name] = program.run(tensors, tap=False, spec=spec)
-                self._repeated.add((compile_key(spec), arm.name))
+            if not ended and repeat:
+                sizes = {result.size for result in traces[arm.name].outputs.values()}
+                with poisoned(sizes, self.device):
+                    repeats[arm.name] = program.run(tensors, tap=False, spec=spec)
         return traces, repeats
 
     def _timed(
         self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
     ) -> Trace:
         """Run tapped; what a compiled program's first run takes is its compile time."""
-        fresh = program.arm.compiler and (compile_key(spec), program.arm.name) not in self._repeated
-        started = time.monotonic()
+        compiles, started = program.arm.compiler and not program.ran, time.monotonic()
         trace = program.run(tensors, tap=True, spec=spec, focus=focus)
-        if fresh:
+        if compiles:
             self.compile_seconds += time.monotonic() - started
         return trace
 
@@ -294,8 +310,7 @@ class Judge:
         program = Program(spec, self.recipes[spec.recipe], arm, device=self.device)
         self._programs[key] = program
         while len(self._programs) > _KEPT_PROGRAMS:
-            dropped, _ = self._programs.popitem(last=False)
-            self._repeated.discard(dropped)
+            self._programs.popitem(last=False)
         return program
 
     def _forget_compiled(self, keep: str) -> None:
@@ -305,7 +320,6 @@ class Judge:
         if stale:
             for key in stale:
                 del self._programs[key]
-                self._repeated.discard(key)
             torch._dynamo.reset()
 
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
@@ -323,7 +337,7 @@ class Judge:
             elif verdict.status in BAD:
                 root = explained(verdict, roots, rules)
                 if root is None:
-                    entry = self.ledger.match(fingerprint(verdict, family), case.spec)
+                    entry = self.ledger.match(fingerprint(verdict, family), case, verdict)
                     verdict = verdict.known(entry) if entry else verdict
                     roots.append(verdict)
                 elif root.status == "known":

@@ -17,7 +17,7 @@ from narrowfuzz.schedule.trace import StateTrace
 from narrowfuzz.stateful import Stateful, Subject
 from narrowfuzz.verdict import Verdict
 
-#: One case in so many is run again among the remains of the others.
+#: Of cases with a focus one in so many is run again among the remains of the others.
 _COMPANY_EVERY = 4
 #: A schedule with such a forward always is: only the next model can meet what it leaves behind.
 _LEAVES = FEATURES["forward dropped"]
@@ -53,9 +53,10 @@ def judge_schedule(
     deviations: Mapping[str, str],
     rules: Sequence[str],
     only: frozenset[str] | None = None,
+    focus: int | None = None,
 ) -> tuple[list[Verdict], bool]:
     """All verdicts of these rules, and whether every run came to its end."""
-    evidence = look(case, recipe, subject, deviations, only)
+    evidence = look(case, recipe, subject, deviations, only, focus)
     ran = all(trace.error is None for trace in evidence.traces.values())
     return list(_verdicts(evidence, rules)), ran
 
@@ -66,14 +67,17 @@ def look(
     subject: Subject,
     deviations: Mapping[str, str],
     only: frozenset[str] | None = None,
+    focus: int | None = None,
 ) -> ScheduleEvidence:
-    """What the rules judge: the case, run on its arms."""
+    """What the rules judge: the case, run on its arms; with a ``focus`` mostly without running it
+    again among the remains of other models."""
     schedule = case.spec.schedule
     assert schedule is not None
     traces = run_arms(case, subject, only)
     company: Callable[[], StateTrace] | None = None
     whole = [arm for arm, trace in traces.items() if trace.error is None]
-    if whole and (case.data.seed % _COMPANY_EVERY == 0 or _LEAVES(story(schedule))):
+    among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES(story(schedule))
+    if whole and among:
         company = partial(
             run_schedule, case, subject, whole[-1], checkpointed=whole[-1] != "eager", reset=False
         )

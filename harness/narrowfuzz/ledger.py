@@ -1,23 +1,30 @@
 """The ledger: divergences of released libraries that are known, each with its script.
 
-One TOML file per cause in ``reports/known/``. An entry explains findings by fingerprint or, better,
-by an *as-built deviation* that the reference then follows, so that every other rule stays sharp on
-the same case. It holds only for the versions it names.
+One TOML file per cause in ``reports/known/``. An entry explains findings by fingerprint *and* a
+predicate of the case, the machine and what was seen, or, better, by an *as-built deviation* that
+the reference then follows, so that every other rule stays sharp on the same case. It holds for the
+versions it names; on others it is tried: its script says whether it still shows.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import importlib.metadata
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case import Case
 from narrowfuzz.content import content_dir
+from narrowfuzz.facts import Condition, Context, check_predicate, holds
+from narrowfuzz.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
+from narrowfuzz.severity import DATA, Severity, Symptom, Use, severity
+from narrowfuzz.verdict import Verdict
 
 #: Deviations the oracles follow beyond those of the quantiser's reference.
 LAYER_DEVIATIONS = {
@@ -46,6 +53,15 @@ STATE_DEVIATIONS = {
 }
 
 
+class Match(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Findings that an entry explains."""
+
+    #: Globs of fingerprints.
+    fingerprints: tuple[str, ...]
+    #: What must hold besides: necessary conditions of the cause.
+    when: dict[str, Condition] = {}
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One known divergence."""
 
@@ -53,88 +69,191 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     title: str
     #: What happens and why, with the library's function.
     explanation: str
-    severity: str
-    link: str
+    #: What the library should do, in a sentence; what a user can do today.
+    expected: str
+    workaround: str
+    #: Upstream threads about exactly this, and what was searched.
+    links: tuple[str, ...]
+    searched: str = ""
+    #: What ``severity`` weighs: see narrowfuzz/severity.py.
+    symptom: Symptom
+    effect: float
+    data: str
+    use: Use
+    #: Where the library documents the use, quoted, or that it is silent about it.
+    documentation: str
+    #: The release or commit that cures it, "" if none is known.
+    cured: str = ""
+    #: What it was seen on.
+    hardware: tuple[str, ...]
     recipes: tuple[str, ...]
+    backends: tuple[str, ...] = ("*",)
     #: Distribution -> version specifier.
     versions: dict[str, str]
+    #: The same, of versions in which the script was tried and the divergence did not show.
+    absent_in: dict[str, str] = {}
     #: Date to look again.
     review: str
     #: Stand-alone script beside the entry: exits 1 while the divergence is there.
     script: str
-    #: Globs; none and no deviation: confirmed by hand, and no case expresses it yet.
-    fingerprints: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ("*",)
     deviation: str = ""
-    #: Smallest case, as JSON.
-    case: str = ""
+    #: What must hold for the deviation, and for every match.
+    when: dict[str, Condition] = {}
+    #: None and no deviation: confirmed by hand, and no case expresses it yet.
+    matches: tuple[Match, ...] = ()
 
-    def holds_for(self, recipe: str, backend: str) -> bool:
-        return any(fnmatch.fnmatch(recipe, g) for g in self.recipes) and any(
-            fnmatch.fnmatch(backend, g) for g in self.backends
+    @property
+    def severity(self) -> Severity:
+        return severity(self.symptom, self.effect, self.data, self.use, cured=bool(self.cured))
+
+    def fits(self, context: Context) -> bool:
+        """True if the case is one that the entry speaks of."""
+        spec = context.case.spec
+        return (
+            any(fnmatch.fnmatch(spec.recipe, glob) for glob in self.recipes)
+            and any(fnmatch.fnmatch(spec.backend, glob) for glob in self.backends)
+            and holds(self.when, context)
+        )
+
+    def explains(self, fingerprint: str, context: Context) -> bool:
+        """True if a finding with this fingerprint is the divergence of this entry."""
+        return self.fits(context) and any(
+            any(fnmatch.fnmatchcase(fingerprint, glob) for glob in match.fingerprints)
+            and holds(match.when, context)
+            for match in self.matches
         )
 
 
+#: How an entry stands to what is installed: it names these versions, others, or nothing of it is
+#: there.
+Standing = Literal["named", "other", "absent"]
+
+
 class Ledger:
-    """The entries that hold for the installed versions."""
+    """Entries that hold here: those that name what is installed, and of the others those that
+    ``shows`` says still show."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        *,
+        unnamed: Iterable[Entry] = (),
+        shows: Callable[[Entry], bool] = lambda entry: False,
+        device: str = "cpu",
+    ) -> None:
         self.entries = tuple(entries)
+        #: Of other versions than are installed: asked for when they would explain something.
+        self.unnamed, self.shows, self.device = tuple(unnamed), shows, device
 
-    def deviations(self, spec: Spec) -> dict[str, str]:
-        """As-built deviations to follow for this Spec: deviation -> entry id."""
+    def deviations(self, case: Case) -> dict[str, str]:
+        """As-built deviations to follow for this case: deviation -> entry id."""
+        context = self._context(case, None)
         return {
             entry.deviation: entry.id
-            for entry in self.entries
-            if entry.deviation and entry.holds_for(spec.recipe, spec.backend)
+            for entry in (*self.entries, *self.unnamed)
+            if entry.deviation and entry.fits(context) and self._holds(entry)
         }
 
-    def match(self, fingerprint: str, spec: Spec) -> str:
-        """Id of the entry that explains a fingerprint, or ""."""
-        for entry in self.entries:
-            if entry.holds_for(spec.recipe, spec.backend) and any(
-                fnmatch.fnmatchcase(fingerprint, glob) for glob in entry.fingerprints
-            ):
+    def match(self, fingerprint: str, case: Case, verdict: Verdict) -> str:
+        """Id of the entry that explains a finding, or ""."""
+        context = self._context(case, verdict)
+        for entry in (*self.entries, *self.unnamed):
+            if entry.explains(fingerprint, context) and self._holds(entry):
                 return entry.id
         return ""
+
+    def _context(self, case: Case, verdict: Verdict | None) -> Context:
+        return Context(case, machine(), self.device, verdict)
+
+    def _holds(self, entry: Entry) -> bool:
+        return entry in self.entries or self.shows(entry)
 
 
 def known_dir() -> Path:
     return content_dir("reports") / "known"
 
 
-def load_ledger() -> Ledger:
-    """All entries for the installed versions. Raises ValueError naming a file that is not valid."""
-    return Ledger(entry for entry in load_entries() if _installed(entry))
+def load_ledger(
+    shows: Callable[[Entry], bool] = lambda entry: False, device: str = "cpu"
+) -> Ledger:
+    """All entries for what is installed; ``shows`` is asked of those that name other versions.
+
+    Raises ValueError naming a file that is not valid.
+    """
+    standing = [(entry, stands(entry, device)) for entry in load_entries()]
+    return Ledger(
+        [entry for entry, how in standing if how == "named"],
+        unnamed=[entry for entry, how in standing if how == "other"],
+        shows=shows,
+        device=device,
+    )
 
 
 def load_entries() -> list[Entry]:
-    entries = []
-    for path in sorted(known_dir().glob("*.toml")):
+    """Every entry. Raises ValueError naming the file, and what is wrong in it."""
+    return [_load(path) for path in sorted(known_dir().glob("*.toml"))]
+
+
+def _load(path: Path) -> Entry:
+    try:
+        entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
+        _check(entry)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"ledger entry {path.name}: {error}") from None
+    return entry
+
+
+def _check(entry: Entry) -> None:
+    every = DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS
+    if entry.deviation and entry.deviation not in every:
+        raise ValueError(f"no deviation {entry.deviation!r}")
+    if entry.data not in DATA:
+        raise ValueError(f"data {entry.data!r} is none of {', '.join(DATA)}")
+    if not (entry.links or entry.searched):
+        raise ValueError("no links, and searched does not say where a thread was looked for")
+    for name, predicate in [
+        ("when", entry.when),
+        *((f"matches[{i}].when", match.when) for i, match in enumerate(entry.matches)),
+    ]:
         try:
-            entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ValueError(f"ledger entry {path.name}: {error}") from None
-        if (
-            entry.deviation
-            and entry.deviation not in DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS
-        ):
-            raise ValueError(f"ledger entry {path.name}: no deviation {entry.deviation!r}")
-        for wanted in entry.versions.values():
-            try:
-                SpecifierSet(wanted)
-            except InvalidSpecifier:
-                raise ValueError(f"ledger entry {path.name}: bad version {wanted!r}") from None
-        entries.append(entry)
-    return entries
+            check_predicate(predicate)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    for wanted in (*entry.versions.values(), *entry.absent_in.values()):
+        try:
+            SpecifierSet(wanted)
+        except InvalidSpecifier:
+            raise ValueError(f"bad version {wanted!r}") from None
 
 
-def _installed(entry: Entry) -> bool:
+def stands(entry: Entry, device: str = "cpu") -> Standing:
+    """How an entry stands to what is installed, and to the device that the run is for."""
+    named = device == "cpu" or any(device in hardware for hardware in entry.hardware)
     for package, wanted in entry.versions.items():
         try:
             version = importlib.metadata.version(package)
-            if not SpecifierSet(wanted).contains(version.split("+")[0], prereleases=True):
-                return False
         except importlib.metadata.PackageNotFoundError:
-            return False
-    return True
+            if importlib.util.find_spec(package) is None:
+                return "absent"
+            named = False
+            continue
+        if not _released(package):
+            named = False
+        elif package in entry.absent_in and _within(version, entry.absent_in[package]):
+            return "absent"
+        elif not _within(version, wanted):
+            named = False
+    return "named" if named else "other"
+
+
+def _within(version: str, wanted: str) -> bool:
+    return SpecifierSet(wanted).contains(version.split("+")[0], prereleases=True)
+
+
+def _released(package: str) -> bool:
+    """False if what ``import`` finds is not what the installed distribution brought: a checkout."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return True
+    home = Path(str(importlib.metadata.distribution(package).locate_file(package))).resolve()
+    return home in Path(found.origin).resolve().parents

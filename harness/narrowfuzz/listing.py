@@ -101,10 +101,17 @@ def _torch_facts(console: Console) -> None:
     import torch
 
     from narrowfuzz.environment import settle
+    from narrowfuzz.machine import machine
     from narrowfuzz.policy import cast_policies
 
     settle()
-    console.print(f"{'cpu':12} {torch.backends.cpu.get_cpu_capability()}")
+    here = machine()
+    console.print(f"{'cpu':12} {torch.backends.cpu.get_cpu_capability()}: {', '.join(here.cpu)}")
+    console.print(f"{'oneDNN':12} {here.onednn or 'absent'}")
+    for kind, kernel in here.kernels.items():
+        console.print(f"{'multiplies':12} {kind}: {kernel or 'nothing'}")
+    for kind, error in here.lacks.items():
+        console.print(f"{'lacks':12} {kind}: {error}", soft_wrap=True)
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: CPU only"
     console.print(f"{'gpu':12} {cuda}")
     for name, policy in cast_policies().items():

@@ -1,4 +1,4 @@
-"""``narrowfuzz replay``: one case again; fixed, still failing, or cannot run here."""
+"""``narrowfuzz replay``: one case again; fixed, sound, still failing, or cannot tell here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rich.markup import escape
 
 from narrowfuzz.arms.ladder import climb, select_arms, unavailable
 from narrowfuzz.case import Case, load_case
-from narrowfuzz.environment import prepare
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.verdict import fingerprint
 
 if TYPE_CHECKING:
-    from narrowfuzz.judge import Judge
+    from narrowfuzz.judge import Judge, Judgement
 
-FIXED, FAILING, CANNOT = 0, 1, 125
+SOUND, FAILING, CANNOT = 0, 1, 125
 
 
 def replay_command(
@@ -38,33 +39,54 @@ def replay_command(
     recipes, stateful = load_recipes(files), load_stateful(files)
     from narrowfuzz.judge import Judge
     from narrowfuzz.ledger import Ledger, load_ledger
+    from narrowfuzz.trials import Trials
 
     judge = Judge(recipes, Ledger([]), chosen, stateful=stateful)
     console = Console(highlight=False)
     for reason in _obstacles(judge, case, chosen):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
         return CANNOT
-    from narrowfuzz.environment import settle
-    from narrowfuzz.verdict import fingerprint
-
     settle()
     judgement = judge.judge(case)
-    causes = [
-        v for v in judgement.causes if not wanted or fingerprint(v, judgement.family) == wanted
-    ]
-    if not causes:
-        console.print(f"fixed: case {case.id} shows no divergence on {_arms(judge, case)}")
-        return FIXED
-    ledger = load_ledger()
-    again = Judge(recipes, ledger, chosen, stateful=stateful)
-    explained = {v.explained_by for v in again.judge(case).known}
-    for verdict in causes:
-        entry = ledger.match(fingerprint(verdict, judgement.family), case.spec)
-        console.print(f"still failing: {escape(verdict.sentence())}", soft_wrap=True)
-        console.print(f"  rule {verdict.oracle}, arm {verdict.arm}, {case.spec.recipe}")
+    if judgement.causes:
+        again = Judge(recipes, load_ledger(Trials()), chosen, stateful=stateful)
+        _tell(console, again, judgement, wanted)
+        return FAILING
+    if reason := _not_judged(judgement, wanted):
+        console.print(f"cannot tell: {escape(reason)}", soft_wrap=True)
+        return CANNOT
+    how = "fixed" if wanted else "sound"
+    console.print(f"{how}: case {case.id} shows no divergence on {_arms(judge, case)}")
+    return SOUND
+
+
+def _tell(console: Console, judge: Judge, judgement: Judgement, wanted: str) -> None:
+    """What diverges now, first what the finding was kept for; ``judge`` knows the ledger."""
+    explained = {v.explained_by for v in judge.judge(judgement.case).known}
+    found = {fingerprint(v, judgement.family): v for v in judgement.causes}
+    for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted):
+        entry = judge.ledger.match(name, judgement.case, verdict)
+        how = "diverges otherwise now" if wanted and name != wanted else "still failing"
+        console.print(f"{how}: {escape(verdict.sentence())}", soft_wrap=True)
+        console.print(f"  rule {verdict.oracle}, arm {verdict.arm}, {judgement.case.spec.recipe}")
         if entry or explained:
             console.print(f"  in the ledger: {entry or ', '.join(sorted(explained))}")
-    return FAILING
+
+
+def _not_judged(judgement: Judgement, wanted: str) -> str:
+    """Why a case without a divergence says nothing: the rule that the finding is about has not
+    looked at the rung it is about, or no rule at anything; "" if one has."""
+    rule, _, arm, *_ = [*wanted.split("--"), "", "", ""]
+    mine = [
+        v
+        for v in judgement.verdicts
+        if (not rule or v.oracle == rule) and (not arm or v.arm.startswith(arm))
+    ]
+    if any(v.status in ("ok", "known") for v in mine):
+        return ""
+    reasons = dict.fromkeys(v.measured for v in mine if v.measured)
+    what = f"{rule} on {arm}" if rule else "any rule"
+    return f"no verdict of {what}: {'; '.join(reasons) or 'it was not judged'}"
 
 
 def _arms(judge: Judge, case: Case) -> str:
@@ -103,9 +125,13 @@ def _load(target: str) -> tuple[Case, str]:
     roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
     hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
     if not hits:
-        raise ValueError(f"{target!r} is no case file, no finding folder and no finding's id here")
-    if len({p.name for p in hits}) > 1:
-        raise ValueError(f"{target!r} fits several findings: {', '.join(p.name for p in hits)}")
+        raise ValueError(
+            f"{target!r} is no case file, no finding's folder and no finding's id in "
+            f"{roots[0]} or {roots[1]}: name the finding's folder"
+        )
+    if len(hits) > 1:
+        places = ", ".join(str(p) for p in sorted(hits))
+        raise ValueError(f"{target!r} fits several findings, name one's folder: {places}")
     return _finding(hits[-1])
 
 

@@ -1,6 +1,7 @@
 """Compiled, selectively checkpointed blocks multiply other FP8 codes in recompute than in forward."""
 
-import sys
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 from functools import partial as bind
 
 import torch

@@ -1,8 +1,8 @@
 """nn.LazyLinear: both conversions accept it without a word, and its first forward fails.
 """
-import os
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
-import sys
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training

@@ -1,11 +1,11 @@
-"""quantize_(MXFP8TrainingOpConfig) gives a linear new parameters: tied weights are untied, gradient hooks and attributes are gone.
+"""quantize_(MXFP8TrainingOpConfig) and (Float8TrainingOpConfig) give a linear new parameters: tied weights are untied, gradient hooks and attributes are gone.
 """
-import os
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
-import sys
 import torch
 from torch import nn
-from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig, MXFP8TrainingOpConfig
 from torchao.quantization import quantize_
 from torchao.quantization.quantize_.common import KernelPreference
 
@@ -13,7 +13,7 @@ config = MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED)
 torch.set_num_threads(1)
 
 
-def tied(convert):
+def tied(convert, config=config):
     torch.manual_seed(0)
     model = nn.ModuleDict(dict(emb=nn.Embedding(64, 64), head=nn.Linear(64, 64, bias=False)))
     model.head.weight = model.emb.weight
@@ -49,4 +49,6 @@ linear(torch.randn(32, 64)).sum().backward()
 grad = linear.weight.grad
 called = not getattr(grad, "_data", grad).any().item()
 print("gradient hook called:", called, " attribute:", hasattr(linear.weight, "tensor_parallel"))
+f8 = tied(True, Float8TrainingOpConfig())
+print("Float8TrainingOpConfig: head.weight is emb.weight:", f8.head.weight is f8.emb.weight)
 sys.exit(1 if mx.head.weight is not mx.emb.weight or not called else 0)

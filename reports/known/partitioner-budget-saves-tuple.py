@@ -1,7 +1,8 @@
 """activation_memory_budget below 1 and a kept multi-output operator: the partitioner saves a tuple."""
 
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 import logging
-import sys
 from functools import partial
 
 import torch

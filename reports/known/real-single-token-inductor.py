@@ -1,13 +1,13 @@
 """float8 real kernel under inductor (CPU): one token (or one feature) crashes the compiler; eager runs it.
 """
-import os
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 import tempfile
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
 import logging
 logging.disable(logging.CRITICAL)
 import dataclasses
-import sys
 import warnings
 warnings.simplefilter("ignore")
 import torch

@@ -1,8 +1,8 @@
 """float8 rowwise: the scale promised to be rounded DOWN to a power of two is rounded UP.
 """
-import os
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
-import sys
 import torch
 from torch import nn
 import math

@@ -1,38 +1,46 @@
-"""Reentrant te.checkpoint: every segment's backward updates all gradients' scales.
-"""
-import os
+"""Reentrant te.checkpoint with an amax_compute_algo of one's own: every layer's backward updates gradients."""
+import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("TE_ON_CPU_VERSION", "2.20.2")
-import sys
-from te_on_cpu.environment import enter
-enter()
+def cannot(kind, error, trace):
+    print(f"cannot run: {kind.__name__}: {error}", flush=True)
+    os._exit(125)
+sys.excepthook = cannot
 import torch
+if not torch.cuda.is_available():  # elsewhere TransformerEngine's own extension runs
+    os.environ.setdefault("TE_ON_CPU_VERSION", "2.20.2")
+    from te_on_cpu.environment import enter
+    enter()
 import transformer_engine.pytorch as te
 from transformer_engine.common.recipe import DelayedScaling
 
+def autocast(recipe, enabled=True):
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=enabled, recipe=recipe)
+    return te.fp8_autocast(enabled=enabled, fp8_recipe=recipe)  # what 1.x calls it
+
+def far(got, truth):
+    return ((got.double() - truth).norm() / truth.norm()).item()
 
 def largest(history):
     return history.amax(dim=0)
 
-
-def history(algorithm, calls, reentrant):
+def train(reentrant):
+    """History of the second layer's gradient and the error of its weight gradient, at the end."""
     torch.manual_seed(0)
-    recipe = DelayedScaling(amax_history_len=4, amax_compute_algo=algorithm)
-    layers = [te.Linear(32, 32, bias=False) for _ in range(2)]
-    h = torch.randn(32, 32).cuda().requires_grad_()
-    with te.autocast(enabled=True, recipe=recipe):
-        for i in calls:
-            h = te.checkpoint(layers[i], h, use_reentrant=reentrant)
-    h.sum().backward()
-    return [round(x, 4) for x in layers[calls[-1]].fp8_meta["scaling_bwd"].amax_history[:, 0].tolist()]
+    recipe = DelayedScaling(amax_history_len=8, amax_compute_algo=largest)
+    first, second = te.Linear(64, 64, bias=False), te.Linear(64, 64, bias=False)
+    for step in range(7):  # the first and the last gradient are 16 times as large
+        x = torch.randn(64, 64, device="cuda", requires_grad=True)
+        with autocast(recipe):
+            h = te.checkpoint(first, x, use_reentrant=reentrant)
+            y = te.checkpoint(second, h, use_reentrant=reentrant)
+        second.weight.grad, dy = None, torch.randn_like(y) * (16 if step in (0, 6) else 1)
+        y.backward(dy)
+    history = second.fp8_meta["scaling_bwd"].amax_history[:, 0].tolist()
+    return [round(v, 2) for v in history], far(second.weight.grad, dy.double().T @ h.double())
 
-
-bad = 0
-for what, algorithm, calls in (
-    ("one layer called twice, bulk update", "max", (0, 0)),
-    ("two layers, update tensor by tensor", largest, (0, 1)),
-):
-    wanted, got = (history(algorithm, calls, reentrant) for reentrant in (False, True))
-    print(f"{what}: history of the gradient {wanted}, reentrant {got}")
-    bad += wanted != got
-sys.exit(1 if bad else 0)
+(plain, expected), (again, got) = train(False), train(True)
+print("amax history of the gradient, use_reentrant=False:", plain, f"error {expected:.3g}")
+print("amax history of the gradient, use_reentrant=True: ", again, f"error {got:.3g}")
+print(f"excess error {got - expected:.3g}")
+sys.exit(1 if got > 2 * expected else 0)  # in 1.10 and 1.11 they differ, too: issue 1190

@@ -1,38 +1,44 @@
-"""torch's checkpoint of a TransformerEngine layer: what ran in FP8 is recomputed in high precision.
-"""
-import os
+"""torch's checkpoint of a TransformerEngine layer: what ran in FP8 is recomputed in high precision."""
+import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("TE_ON_CPU_VERSION", "2.20.2")
-import sys
-from te_on_cpu.environment import enter
-enter()
+def cannot(kind, error, trace):
+    print(f"cannot run: {kind.__name__}: {error}", flush=True)
+    os._exit(125)
+sys.excepthook = cannot
 import torch
+if not torch.cuda.is_available():  # elsewhere TransformerEngine's own extension runs
+    os.environ.setdefault("TE_ON_CPU_VERSION", "2.20.2")
+    from te_on_cpu.environment import enter
+    enter()
 import transformer_engine.pytorch as te
-from torch.utils.checkpoint import checkpoint
 from transformer_engine.common.recipe import DelayedScaling
-from transformer_engine.pytorch import quantization
+from torch.utils.checkpoint import checkpoint
 
-torch.manual_seed(0)
-recipe = DelayedScaling(amax_history_len=4)
+def autocast(recipe, enabled=True):
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=enabled, recipe=recipe)
+    return te.fp8_autocast(enabled=enabled, fp8_recipe=recipe)  # what 1.x calls it
+
+def far(got, truth):
+    return ((got.double() - truth).norm() / truth.norm()).item()
+
 bad = 0
 for name, by in (("te.checkpoint", te.checkpoint), ("torch, reentrant", checkpoint), ("torch", checkpoint)):
-    layer, runs = te.Linear(32, 32, bias=False), []
-
-    def block(x):
-        runs.append(quantization.FP8GlobalStateManager.is_fp8_enabled())
-        return layer(x)
-
+    torch.manual_seed(0)
+    layer = te.Linear(64, 64, bias=False)
     try:
         for _ in range(2):
-            x = torch.randn(32, 32).cuda().requires_grad_()
-            with te.autocast(enabled=True, recipe=recipe):
-                y = by(block, x, use_reentrant=name != "torch")
-            y.sum().backward()
+            x = torch.randn(64, 64, device="cuda", requires_grad=True)
+            with autocast(DelayedScaling(amax_history_len=4)):
+                y = by(layer, x, use_reentrant=name != "torch")
+            layer.weight.grad, dy = None, torch.randn_like(y)
+            y.backward(dy)
     except Exception as error:
         print(f"{name}: {type(error).__name__}:", str(error).splitlines()[0][:90])
         bad += 1
         continue
     scale = layer.fp8_meta["scaling_bwd"].scale[0].item()
-    print(f"{name}: in FP8 forward {runs[0]}, recompute {runs[1]}; scale of gradients {scale:.6g}")
-    bad += runs[0] != runs[1] or scale == 1.0
+    error = far(layer.weight.grad, dy.double().T @ x.double())
+    print(f"{name}: error of the weight gradient {error:.3g}; gradient scale {scale:.6g}")
+    bad += name != "te.checkpoint" and error < 1e-3
 sys.exit(1 if bad else 0)

@@ -54,6 +54,7 @@ HUNTS = [
     Hunt("census", "conversion-does-nothing", recipe=TENSORWISE),
     Hunt("census", "conversion-freezes"),
     Hunt("O1", "gemm-races"),
+    Hunt("O1", "gemm-rows-unwritten", recipe="torch.scaled_mm"),
     Hunt("O2", "cast-truncates"),
     Hunt("O2", "cast-rounds-upwards", recipe=TENSORWISE),
     Hunt("O2", "cast-truncates", recipe="torchao.float8.rowwise_gw_hp"),

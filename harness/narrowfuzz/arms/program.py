@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from narrowfuzz.arms.census import convert
+from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.ladder import Arm
 from narrowfuzz.arms.layers import LayerWatch
 from narrowfuzz.arms.recompute import recomputing
@@ -32,6 +33,7 @@ from narrowfuzz.arms.tensors import (
     to_torch,
 )
 from narrowfuzz.case import LEARNING_RATE, Spec
+from narrowfuzz.machine import lacking_kernel
 from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.recipe import Emit, Recipe
@@ -50,6 +52,8 @@ class Program:
         self.description = MODELS[spec.model]
         self.error: RunError | None = None
         self._tap = CompiledTap()
+        #: The first run of a compiled program is what compiles it.
+        self.ran = False
         try:
             with torch.no_grad():
                 self._model = self._build()
@@ -109,6 +113,7 @@ class Program:
         run = _Run(self, tensors, spec or self.spec, tap, focus)
         if load:
             run.load()
+        self.ran = True
         return run.trace()
 
     @property
@@ -143,6 +148,8 @@ class _Run:
             with self._watching():
                 output, x = self._schedule()
         except Exception as error:
+            if lack := lacking_kernel(str(error)):
+                return Trace(self.arm.name, void=lack)
             failed = run_error(error, self.phase)
             if self.arm.compiler:
                 program.error = failed  # a compiler that failed once fails as slowly every time
@@ -277,13 +284,8 @@ def _grad_mode(spec: Spec) -> Iterator[None]:
 
 def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
     """What a library raised, with the innermost of *its* functions."""
-    frames = tb.extract_tb(error.__traceback__)
-    where = "?"
-    for frame in frames:
-        parts = frame.filename.replace("\\", "/").split("/")
-        if "site-packages" in parts:
-            inside = parts[parts.index("site-packages") + 1 :]
-            where = f"{'.'.join(inside).removesuffix('.py')}.{frame.name}"
+    theirs = in_libraries(tb.extract_tb(error.__traceback__))
+    where = f"{module_of(theirs[-1].filename)}.{theirs[-1].name}" if theirs else "?"
     return RunError(
         phase=phase,
         type=type(error).__name__,

@@ -1,9 +1,10 @@
 """The shortest float8 training linear around torch's own scaled matrix multiply.
 
-Not a library: it exists so that ``torch.nn.functional.scaled_mm`` is under test without one. Scales
-are fp32, s = max / max(amax, 1e-12); every operand is quantised for its GEMM from high precision,
-amax taken over the contracted axis (rowwise) or over the tensor. A stand-alone script carries this
-file's text, so it imports torch and nothing else.
+Not a library: it exists so that ``torch.nn.functional.scaled_mm`` and, as ``tensorwise_v1`` and
+``rowwise_v1``, ``torch._scaled_mm`` are under test without one. Scales are fp32, s = max /
+max(amax, 1e-12); every operand is quantised for its GEMM from high precision, amax taken over the
+contracted axis (rowwise) or over the tensor. A stand-alone script carries this file's text, so it
+imports torch and nothing else.
 """
 
 import torch
@@ -29,22 +30,21 @@ def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
     a_dtype: torch.dtype,
-    rowwise: bool,
+    backend: str,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A @ B^T for A [R, C] and B [S, C]; the kernel wants B column-major, which B^T is."""
-    kind = F.ScalingType.RowWise if rowwise else F.ScalingType.TensorWise
+    rowwise = backend.startswith("rowwise")
     a_codes, a_scale = quantise(a, a_dtype, rowwise)
     b_codes, b_scale = quantise(b, torch.float8_e4m3fn, rowwise)
+    b_scale = b_scale.t() if rowwise else b_scale
+    if backend.endswith("_v1"):
+        return torch._scaled_mm(
+            a_codes, b_codes.t(), a_scale, b_scale, bias=bias, out_dtype=a.dtype
+        )
+    kind = F.ScalingType.RowWise if rowwise else F.ScalingType.TensorWise
     return F.scaled_mm(
-        a_codes,
-        b_codes.t(),
-        a_scale,
-        kind,
-        b_scale.t() if rowwise else b_scale,
-        kind,
-        bias=bias,
-        output_dtype=a.dtype,
+        a_codes, b_codes.t(), a_scale, kind, b_scale, kind, bias=bias, output_dtype=a.dtype
     )
 
 
@@ -52,13 +52,13 @@ class scaled_linear(torch.autograd.Function):
     """output, grad_input and grad_weight, each by one scaled_mm."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, rowwise):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, bias, backend):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight)
-        ctx.rowwise, ctx.has_bias = rowwise, bias is not None
+        ctx.backend, ctx.has_bias = backend, bias is not None
         rows = x.flatten(0, -2)  # reshape(-1, 0) would be ambiguous
         # the kernel takes no bias where it returns fp32 (CUDA)
         inside = bias if x.dtype == torch.bfloat16 else None
-        out = gemm(rows, weight, torch.float8_e4m3fn, rowwise, inside)
+        out = gemm(rows, weight, torch.float8_e4m3fn, backend, inside)
         if bias is not None and inside is None:
             out = out + bias
         return out.reshape(*x.shape[:-1], weight.shape[0])
@@ -66,25 +66,26 @@ class scaled_linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        dtype = torch.float8_e4m3fn if ctx.rowwise else torch.float8_e5m2
+        rowwise = ctx.backend.startswith("rowwise")
+        dtype = torch.float8_e4m3fn if rowwise else torch.float8_e5m2
         g = grad_output.flatten(0, -2)
         rows = x.flatten(0, -2)  # reshape(-1, 0) would be ambiguous
-        grad_input = gemm(g, weight.t(), dtype, ctx.rowwise).reshape(x.shape)
-        grad_weight = gemm(g.t(), rows.t(), dtype, ctx.rowwise)
+        grad_input = gemm(g, weight.t(), dtype, ctx.backend).reshape(x.shape)
+        grad_weight = gemm(g.t(), rows.t(), dtype, ctx.backend)
         return grad_input, grad_weight, g.sum(0) if ctx.has_bias else None, None
 
 
 class ScaledLinear(nn.Linear):
     """nn.Linear by ``scaled_linear``."""
 
-    rowwise = False
+    backend = "tensorwise"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return scaled_linear.apply(input, self.weight, self.bias, self.rowwise)  # type: ignore[no-any-return]
+        return scaled_linear.apply(input, self.weight, self.bias, self.backend)  # type: ignore[no-any-return]
 
 
-def become_scaled(module: nn.Module, rowwise: bool) -> None:
+def become_scaled(module: nn.Module, backend: str) -> None:
     """Turn a plain nn.Linear into a ScaledLinear in place: hooks, ties and attributes stay."""
     if type(module) is nn.Linear:
         module.__class__ = ScaledLinear
-        module.rowwise = rowwise  # type: ignore[assignment]
+        module.backend = backend  # type: ignore[assignment]

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from narrowfuzz.arms.events_data import fill, gradient, model_input
+from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.case import LEARNING_RATE, Case
 from narrowfuzz.numerics.formats import F32
@@ -298,8 +299,7 @@ def _values(x: torch.Tensor) -> F32:
 
 def _error(raised: Exception, event: int) -> ScheduleError:
     frames = traceback.extract_tb(raised.__traceback__)
-    inner = [f for f in frames if "harness" not in f.filename] or frames
-    last = inner[-1]
+    last = (in_libraries(list(frames)) or frames)[-1]
     module = last.filename.rsplit("/", 1)[-1].removesuffix(".py")
     return ScheduleError(
         event=event,

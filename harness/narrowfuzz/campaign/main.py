@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -28,6 +28,10 @@ from narrowfuzz.recipe import (
     select,
 )
 from narrowfuzz.stateful import Stateful, process_of
+from narrowfuzz.triage.finding import Finding
+
+if TYPE_CHECKING:
+    from narrowfuzz.ledger import Ledger
 
 
 def run_command(
@@ -59,7 +63,7 @@ def run_command(
         from te_on_cpu.environment import choose
 
         choose(te_version)
-    from narrowfuzz.ledger import Ledger, load_entries
+    from narrowfuzz.ledger import Ledger
 
     if device == "cuda":
         _require_cuda()
@@ -72,8 +76,7 @@ def run_command(
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
     chosen, stateful, lacking = _runnable(asked, device)
     lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
-    # all of them: what is installed in a worker's process only may have entries, too
-    loaded = Ledger(load_entries() if ledger else [])
+    loaded = _printed_ledger(device) if ledger else Ledger([])
     folder = _output(out, resume)
     config = Config(
         out=folder,
@@ -89,7 +92,22 @@ def run_command(
     )
     store = Store(folder)
     whole = _universe(chosen, stateful, config.arms)
-    return _campaign(dataclasses.replace(config, part=store.begin()), store, loaded, whole, lacking)
+    config = dataclasses.replace(config, part=store.begin())
+    options = [text for file in recipe_files for text in ("--recipe-file", str(file))]
+    options += ["--te-version", te_version] if te_version else []
+    return _campaign(config, store, loaded, whole, lacking, options)
+
+
+def _printed_ledger(device: str) -> Ledger:
+    """Every entry, those that workers may try apart: what is installed in a worker's process only
+    is absent here, and may have entries, too."""
+    from narrowfuzz.ledger import Ledger, load_entries, stands
+
+    standing = [(entry, stands(entry, device)) for entry in load_entries()]
+    return Ledger(
+        [entry for entry, how in standing if how != "other"],
+        unnamed=[entry for entry, how in standing if how == "other"],
+    )
 
 
 def _universe(
@@ -102,9 +120,19 @@ def _universe(
 
 
 def _campaign(
-    config: Config, store: Store, ledger: object, whole: frozenset[Any], lacking: list[str]
+    config: Config,
+    store: Store,
+    ledger: Ledger,
+    whole: frozenset[Any],
+    lacking: list[str],
+    options: list[str],
 ) -> int:
-    from narrowfuzz.campaign.summary import pairs_seen, print_summary, rule_counts
+    from narrowfuzz.campaign.summary import (
+        pairs_seen,
+        print_summary,
+        rule_counts,
+        trials_seen,
+    )
     from narrowfuzz.campaign.supervisor import Tally, run_campaign
     from narrowfuzz.environment import versions
     from narrowfuzz.policy import cast_policies
@@ -128,7 +156,7 @@ def _campaign(
     live = _Live(console, config.minutes)
     tally: Tally = run_campaign(config, store, live.show)
     live.close()
-    print_summary(console, tally, store, ledger, whole)  # type: ignore[arg-type]
+    print_summary(console, tally, store, ledger, whole, options)
     from narrowfuzz.coverage import missing, table
 
     seen = pairs_seen(tally.counts)
@@ -146,11 +174,13 @@ def _campaign(
             "pairs_never_met": missing(seen, whole),
             "first_verdict_seconds": round(tally.first_verdict, 1),
             "new": tally.new,
-            "unconfirmed": len(store.findings("unconfirmed")),
+            "findings": [_brief(finding) for finding in store.findings()],
+            "suspected": [_brief(finding) for finding in store.suspected()],
             "lost_workers": tally.lost_workers,
             "interrupted": tally.interrupted,
             "seed": config.seed,
             "rules": rule_counts(tally.counts),
+            "trials": trials_seen(tally.counts),
         },
     )
     if tally.interrupted:
@@ -158,6 +188,12 @@ def _campaign(
     if tally.broken:
         return 2
     return 1 if store.findings() else 0
+
+
+def _brief(finding: Finding) -> dict[str, str]:
+    """A finding in ``summary.json``; its folder holds the rest."""
+    names = ("id", "fingerprint", "severity", "recipe", "arm", "sentence", "why_suspected")
+    return {name: getattr(finding, name) for name in names}
 
 
 class _Live:

@@ -8,19 +8,23 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from narrowfuzz.case import dump_case, load_case
+from narrowfuzz.case import Case, dump_case, load_case
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.picture import draw_state
+
+#: How what was seen counts.
+Status = Literal["new", "sighting", "suspected"]
 
 _SCHEMA = """
 create table if not exists findings (
     id text primary key, fingerprint text, severity text, status text, recipe text,
     oracle text, arm text, role text, symptom text, sentence text, reach text, flake text,
-    case_id text, minimal_id text, found_at text default current_timestamp
+    case_id text, minimal_id text, why_suspected text, sighting_of text,
+    found_at text default current_timestamp
 )
 """
 
@@ -54,8 +58,11 @@ class Store:
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.out / "findings.db")
 
-    def add(self, finding: Finding, script: str, status: str) -> None:
-        """Keep a finding: ``new``, or ``unconfirmed`` where its script does not show it."""
+    def add(self, finding: Finding, script: str) -> Status:
+        """Keep a finding; how it counts: as new, as one more sighting of a cause that was found
+        before, or as suspected, where no script shows it. Nothing is ever dropped."""
+        cause = self._cause_of(finding)
+        status: Status = "suspected" if finding.why_suspected else "sighting" if cause else "new"
         folder = self.out / "findings" / finding.id
         folder.mkdir(exist_ok=True)
         (folder / "case.json").write_bytes(dump_case(finding.minimal))
@@ -64,31 +71,70 @@ class Store:
         (folder / "explain.json").write_bytes(raw)
         if finding.story is not None and finding.story.slot:
             draw_state(finding.story, folder / "state.png")
-        row = (
-            finding.id, finding.fingerprint, finding.severity, status, finding.recipe,
-            finding.oracle, finding.arm, finding.role, finding.symptom, finding.sentence,
-            finding.reach, finding.flake, finding.case.id, finding.minimal.id,
-        )  # fmt: skip
+        row = {
+            "id": finding.id, "fingerprint": finding.fingerprint, "severity": finding.severity,
+            "status": status, "recipe": finding.recipe, "oracle": finding.oracle,
+            "arm": finding.arm, "role": finding.role, "symptom": finding.symptom,
+            "sentence": finding.sentence, "reach": finding.reach, "flake": finding.flake,
+            "case_id": finding.case.id, "minimal_id": finding.minimal.id,
+            "why_suspected": finding.why_suspected, "sighting_of": cause,
+        }  # fmt: skip
         marks = ", ".join("?" * len(row))
-        columns = (
-            "id, fingerprint, severity, status, recipe, oracle, arm, role, symptom, sentence, "
-            "reach, flake, case_id, minimal_id"
-        )
         with closing(self._connect()) as db, db:
-            db.execute(f"insert or replace into findings ({columns}) values ({marks})", row)
-            if status == "new":  # what another case did not show is shown now
+            db.execute(
+                f"insert or replace into findings ({', '.join(row)}) values ({marks})",
+                tuple(row.values()),
+            )
+            if status != "suspected":  # what another case did not show is shown now
                 db.execute(
-                    "delete from findings where status = 'unconfirmed' and fingerprint = ?",
-                    (finding.fingerprint,),
+                    "update findings set status = 'sighting', sighting_of = ? "
+                    "where status = 'suspected' and fingerprint = ?",
+                    (cause or finding.id, finding.fingerprint),
                 )
+        return status
 
-    def findings(self, status: str = "new") -> list[Finding]:
+    def _cause_of(self, finding: Finding) -> str:
+        """The new finding of the same recipe and rung whose minimal case needs the same, more than
+        nothing; "" if there is none."""
+        if not finding.needs:
+            return ""
+        return next(
+            (
+                other.id
+                for other in self.findings()
+                if other.id != finding.id
+                and (other.recipe, other.arm, other.needs)
+                == (finding.recipe, finding.arm, finding.needs)
+            ),
+            "",
+        )
+
+    def sight(self, finding_id: str, case: Case) -> None:
+        """Keep one more case of a finding that has its minimal one already."""
+        (self.out / "findings" / finding_id / f"also-{case.id}.json").write_bytes(dump_case(case))
+
+    def sightings(self, finding_id: str) -> list[Finding]:
+        """What else was seen of a finding's cause."""
+        return [f for f in self.findings("sighting") if self._sighting_of(f.id) == finding_id]
+
+    def _sighting_of(self, finding_id: str) -> str:
+        with closing(self._connect()) as db:
+            row = db.execute(
+                "select sighting_of from findings where id = ?", (finding_id,)
+            ).fetchone()
+        return str(row[0]) if row else ""
+
+    def findings(self, status: Status = "new") -> list[Finding]:
         """Stored findings, most severe first."""
         with closing(self._connect()) as db:
             ids = db.execute("select id from findings where status = ?", (status,)).fetchall()
         order = {"high": 0, "medium": 1, "low": 2}
         loaded = [load_finding(self.out / "findings" / i) for (i,) in ids]
         return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
+
+    def suspected(self) -> list[Finding]:
+        """One case of each divergence that no script shows."""
+        return list({f.fingerprint: f for f in self.findings("suspected")}.values())
 
     def write_json(self, name: str, value: Any) -> None:
         (self.out / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")

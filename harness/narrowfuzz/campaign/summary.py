@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.coverage import Pair, missing, table
 from narrowfuzz.ledger import Ledger, known_dir
 from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.triage.finding import report
+from narrowfuzz.triage.finding import Finding, report
+from narrowfuzz.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
 _JUDGED = ("ok", "diverged", "crashed", "known")
@@ -38,24 +41,41 @@ def pairs_seen(counts: Counter[Any]) -> frozenset[Pair]:
     return frozenset(key[1] for key in counts if isinstance(key, tuple) and key[0] == "pair")
 
 
+def trials_seen(counts: Counter[Any]) -> dict[str, Answer]:
+    """Entry -> what its script said, of the entries that were tried."""
+    return dict(key[1] for key in counts if isinstance(key, tuple) and key[0] == "trial")
+
+
 def print_summary(
-    console: Console, tally: Tally, store: Store, ledger: Ledger, whole: frozenset[Pair]
+    console: Console,
+    tally: Tally,
+    store: Store,
+    ledger: Ledger,
+    whole: frozenset[Pair],
+    options: Sequence[str] = (),
 ) -> None:
     """Everything a reader needs; what matters most comes last, where the screen ends.
 
-    ``whole``: the pairs of features that the chosen recipes and arms could have met.
+    ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
+    what a replay needs besides the finding's folder.
     """
     _print_rules(console, tally.counts)
     _print_pairs(console, pairs_seen(tally.counts), whole)
     _print_known(console, tally.counts, ledger)
+    if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
+        console.print(line, soft_wrap=True)
     for finding in store.findings():
         console.print()
-        console.print(escape(report(finding)), soft_wrap=True)
+        console.print(escape(report(finding, replay(store, finding, options))), soft_wrap=True)
         script = store.out / "findings" / finding.id / "repro.py"
         console.print(f"  script: {escape(str(script))}", soft_wrap=True)
-    for finding in store.findings("unconfirmed"):
+        for other in store.sightings(finding.id):
+            console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
+    suspected = store.suspected()
+    for finding in suspected:
         console.print(
-            f"[yellow]not reported[/] ({finding.flake}): {escape(finding.fingerprint)}",
+            f"[yellow]suspected[/] {finding.id}: {escape(finding.fingerprint)}: "
+            f"{escape(finding.why_suspected)}",
             soft_wrap=True,
         )
     for note in tally.notes:
@@ -66,7 +86,8 @@ def print_summary(
     console.print(
         f"\n{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
         f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
-        f"[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}. "
+        f"[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}; "
+        f"suspected, without a script that shows them: {len(suspected)}. "
         f"Output: {escape(str(store.out))}",
         soft_wrap=True,
     )
@@ -78,6 +99,12 @@ def print_summary(
     )
     if not counts["cases"]:
         console.print("[yellow]Nothing was judged: this run says nothing.[/]")
+
+
+def replay(store: Store, finding: Finding, options: Sequence[str]) -> str:
+    """The command that replays a finding from the folder in which the run was started."""
+    folder = store.out / "findings" / finding.id
+    return shlex.join(["narrowfuzz", "replay", str(folder), *options])
 
 
 def _print_rules(console: Console, counts: Counter[Any]) -> None:
@@ -122,7 +149,7 @@ def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None
     if not hits:
         return
     console.print("\nknown divergences that still show:")
-    for entry in ledger.entries:
+    for entry in (*ledger.entries, *ledger.unnamed):
         if entry.id in hits:
             script = _relative(known_dir() / entry.script)
             console.print(

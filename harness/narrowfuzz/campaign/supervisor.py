@@ -20,8 +20,8 @@ from typing import Any
 
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store, claim
-from narrowfuzz.case import Case, dump_case, load_case
-from narrowfuzz.triage.finding import Finding
+from narrowfuzz.case import Case, load_case
+from narrowfuzz.triage.finding import Finding, Triaged
 
 Progress = Callable[["Tally"], None]
 #: How long workers may go on after the deadline, to finish a finding they are triaging.
@@ -179,10 +179,7 @@ def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> Non
         if not tally.first_verdict and value:
             tally.first_verdict = tally.seconds
     elif kind == "finding":
-        status = "new" if value.confirmed else "unconfirmed"
-        store.add(value.finding, value.script, status)
-        if value.confirmed:
-            tally.found.append(Found(value.finding, tally.counts["cases"], tally.seconds))
+        _keep(value, tally, store)
     elif kind == "ready":
         tally.ready = tally.ready or tally.seconds
     elif kind == "recycled":
@@ -248,22 +245,22 @@ def _how(code: int | None) -> str:
 def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
     from narrowfuzz.triage.loss import triage_loss
 
-    kept = store.out / f"lost-{case.id}.json"
     with tally.looking:
-        told = ((found.finding.recipe, found.finding.symptom) for found in tally.found)
-        if (case.spec.recipe, how) in told:
+        seen = (found.finding for found in tally.found)
+        same = next((f for f in seen if (f.recipe, f.symptom) == (case.spec.recipe, how)), None)
+        if same is not None:
             # it is minimised already; should another rung be guilty here, the case tells
-            kept.write_bytes(dump_case(case))
+            store.sight(same.id, case)
             return
         result = triage_loss(case, how, config.recipe_files, config.plant)
-        if result is None:
-            tally.notes.append(
-                f"a worker {how} on case {case.id} but a fresh process does not: not reported"
-            )
-            kept.write_bytes(dump_case(case))
-        elif claim(config.out, result.finding.fingerprint):
-            store.add(result.finding, result.script, "new")
-            tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
+        if claim(config.out, result.finding.fingerprint):
+            _keep(result, tally, store)
+
+
+def _keep(result: Triaged, tally: Tally, store: Store) -> None:
+    """A finding; one more sighting of an earlier one's cause; or suspected."""
+    if store.add(result.finding, result.script) == "new":
+        tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
 
 
 def _drain(seats: list[_Seat], tally: Tally, store: Store) -> None:

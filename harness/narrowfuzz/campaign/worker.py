@@ -38,6 +38,7 @@ from narrowfuzz.stateful import Stateful, process_of, processes
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript, run_script
+from narrowfuzz.trials import Trials
 from narrowfuzz.verdict import fingerprint
 
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
@@ -98,7 +99,8 @@ class Worker:
         ]
         for recipe in self.stateful:
             recipe.prepare()
-        ledger = load_ledger() if config.ledger else Ledger([])
+        self.trials = Trials()
+        ledger = load_ledger(self.trials, config.device) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
         self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
         self.journal = config.out / "journal" / f"{number}.json"
@@ -110,6 +112,8 @@ class Worker:
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
+        #: Which of a model's linears, and of other things, is looked at next.
+        self.focus = itertools.count()
         #: Which Inductor is next: the one with eager's roundings or the one that users run.
         self.inductors = itertools.count()
         self.began = time.monotonic()
@@ -162,7 +166,7 @@ class Worker:
     def _schedule(self, batch: tuple[Case, ...]) -> None:
         self.counts["specs"] += 1
         for case in batch:
-            self._judge(case, SCHEDULE_ORACLES)
+            self._judge(case, SCHEDULE_ORACLES, focus=next(self.focus))
 
     def _batch(self, batch: tuple[Case, ...], *, kind: Compile, until: float) -> None:
         if kind != "none":
@@ -208,11 +212,12 @@ class Worker:
         if i == 0:
             return self._judge(case, ORACLES, only)
         if i == 1 or not compiled:
-            return self._judge(case, (*_CORE, next(self.relations)), only, thorough=i == 1)
+            rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)
+            return self._judge(case, rules, only, focus=focus, repeat=case.spec.direct)
         dear = frozenset(a.name for a in arms if a.compiler)
         if not case.spec.direct:
             dear |= {EAGER.name}  # what a compiled model is compared with
-        return self._judge(case, _CORE, dear, thorough=False)
+        return self._judge(case, _CORE, dear, focus=next(self.focus), repeat=False)
 
     def _more(self, batch: tuple[Case, ...], kind: Compile) -> Iterator[Case]:
         """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
@@ -230,10 +235,11 @@ class Worker:
         oracles: Sequence[Any],
         only: frozenset[str] | None = None,
         *,
-        thorough: bool = True,
+        focus: int | None = None,
+        repeat: bool = True,
     ) -> Judgement:
         self.journal.write_bytes(dump_case(case))
-        judgement = self.judge.judge(case, oracles, only, thorough=thorough)
+        judgement = self.judge.judge(case, oracles, only, focus=focus, repeat=repeat)
         if only is not None and judgement.causes:
             judgement = self.judge.judge(case)  # which rung is the first to show it?
         self.counts["cases"] += 1
@@ -265,6 +271,7 @@ class Worker:
         self.triage_compiling += self.judge.compile_seconds - compiling
 
     def flush(self, *, final: str = "") -> None:
+        self.counts.update(("trial", answer) for answer in self.trials.news())
         self.out.send(("counts", dict(self.counts)))
         self.counts.clear()
         self.reported = time.monotonic()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.patching import float8_forward, float8_mm
+from narrowfuzz.faults.patching import float8_forward, float8_mm, replaced
 
 _FLOAT8 = ("torchao.float8.*",)
 
@@ -51,6 +53,25 @@ def _by_chance() -> Any:
     return float8_mm(change)
 
 
+@contextmanager
+def _unwritten(rows: Callable[[Any, Any], int]) -> Iterator[None]:
+    """The first ``rows(a, result)`` rows of scaled_mm's result are left as memory was."""
+    import torch
+    from torch.nn import functional
+
+    def make(original: Any) -> Any:
+        def multiply(a: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(a, *args, **kwargs)
+            memory, count = torch.empty_like(result), rows(a, result)
+            memory[count:] = result[count:]
+            return memory
+
+        return multiply
+
+    with replaced(functional, "scaled_mm", make):
+        yield
+
+
 def _gained_layer(forward: Any, layer: Any, input: Any) -> Any:
     return forward(layer, input) * 1.5
 
@@ -90,6 +111,12 @@ FAULTS = [
           lambda: float8_mm(_overflow)),
     Fault("gemm-races", "nondeterminism", "one element of every other multiply is off",
           "https://github.com/pytorch/ao/pull/4278", _FLOAT8, _by_chance),
+    Fault("empty-gemm-unwritten", "tile tail", "with nothing to contract the result is old memory",
+          "torch 2.13.0 torch._scaled_mm on a CPU", ("torch.scaled_mm",),
+          lambda: _unwritten(lambda a, result: 0 if a.shape[1] else len(result))),
+    Fault("gemm-rows-unwritten", "tile tail", "half of the result's rows are old memory",
+          "https://github.com/pytorch/pytorch/issues/193633", ("torch.scaled_mm",),
+          lambda: _unwritten(lambda a, result: len(result) // 2)),
     Fault("layer-gain", "gain", "layer output 50 % too large",
           "https://github.com/pytorch/pytorch/issues/190449", _FLOAT8,
           lambda: float8_forward(_gained_layer)),

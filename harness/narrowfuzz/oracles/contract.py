@@ -12,7 +12,8 @@ from narrowfuzz.oracles.whole import role_of
 from narrowfuzz.trace import RunError
 from narrowfuzz.verdict import Verdict
 
-_RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at least", re.I)
+#: Words in which a refusal states the rule that was broken.
+RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at least", re.I)
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
@@ -70,7 +71,7 @@ def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -
         return "fails although nothing forbids it"
     if error.phase == "backward":
         return "refused only in backward"
-    if not _RULE.search(error.message):
+    if not RULE.search(error.message):
         return "refusal states no rule"
     if not re.search(rf"\b({spec.k}|{spec.n}|{spec.tokens})\b", error.message):
         return "refusal names no shape"

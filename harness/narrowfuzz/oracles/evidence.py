@@ -153,6 +153,8 @@ class Evidence:
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
     may_refuse: str
     rerun: Rerun | None = None
+    #: Which of several things is looked at, this many-th in turn; None: all of them.
+    focus: int | None = None
     #: Runs the float64 twin; None where it would draw other random numbers.
     twin: Callable[[], dict[str, F64]] | None = None
     #: Plan of a Spec, for the layers of a model.

@@ -24,8 +24,10 @@ from narrowfuzz.oracles.quantiser import judge_cast, judge_scale
 from narrowfuzz.trace import Multiplied, Seen, Trace
 from narrowfuzz.verdict import Verdict
 
-#: Multiplies judged per arm and case; which ones turns with the case's seed.
+#: Multiplies judged per arm and case where one has a focus.
 MULTIPLIES = 6
+#: The symptom of a product that leaves its bound.
+WRONG_PRODUCT = "kernel multiplies wrongly"
 #: Any kernel: two inverse scales, each rounded and applied.
 _KERNEL = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=4)
 
@@ -35,7 +37,7 @@ def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in _compiled(evidence):
         if not trace.multiplied:
             yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
-        for one in _some(trace.multiplied, evidence.case.data.seed):
+        for one in _some(trace.multiplied, evidence.focus):
             yield _multiply(arm, one)
 
 
@@ -45,8 +47,10 @@ def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
             yield arm, trace
 
 
-def _some(items: tuple[Multiplied, ...], seed: int) -> tuple[Multiplied, ...]:
-    start = seed % max(1, len(items))
+def _some(items: tuple[Multiplied, ...], focus: int | None) -> tuple[Multiplied, ...]:
+    if focus is None:
+        return items
+    start = focus % max(1, len(items))
     return (items[start:] + items[:start])[:MULTIPLIES]
 
 
@@ -72,7 +76,7 @@ def _multiply(arm: str, one: Multiplied) -> Verdict:
         return plain(oracle, arm, role, "ok")
     at = first(bad)
     return Verdict(
-        oracle, arm, role, "diverged", "kernel multiplies wrongly", str(list(at)),
+        oracle, arm, role, "diverged", WRONG_PRODUCT, str(list(at)),
         number(one.result[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
         factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]), index=at,
     )  # fmt: skip
@@ -122,7 +126,7 @@ def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
         return  # after an optimizer step the weights are no longer the case's
     for arm, trace in _compiled(evidence):
         forward = tuple(m for m in trace.multiplied if m.phase == "forward")
-        for one in _some(forward, evidence.case.data.seed)[:2]:
+        for one in _some(forward, evidence.focus)[:2]:
             yield from _weight(evidence, arm, one.b)
 
 

@@ -18,7 +18,7 @@ from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.rerun import again, base_of
-from narrowfuzz.trace import Seen
+from narrowfuzz.trace import Seen, Trace
 from narrowfuzz.verdict import Verdict
 
 #: A tensor's row-quantised copy and its column-quantised one, which is transposed.
@@ -120,7 +120,13 @@ def check_recipe(evidence: Evidence) -> Iterator[Verdict]:
     if base is None or not peers:
         yield plain("R21", "eager", "output", "not_applicable", "no other power-of-two recipe")
         return
-    name = sorted(peers)[evidence.case.data.seed % len(peers)]
+    names = sorted(peers)
+    for name in names if evidence.focus is None else [names[evidence.focus % len(names)]]:
+        yield from _agrees(evidence, base, name, peers[name])
+
+
+def _agrees(evidence: Evidence, base: Trace, name: str, peer: Plan) -> Iterator[Verdict]:
+    """The layer's operands against those of one other recipe."""
     spec = msgspec.structs.replace(
         evidence.spec, recipe=name, backend="", batch=0, m=evidence.spec.tokens, bias=False,
         input_layout="contiguous", grad_layout="contiguous", checkpoint="none", compile="none",
@@ -133,7 +139,7 @@ def check_recipe(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("R21", "eager", role, "inconclusive", "operands were not seen")
             continue
         for side in ("a", "b"):
-            yield _matches(evidence, role, side, name, peers[name], before, there)
+            yield _matches(evidence, role, side, name, peer, before, there)
 
 
 def _matches(

@@ -1,17 +1,25 @@
-"""O1 self-repeat: the same arm on the same case twice is the same."""
+"""O1 self-repeat: the same arm on the same case twice is the same, whatever memory held before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import equal_outputs
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
+
+#: The symptom of a result that was not written.
+UNWRITTEN = "depends on memory that nobody wrote"
 
 
 def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
-    """O1: the same arm on the same case, tapped and untapped, leaves equal bits."""
+    """O1: the same arm on the same case, tapped, and untapped on memory that holds NaN, leaves the
+    same bits."""
     for arm, trace in evidence.traces.items():
         again = evidence.repeats.get(arm)
         if again is None or trace.error is not None:
@@ -22,4 +30,18 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
                 measured=f"{again.error.type}: {again.error.message[:200]}", allowed="a result",
             )  # fmt: skip
         else:
-            yield equal_outputs("O1", evidence, trace, again, "differs on repeat")
+            verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat")
+            yield (
+                replace(verdict, symptom=UNWRITTEN, allowed="what the kernel wrote")
+                if _unwritten(verdict, trace, again)
+                else verdict
+            )
+
+
+def _unwritten(verdict: Verdict, trace: Trace, again: Trace) -> bool:
+    """True if the second run has NaN, as its memory held before, where the first has a number."""
+    if verdict.status != "diverged" or not verdict.index:
+        return False
+    name = verdict.where.split("[")[0]
+    got, want = (run.outputs[name][verdict.index] for run in (trace, again))
+    return bool(np.isnan(want) and not np.isnan(got))

@@ -21,7 +21,7 @@ from narrowfuzz.oracles.schedule_evidence import (
     steps_of,
 )
 from narrowfuzz.oracles.schedule_recompute import Recomputes
-from narrowfuzz.oracles.schedule_symptoms import placed, symptom_of, told
+from narrowfuzz.oracles.schedule_symptoms import differing, placed, symptom_of, told
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -100,6 +100,10 @@ class _Machine:
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     #: As ``slots``, had the last commit not happened.
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
+    #: What a commit of this event makes of a slot in the other arithmetic, where that differs: a
+    #: library's bulk update divides, its tensor by tensor path multiplies by a reciprocal, and
+    #: nothing says which of the two an update must take.
+    either: dict[SlotName, Slot] = field(default_factory=dict)
     #: Quantised by some forward so far: all others' scales are not the schedule's doing.
     ran: set[SlotName] = field(default_factory=set)
     #: Staged since their last commit, and under which settings.
@@ -136,6 +140,8 @@ class _Machine:
             elif not self.as_built.follows("idle_windows_roll", differs=not after.equals(before)):
                 continue
             self.slots[name] = after
+            turned = replace(policy, reciprocal=not policy.reciprocal)
+            self.either[name] = committed(before, turned, FMAX[kind])
             self.moves.append(Move(self.event, name, "commit", policy))
 
     def _policy(self, name: SlotName, settings: Settings) -> Policy:
@@ -158,7 +164,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
     ):
         before = dict(machine.slots)
         machine.event = machine.as_built.event = i
-        machine.uncommitted = {}
+        machine.uncommitted, machine.either = {}, {}
         machine.recomputes.event(event, progress, moment)
         _book(machine, event, progress, moment)
         rule = _by_the_rule(machine, event, progress, moment)
@@ -188,6 +194,7 @@ def _copy(machine: _Machine) -> _Machine:
         moves=[],
         slots=dict(machine.slots),
         uncommitted={},
+        either={},
         waiting=dict(machine.waiting),
     )
 
@@ -260,6 +267,9 @@ def _casts(
             machine.as_built.ran(cast.slot.layer, settings)
             machine.resize(cast.slot.layer, policy.history)
         slot = machine.slots.setdefault(cast.slot, fresh(policy.history))
+        other = machine.either.pop(cast.slot, slot)
+        if cast.scale == other.scale:
+            slot = machine.slots[cast.slot] = other
         if cast.scale != slot.scale:
             yield Verdict(
                 "O14", "", cast.slot.direction, "diverged",
@@ -378,11 +388,12 @@ def _compare(
             want = fresh(len(got.window))
         if isinstance(event, Reload) or name not in machine.waiting:
             want = resized(want, len(got.window)) if want.equals(fresh(len(want.window))) else want
-        if not got.equals(want):
+        legal = (want, machine.either.get(name, want))
+        if not any(got.equals(one) for one in legal):
             unstaged = machine.uncommitted.get(name)
             symptom = symptom_of(name, event, before.get(name), want, got, unstaged)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, str(name), told(got), told(want),
+                "O14", "", name.direction, "diverged", symptom, str(name), *differing(got, want),
                 side=name.layer, index=(name.index,),
             )  # fmt: skip
         machine.slots[name] = got

@@ -19,6 +19,7 @@ from narrowfuzz.oracles.schedule_evidence import (
     steps_of,
 )
 from narrowfuzz.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
+from narrowfuzz.oracles.schedule_symptoms import differing
 from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
 from narrowfuzz.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
 from narrowfuzz.verdict import Verdict
@@ -330,11 +331,10 @@ def _same(
     for i, a, b in zip(events, base.moments, other.moments, strict=False):
         for slot in sorted(a.state.keys() & b.state.keys()):
             if not a.state[slot].equals(b.state[slot]):
+                came, due = differing(b.state[slot], a.state[slot])
                 return Verdict(
                     oracle, arm, "state", "diverged", f"{slot.direction} state",
-                    f"{place(evidence.schedule, i)}: {slot}",
-                    f"scale {number(float(b.state[slot].scale))}",
-                    f"{number(float(a.state[slot].scale))}, or another window, as {than}",
+                    f"{place(evidence.schedule, i)}: {slot}", came, f"{due}, as {than}",
                     side=slot.layer, index=(i, slot.index),
                 )  # fmt: skip
     for name in base.outputs:

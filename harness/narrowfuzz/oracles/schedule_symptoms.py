@@ -54,6 +54,20 @@ def told(slot: Slot) -> str:
     return f"scale {number(float(slot.scale))} window [{window}]"
 
 
+def differing(got: Slot, want: Slot) -> tuple[str, str]:
+    """What came and what must have, in words that leave out what is equal."""
+    scale = got.scale.tobytes() != want.scale.tobytes()
+    window = got.window.tobytes() != want.window.tobytes()
+    pair = [
+        " ".join(
+            [*([f"scale {number(float(slot.scale))}"] if scale else []),
+             *([f"window [{', '.join(number(float(x)) for x in slot.window)}]"] if window else [])]
+        )
+        for slot in (got, want)
+    ]  # fmt: skip
+    return pair[0], pair[1]
+
+
 def placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     """The verdict with its arm, its event, and its circumstances."""
     where = f"{place(evidence.schedule, event)}: {verdict.where}"

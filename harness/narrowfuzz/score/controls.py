@@ -36,7 +36,7 @@ class ControlResult:
     seconds: float
     #: Fingerprints of false alarms, and of what their scripts do not show.
     findings: tuple[str, ...]
-    unconfirmed: tuple[str, ...]
+    suspected: tuple[str, ...]
     #: Pairs of features that met, and the rungs that ran.
     pairs: frozenset[Pair]
     arms: frozenset[str]
@@ -93,7 +93,7 @@ def run_control(
             cases=tally.counts["cases"],
             seconds=time.monotonic() - started,
             findings=tuple(f.fingerprint for f in store.findings()),
-            unconfirmed=tuple(f.fingerprint for f in store.findings("unconfirmed")),
+            suspected=tuple(f.fingerprint for f in store.suspected()),
             pairs=pairs,
             arms=_arms(control, pairs),
             notes=tuple(tally.notes),

@@ -59,7 +59,7 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         )
         store = Store(Path(folder))
         play(config, store, lambda tally: None, tally)
-        unconfirmed = tuple(f"{f.fingerprint} ({f.flake})" for f in store.findings("unconfirmed"))
+        suspected = tuple(f"{f.fingerprint}: {f.why_suspected}" for f in store.suspected())
     if tally.found:
         best = tally.found[0]
         return record(
@@ -72,16 +72,14 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
             fingerprint=best.finding.fingerprint,
             size=size_of(best.finding.minimal),
             sentence=best.finding.sentence,
-            unconfirmed=unconfirmed,
+            suspected=suspected,
         )
     problem, idle = "; ".join(tally.notes) if tally.broken else "", False
-    if not (problem or unconfirmed or first.changes or tally.interrupted):
+    if not (problem or suspected or first.changes or tally.interrupted):
         there = look(quarry.file, fault.id, quarry.recipes, cases=THERE, compiled=fault.compiled)
         idle = not there.changes
     cases = tally.counts["cases"]
-    return record(
-        fault, found=False, cases=cases, unconfirmed=unconfirmed, idle=idle, problem=problem
-    )
+    return record(fault, found=False, cases=cases, suspected=suspected, idle=idle, problem=problem)
 
 
 def record(fault: Fault, **found: object) -> Hunted:

@@ -158,7 +158,7 @@ def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
         cases=result.cases,
         seconds=round(result.seconds, 1),
         findings=result.findings,
-        unconfirmed=result.unconfirmed,
+        suspected=result.suspected,
         problem="; ".join(notes),
     )
 

@@ -39,7 +39,7 @@ class Hunted(msgspec.Struct, kw_only=True, frozen=True):
     #: It sits in our own reference, not in a library.
     ours: bool = False
     #: What was seen but not shown by its script, with the fault and not without it.
-    unconfirmed: tuple[str, ...] = ()
+    suspected: tuple[str, ...] = ()
     #: Missed, and nothing that was drawn shows that it plants anything at all.
     idle: bool = False
     #: Why it could not be hunted: it raises, or cannot be lifted.
@@ -54,8 +54,8 @@ class Controlled(msgspec.Struct, kw_only=True, frozen=True):
     cases: int
     seconds: float
     findings: tuple[str, ...] = ()
-    #: Divergences whose scripts do not show them: never reported, yet worth a look.
-    unconfirmed: tuple[str, ...] = ()
+    #: Divergences that no script shows: false alarms, too.
+    suspected: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -117,5 +117,9 @@ def load_score(path: Path) -> Score:
 
 
 def false_alarms(controls: Sequence[Controlled]) -> tuple[str, ...]:
-    """Every finding on a clean subject."""
-    return tuple(f"{control.id}: {name}" for control in controls for name in control.findings)
+    """Everything that was seen on a clean subject, scripts or not."""
+    return tuple(
+        f"{control.id}: {name}"
+        for control in controls
+        for name in (*control.findings, *control.suspected)
+    )

@@ -28,7 +28,7 @@ def print_fault(console: Console, fault: Hunted) -> None:
             f"{fault.arm}, size {fault.size}: {escape(fault.fingerprint)}"
         )
     else:
-        seen = f"; not confirmed: {', '.join(fault.unconfirmed)}" if fault.unconfirmed else ""
+        seen = f"; suspected: {', '.join(fault.suspected)}" if fault.suspected else ""
         seen = f"; {IDLE}" if fault.idle else seen
         line = f"[red]missed[/]    {fault.id}: {fault.cases} cases{escape(seen)}"
     console.print(line, soft_wrap=True)
@@ -39,8 +39,8 @@ def print_control(console: Console, control: Controlled) -> None:
     head = f"{control.id}: {control.cases} cases in {control.seconds:.0f} s"
     if control.problem:
         line = f"[yellow]unusable[/]  {control.id}: {escape(control.problem)}"
-    elif control.findings:
-        line = f"[red]FALSE ALARM[/] {head}: {escape(', '.join(control.findings))}"
+    elif alarms := (*control.findings, *control.suspected):
+        line = f"[red]FALSE ALARM[/] {head}: {escape(', '.join(alarms))}"
     else:
         line = f"silent    {head}"
     console.print(line, soft_wrap=True)
@@ -88,6 +88,8 @@ def _lines(score: Score, found: Summary) -> Iterable[str]:
             f"{MEDIAN_GOAL:g}), 90th percentile {_seconds(found.ninetieth)} (goal "
             f"{NINETIETH_GOAL:g}); compiled, slowest {_seconds(found.compiled_slowest)}"
         )
+    suspected = sum(len(fault.suspected) for fault in score.faults)
+    yield f"suspected, without a script that shows them: {suspected}"
     if score.controls:
         cases = sum(control.cases for control in score.controls)
         alarms = false_alarms(score.controls)

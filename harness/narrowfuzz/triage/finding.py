@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import msgspec
 
 from narrowfuzz.case import Case, dump_case
 from narrowfuzz.schedule.events import Backward, Forward, Schedule, Stimulus
+from narrowfuzz.severity import Severity, Use, severity
 from narrowfuzz.verdict import Verdict
 
-Severity = Literal["high", "medium", "low"]
-Flake = Literal["always", "per process", "flaky", "not shown by its script"]
-
-#: What a symptom costs a user who does not know of it.
-_SYMPTOM_WEIGHT = {"contract": 2, "O1": 3, "O13": 3, "O12": 3}
-_DEFAULT_WEIGHT = 3
-#: Changes by a conversion that leave the step's arithmetic alone.
-_CENSUS_WEIGHT = {
-    "hooks lost": 2,
-    "parameter hooks lost": 2,
-    "attributes lost": 2,
-    "attributes changed": 2,
-    "parameter attributes lost": 2,
-    "parameter device changed": 2,
-    "state_dict keys changed": 2,
-    "module type changed": 1,
-    "shared module split": 1,
-    "training flag changed": 1,
-    "parameter type changed": 1,
-    "parameter order changed": 1,
-}
-#: How much of that is left when only this data shows it.
-_REACH_DISCOUNT = {
-    "gaussian": 0,
-    "zero_rows": 0,
-    "outlier": 0,
-    "heavy_tail": 0,
-    "binade_edges": 1,
-    "near_max": 1,
-    "subnormal": 1,
-    "inf_nan": 2,
-}
+Flake = Literal["always", "per process", "flaky"]
 
 
 class State(msgspec.Struct, frozen=True):
@@ -89,6 +60,25 @@ class Finding(msgspec.Struct, kw_only=True):
     script_output: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     story: Story | None = None
+    #: Why no script shows it; "": one does.
+    why_suspected: str = ""
+    #: Excess error of the worst output or gradient: see narrowfuzz.severity; "inf" as text.
+    effect: float | str = 0.0
+    #: What its minimal case needs, besides what every case has.
+    needs: list[str] = msgspec.field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Triaged:
+    """A finding and its script."""
+
+    finding: Finding
+    script: str
+
+    @property
+    def confirmed(self) -> bool:
+        """True if the script shows the divergence in a fresh process."""
+        return not self.finding.why_suspected
 
 
 def finding_id(fingerprint: str, minimal: Case) -> str:
@@ -126,23 +116,21 @@ def _special(bits: str) -> bool:
     return (int(bits, 16) & 0x7F800000) == 0x7F800000
 
 
-def severity_of(verdict: Verdict, case: Case) -> Severity:
-    """Symptom times reach."""
-    weight = _SYMPTOM_WEIGHT.get(verdict.oracle, _DEFAULT_WEIGHT)
-    if verdict.oracle == "contract":
-        if verdict.status == "diverged" or "only under compile" in verdict.symptom:
-            weight = 3
-        elif verdict.symptom.startswith(("refusal names", "unclear refusal of an empty")):
-            weight = 1
-    elif verdict.oracle == "census":
-        weight = _CENSUS_WEIGHT.get(verdict.symptom, _DEFAULT_WEIGHT)
-    else:
-        weight -= _REACH_DISCOUNT[reach_of(case)]
-    return "high" if weight >= 3 else "medium" if weight == 2 else "low"
+def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
+    """The severity of a finding. The use is taken for documented unless the library said no; empty
+    dimensions are rare."""
+    spec, use = case.spec, cast(Use, "documented")
+    if verdict.symptom.startswith(("refusal ", "unclear refusal ")):
+        use = "limitation"
+    elif spec.schedule is None and 0 in (spec.tokens, spec.k, spec.n):
+        use = "rare"
+    loud = verdict.status in ("crashed", "hung")
+    return severity("loud" if loud else "silent", effect, reach_of(case), use)
 
 
-def report(finding: Finding) -> str:
-    """What a failure says: what, where, how far, the smallest case, and the one command."""
+def report(finding: Finding, replay: str) -> str:
+    """What a failure says: what, where, how far, the smallest case, and ``replay``, the one
+    command."""
     spec, data = finding.minimal.spec, finding.minimal.data
     shape, backend = f"M={spec.tokens} K={spec.k}", ""
     if spec.schedule is None:
@@ -152,11 +140,13 @@ def report(finding: Finding) -> str:
         f"  {spec.recipe}{backend} / {finding.arm} vs reference"
         f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
         f" ({finding.reach} data)",
-        f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}"
-        f"   id {finding.id}   replay: narrowfuzz replay {finding.id}",
+        f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}   id {finding.id}",
+        f"  replay: {replay}",
     ]
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
+    if finding.needs:
+        lines.append(f"  needs: {', '.join(finding.needs)}")
     if finding.flake != "always":
         lines.append(f"  repeats: {finding.flake}")
     return "\n".join(lines)

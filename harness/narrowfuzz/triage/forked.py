@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 from narrowfuzz.planted import planted
@@ -46,9 +45,8 @@ class ForkedScripts:
         *,
         timeout: float = 180.0,
         plant: tuple[str, str] | None = None,
-        harness: bool = False,
     ) -> ScriptRun:
-        """As ``verify.run_script``; ``harness`` says nothing here: what is imported stays so."""
+        """As ``verify.run_script``; what is imported stays so."""
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as folder:
             request = {
                 "path": str(path), "plant": plant, "timeout": timeout, "folder": folder,
@@ -113,7 +111,7 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as the interpreter does
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # a script's own ends the process
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

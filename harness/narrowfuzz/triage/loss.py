@@ -11,12 +11,13 @@ from narrowfuzz.environment import describe
 from narrowfuzz.judge_schedule import arms_of
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful
+from narrowfuzz.severity import severity
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.triage.finding import Finding, finding_id, reach_of
-from narrowfuzz.triage.minimise import minimise
+from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
+from narrowfuzz.triage.minimise import Minimised, minimise
+from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_schedule import write_schedule_script
-from narrowfuzz.triage.triage import Triaged
 from narrowfuzz.triage.verify import ScriptRun, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
 
@@ -27,8 +28,8 @@ _HANG = 240.0
 
 def triage_loss(
     case: Case, how: str, recipe_files: tuple[Path, ...], plant: tuple[str, str] | None
-) -> Triaged | None:
-    """The finding behind a lost worker, or None if no fresh process is lost on that case, or one
+) -> Triaged:
+    """The finding behind a lost worker; suspected if no fresh process is lost on that case, or one
     is without the planted fault, too."""
     known = load_recipes if case.spec.schedule is None else load_stateful
     recipe: Recipe | Stateful = known(recipe_files)[case.spec.recipe]
@@ -43,27 +44,28 @@ def triage_loss(
             path = Path(folder) / "repro.py"
             path.write_text(_script(candidate, verdict_of(arm), recipe))
             timeout = _HANG if hangs else 60.0
-            ours = case.spec.schedule is not None
-            return run_script(path, timeout=timeout, plant=plant, harness=ours)
+            return run_script(path, timeout=timeout, plant=plant)
 
     def lost(result: ScriptRun) -> bool:
         return result.code is None if hangs else result.crashed
 
-    guilty = next((arm for arm in _arms(case.spec) if lost(run(case, arm))), None)
-    if guilty is None:
-        return None
-    small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
-    if plant is not None and lost(run(small.case, guilty, None)):
-        return None
-    verdict = verdict_of(guilty)
+    guilty, why = next((arm for arm in _arms(case.spec) if lost(run(case, arm))), ""), ""
+    small = Minimised(case)
+    if guilty:
+        small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
+        if plant is not None and lost(run(small.case, guilty, None)):
+            why = "a process without the fault is lost on the case, too"
+    else:
+        why = "a fresh process is not lost on the case"
+    verdict = verdict_of(guilty or _arms(case.spec)[0])
     name = fingerprint(verdict, recipe.family)
     finding = Finding(
         id=finding_id(name, small.case),
         fingerprint=name,
-        severity="high",
+        severity=severity("loud", 0.0, reach_of(small.case)),
         recipe=recipe.name,
         oracle="contract",
-        arm=guilty,
+        arm=verdict.arm,
         role="forward",
         symptom=how,
         sentence=verdict.sentence(),
@@ -71,13 +73,15 @@ def triage_loss(
         reach=reach_of(small.case),
         case=case,
         minimal=small.case,
-        flake="always",
+        flake="flaky" if why else "always",
         attempts=small.attempts,
         untried=small.untried,
         script_output=how,
+        why_suspected=why,
+        needs=needs_of(small.case, verdict),
         environment=describe(),
     )
-    return Triaged(finding, _script(small.case, verdict, recipe), True)
+    return Triaged(finding, _script(small.case, verdict, recipe))
 
 
 def _arms(spec: Spec) -> list[str]:

@@ -17,7 +17,7 @@ from narrowfuzz.recipe import Recipe, ScriptText
 from narrowfuzz.triage.script_census import TORCH_NAME, quoted, write_census_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_model import write_model_script
-from narrowfuzz.triage.script_parts import hex_rows, layouts, sites
+from narrowfuzz.triage.script_parts import GUARD, hex_rows, layouts, sites
 from narrowfuzz.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
 from narrowfuzz.triage.script_values import check_values
 from narrowfuzz.triage.script_watch import inside
@@ -70,8 +70,8 @@ def write_script(
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
-        ' Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import collections, contextlib, io, math, sys\n\n"
+        ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
+        f"import collections, contextlib, ctypes, io, math, os, re, sys\n{GUARD}\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
@@ -80,11 +80,12 @@ def write_script(
         "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone()"
         if all(t.size for t in tensors.values())
         else "def tensor(rows, cols):\n    return torch.zeros(rows, cols, dtype=dtype)",
-        _literals(tensors, case.spec),
+        _literals(tensors, case.spec)
+        + ("" if "grad_output" in tensors else "\ngrad_output = None  # none came back"),
         f"{sites(recipe.plan(case.spec), arm)}\nseen = []\n{tap.strip()}" if needs_tap else "",
         rerun_function(case.spec, text, verdict.oracle)
         if verdict.oracle in RERUN
-        else _run_function(case.spec, arm, text, trained),
+        else _run_function(case.spec, arm, text, trained, "grad_output" in tensors),
         check_rule(verdict)
         or check_relation(case, verdict, recipe.plan(case.spec), tensors)
         or check_values(case, verdict, recipe, tensors),
@@ -141,11 +142,34 @@ _TRAINED = """\
 """
 
 
-def _run_function(spec: Spec, arm: Arm, text: ScriptText, trained: bool) -> str:
-    """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came."""
+def _run_function(
+    spec: Spec, arm: Arm, text: ScriptText, trained: bool, gradient: bool = True
+) -> str:
+    """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came. Without
+    a ``gradient`` the layer runs forward only, as it did."""
     m, k, n = spec.tokens, spec.k, spec.n
     shape_in, shape_out = tuple(spec.input_shape), tuple(spec.output_shape)
     load_bias = "        model.proj.bias.copy_(bias.reshape(-1))\n" if spec.bias else ""
+    forward = f"""\
+    phase = "forward"
+    y = {_call(arm)}
+"""
+    ends = f"""\
+    x = input.reshape({shape_in})
+    with torch.no_grad():
+    {forward.replace(chr(10), chr(10) + "    ").rstrip()}
+    return dict(output=y.reshape({m}, {n}))
+"""
+    if gradient:
+        ends = f"""\
+    x, g = input.reshape({shape_in}), grad_output.reshape({shape_out})
+{layouts(spec)}    x = x.detach().requires_grad_(True)
+{_TRAINED if trained else ""}{forward}    phase = "backward"
+    y.backward(g)
+    w, b = model.proj.weight.grad, model.proj.bias
+    return dict(output=y.detach().reshape({m}, {n}), grad_input=x.grad.reshape({m}, {k}),
+                grad_weight=getattr(w, "_data", w), grad_bias=None if b is None else b.grad)
+"""
     body = f"""
 phase = "convert"
 def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
@@ -155,16 +179,7 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
     model = {text.convert}
     with torch.no_grad():
         model.proj.weight.copy_(weight)
-{load_bias}    x, g = input.reshape({shape_in}), grad_output.reshape({shape_out})
-{layouts(spec)}    x = x.detach().requires_grad_(True)
-{_TRAINED if trained else ""}    phase = "forward"
-    y = {_call(arm)}
-    phase = "backward"
-    y.backward(g)
-    w, b = model.proj.weight.grad, model.proj.bias
-    return dict(output=y.detach().reshape({m}, {n}), grad_input=x.grad.reshape({m}, {k}),
-                grad_weight=getattr(w, "_data", w), grad_bias=None if b is None else b.grad)
-"""
+{load_bias}{ends}"""
     return body.strip("\n")
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.recipe import Recipe, ScriptText
 from narrowfuzz.trace import ChangeKind
+from narrowfuzz.triage.script_parts import GUARD
 from narrowfuzz.verdict import Verdict
 
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -125,8 +126,8 @@ def write_census_script(
     text = recipe.script(case.spec)
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, rule census.'
-        ' Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import collections\nimport sys\n\nimport torch",
+        ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
+        f"import collections\nimport os\nimport sys\n{GUARD}\nimport torch",
         imports,
         text.imports,
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",

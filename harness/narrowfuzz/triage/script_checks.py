@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 
 import numpy as np
 
 from narrowfuzz.arms.ladder import BY_NAME
+from narrowfuzz.oracles.contract import RULE
 from narrowfuzz.oracles.quantiser import LEVEL_B
-from narrowfuzz.triage.script_parts import SITE, SLOT
+from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
 from narrowfuzz.verdict import Verdict
 
 #: Rules about one element of one result.
@@ -27,7 +28,8 @@ def check_rule(verdict: Verdict) -> str:
         return check_operand(verdict)
     if oracle == "O1":
         return check_equal(
-            "runs = [run(input, weight, grad_output) for _ in range(20)]",
+            f"runs = [run(input, weight, grad_output)]\n{POISON}\n"
+            "runs += [run(input, weight, grad_output) for _ in range(20)]",
             "runs[0]", "next((r for r in runs if not same(r, runs[0])), runs[0])", verdict.role,
         )  # fmt: skip
     if oracle == "O12":
@@ -75,20 +77,38 @@ def check_contract(verdict: Verdict) -> str:
             f'print("{name}:", "None although its parameter requires a gradient" if missing else '
             '"there")\nsys.exit(1 if missing else 0)'
         )
-    code = "1"
-    if verdict.symptom.startswith("refused only in backward"):
-        code = '1 if phase == "backward" else 0'
-    elif verdict.symptom.startswith("refusal names no layer"):
-        code = '1 if "proj" not in str(error) else 0'
-    return textwrap.dedent(f"""
-        try:
-            run(input, weight, grad_output)
-        except Exception as error:
-            text = str(error).strip() or "(no message)"
-            print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
-            sys.exit({code})
-        print("runs forward and backward")
-    """)
+    return check_raises(verdict, "run(input, weight, grad_output)")
+
+
+_RAISES = """
+try:
+    {call}
+except Exception as error:
+    text = str(error).strip() or "(no message)"
+    print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
+    sys.exit({code})
+print("runs forward and backward")
+"""
+
+
+def check_raises(verdict: Verdict, call: str) -> str:
+    """``call`` raises what the verdict says, or does not any more."""
+    return _RAISES.format(call=call, code=_exit_code(verdict))
+
+
+def _exit_code(verdict: Verdict) -> str:
+    """An expression of ``error``, ``text`` and ``phase``. Another error than the verdict's is not
+    this script's subject, nor is any where the process ends or hangs."""
+    found = re.search(r"\((\w+) in ", verdict.symptom)
+    if found is None:
+        return "125"
+    shown = {
+        "refused only in backward": 'phase == "backward"',
+        "refusal states no rule": f"not re.search({RULE.pattern!r}, text, re.I)",
+        "refusal names no layer": '"proj" not in text',
+    }
+    condition = next((c for words, c in shown.items() if verdict.symptom.startswith(words)), "True")
+    return f'int({condition}) if type(error).__name__ == "{found.group(1)}" else 125'
 
 
 def check_element(verdict: Verdict, got: str) -> str:

@@ -19,6 +19,7 @@ from narrowfuzz.models.zoo import MODELS, source_of, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.recipe import ScriptText
 from narrowfuzz.triage.script_model_checks import check_whole
+from narrowfuzz.triage.script_parts import GUARD
 from narrowfuzz.triage.script_watch import check_watched, watching
 from narrowfuzz.verdict import Verdict
 
@@ -34,10 +35,11 @@ def write_model_script(
     check = check_watched(verdict, arm) if watch else check_whole(spec, verdict)
     parts = [
         f'"""{_plain(verdict.sentence())}\n\n{spec.recipe}, {spec.model}, arm {verdict.arm}, rule '
-        f'{verdict.oracle}. Exits 1 while this shows, 0 once it is gone.\n"""',
-        "import base64\nimport collections\nimport contextlib\nimport copy\nimport math\n"
-        "import sys\nimport zlib\n"
-        "from collections import Counter\nfrom functools import partial\nfrom typing import Any\n\n"
+        f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."
+        '\n"""',
+        "import base64, collections, contextlib, copy, ctypes, math, os, re, sys, zlib\n"
+        "from collections import Counter\nfrom functools import partial\nfrom typing import Any\n"
+        f"{GUARD}\n"
         "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
         "from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,\n"
         "                                    create_selective_checkpoint_contexts)",

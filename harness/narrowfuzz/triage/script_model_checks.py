@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from narrowfuzz.case import Spec
 from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
-from narrowfuzz.triage.script_checks import ACCEPTED, ELEMENT_RULES, check_element
+from narrowfuzz.triage.script_checks import (
+    ACCEPTED,
+    ELEMENT_RULES,
+    check_element,
+    check_raises,
+)
+from narrowfuzz.triage.script_parts import POISON
 from narrowfuzz.verdict import Verdict
 
 #: How a Trace calls a single linear's results, and how its parameters are called.
@@ -25,7 +31,9 @@ sys.exit(1 if not finite or far > limit else 0)
 _EQUAL = """
 def plain(t):
     return t.double().nan_to_num(nan=0.5) + 0.0
-first, second = run({first!r}), run({second!r})
+first = run({first!r})
+{between}
+second = run({second!r})
 def same(name):
     both = name in first and name in second
     return both and torch.equal(plain(first[name]), plain(second[name]))
@@ -48,16 +56,6 @@ print("not the sum of the microbatches' gradients:", ", ".join(different) or "no
 sys.exit(1 if different else 0)
 """
 
-_CRASH = """
-try:
-    run("guilty")
-except Exception as error:
-    text = str(error).strip() or "(no message)"
-    print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
-    sys.exit({code})
-print("runs forward and backward")
-"""
-
 _MISSING = """
 found = run("guilty")
 missing = [name for name in {names!r} if name not in found]
@@ -75,16 +73,11 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
         if verdict.status == "diverged":
             names = [_OF_LINEAR.get(name, name) for name in verdict.where.split(", ")]
             return _MISSING.format(names=names)
-        code = "1"
-        if verdict.symptom.startswith("refused only in backward"):
-            code = '1 if phase == "backward" else 0'
-        elif verdict.symptom.startswith("refusal names no layer"):
-            code = '1 if "proj" not in str(error) else 0'
-        return _CRASH.format(code=code)
+        return check_raises(verdict, 'run("guilty")')
     if oracle == "O1":
-        return _EQUAL.format(first="guilty", second="guilty")
+        return _EQUAL.format(first="guilty", second="guilty", between=POISON)
     if oracle in ("O8", "O12"):
-        return _EQUAL.format(first="eager", second="guilty")
+        return _EQUAL.format(first="eager", second="guilty", between="")
     if oracle == "R23":
         return _ADDED.format(microbatches=spec.microbatches)
     if oracle == "O9":

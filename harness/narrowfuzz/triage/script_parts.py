@@ -15,6 +15,14 @@ SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 SLOT = {"a": 0, "b": 2}
 
 
+#: After the standard library's imports: whatever is not the script's subject ends it with 125.
+GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
+
+
+#: glibc fills what is allocated from here on with 0xff, NaN: what is never written shows.
+POISON = "getattr(ctypes.CDLL(None), 'mallopt', print)(-6, 256)"
+
+
 def sites(plan: Plan, arm: Arm) -> str:
     """The line that says where in ``seen`` a GEMM stands; counted from the end, past any
     recompute. Inside a compiled artefact a multiply in high precision is seen too."""

@@ -9,6 +9,7 @@ from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.stateful import ScheduleScript, Stateful
 from narrowfuzz.triage.script_casts import check_casts
 from narrowfuzz.triage.script_operands import check_operands
+from narrowfuzz.triage.script_parts import GUARD
 from narrowfuzz.triage.script_schedule_checks import CHECKS, Check
 from narrowfuzz.triage.script_state import check_state
 from narrowfuzz.triage.script_tensors import build, tensors
@@ -48,11 +49,12 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
         check.after,
     ]
     body = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-    modules = [name for name in _MODULES if f"{name}." in body]
+    modules = [name for name in _MODULES if name in ("os", "sys") or f"{name}." in body]
     head = (
         f'"""{_quoted(verdict.sentence())}\n\n{case.spec.recipe}, arm {verdict.arm}, rule '
-        f'{verdict.oracle}. Exits 1 while this shows, 0 once it is gone.\n"""\n'
-        f"import {', '.join(modules)}\n\n"
+        f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, "
+        '125 if it cannot tell.\n"""\n'
+        f"import {', '.join(modules)}\n{GUARD}\n"
         "import numpy as np\nimport torch\nfrom torch import nn\n"
     )
     return head + body

@@ -56,7 +56,7 @@ def _contract(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript
     after = (
         "try:\n    train()\nexcept Exception as error:\n"
         '    print(f"{type(error).__name__}: {error}")\n'
-        f'    sys.exit(1 if type(error).__name__ == "{trace.error.type}" else 0)\n'
+        f'    sys.exit(1 if type(error).__name__ == "{trace.error.type}" else 125)\n'
         'print("no error")\nsys.exit(0)'
     )
     return Check(play, (), "", no_mark, after)

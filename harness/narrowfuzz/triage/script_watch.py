@@ -7,6 +7,7 @@ each linear gets.
 from __future__ import annotations
 
 from narrowfuzz.arms.ladder import Arm
+from narrowfuzz.oracles.kernels import WRONG_PRODUCT
 from narrowfuzz.verdict import Verdict
 
 _WATCH = """
@@ -61,32 +62,51 @@ sys.exit(1 if lost or moved or worst > ALLOWED else 0)
 _WATCH_GEMMS = """
 from torch.utils._python_dispatch import TorchDispatchMode
 forwards, backwards = [], []
-def plain(t):
-    return t.detach().float().nan_to_num(nan=0.5) + 0.0
 class Watch(TorchDispatchMode, contextlib.ContextDecorator):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        result = func(*args, **kwargs)
         if name in ("mm", "addmm", "_scaled_mm"):
             a, b = args[1:3] if name == "addmm" else args[:2]
             scales = (*args[2:4], kwargs.get("scale_a"), kwargs.get("scale_b"))
             sa, sb = [s for s in scales if s is not None][:2] if "_" in name else (a[:0], b[:0])
+            bias = args[0] if name == "addmm" else kwargs.get("bias", next(iter(args[4:]), None))
             in_backward = torch._C._current_graph_task_id() != -1
-            (backwards if in_backward else forwards).append([plain(t) for t in (b, sb, a, sa)])
-        return func(*args, **kwargs)
+            told = [None if t is None else t.detach().float().clone()
+                    for t in (b, sb, a, sa, result, bias)]
+            (backwards if in_backward else forwards).append([*told, result.dtype])
+        return result
 """
 
 #: A GEMM of backward with a forward GEMM's weight is that GEMM again.
 _RECOMPUTED = """
+def plain(t):
+    return t.nan_to_num(nan=0.5) + 0.0
 def equal(xs, ys):
-    return all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(xs, ys))
+    return all(x.shape == y.shape and torch.equal(plain(x), plain(y)) for x, y in zip(xs, ys))
 moved = repeated = 0
-for b, sb, a, sa in backwards:
+for b, sb, a, sa, *_ in backwards:
     first = [f for f in forwards if equal((b, sb), f[:2])]
     if first and not (b.shape[0] == b.shape[1] and torch.equal(b, b.t())):
         repeated += 1
-        moved += not any(equal((a, sa), f[2:]) for f in first)
+        moved += not any(equal((a, sa), f[2:4]) for f in first)
 print(f"{repeated} products computed again in backward, {moved} of them from other operands")
 sys.exit(1 if moved else 0)
+"""
+
+#: Every product against float64: K + 3 roundings of fp32 in any order, then those of the result.
+_PRODUCTS = """
+worst = 0.0
+for b, sb, a, sa, result, bias, kind in PRODUCTS:
+    a, b = (t.double() * (s.double() if s.numel() else 1.0) for t, s in ((a, sa), (b, sb)))
+    added = torch.zeros(()) if bias is None else bias.double()
+    size, n = a.abs() @ b.abs(), (a.shape[1] + 3) * 2.0**-24
+    exact, radius = a @ b + added, n / (1 - n) * size + (a.shape[1] + 1) * 2.0**-126
+    allowed = radius + torch.finfo(kind).eps * (exact.abs() + added.abs() + radius)
+    far = ((result.double() - exact).abs() / allowed)[size + added.abs() < torch.finfo(kind).max]
+    worst = max([worst, *far.nan_to_num(nan=math.inf).flatten().tolist()])
+print(f"{len(PRODUCTS)} products; the worst is off by {worst:.3g} of what any order of sums allows")
+sys.exit(1 if worst > 1.0 else 0)
 """
 
 _WATCH_LINEARS = """
@@ -122,6 +142,8 @@ def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
 
     Raises ValueError for what a plain script cannot see.
     """
+    if verdict.symptom == WRONG_PRODUCT:
+        return _WATCH_GEMMS + inside(arm), False
     if verdict.oracle not in ("O13", "O18"):
         return "", False
     if verdict.oracle == "O18":
@@ -135,6 +157,9 @@ def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
 
 def check_watched(verdict: Verdict, arm: Arm) -> str:
     """Run, and check what was recorded."""
+    if verdict.symptom == WRONG_PRODUCT:
+        products = "forwards" if verdict.oracle == "O5" else "backwards"
+        return 'run("guilty")\n' + _PRODUCTS.strip().replace("PRODUCTS", products)
     if verdict.oracle == "O13":
         return 'run("guilty")\n' + (_RECOMPUTED if arm.compiler else _LINEARS_AGAIN).strip()
     # where q, k or v moved, the sums may well have stayed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,26 +21,19 @@ from narrowfuzz.oracles import ORACLES, rules_of
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.schedule.carries import check_carried
-from narrowfuzz.triage.finding import Finding, Flake, finding_id, reach_of, severity_of
+from narrowfuzz.triage.effect import effect_of
+from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach_of, severity_of
 from narrowfuzz.triage.minimise import minimise
+from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_schedule import write_schedule_script
 from narrowfuzz.triage.story import tell
-from narrowfuzz.triage.verify import GONE, RunScript, run_script
+from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
 
 _BUILDS = 14
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
-
-
-@dataclass(frozen=True)
-class Triaged:
-    """A finding, its script, and whether the script shows it in a fresh process."""
-
-    finding: Finding
-    script: str
-    confirmed: bool
 
 
 def triage(
@@ -78,24 +71,23 @@ def triage(
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
-    script, confirmed, output = "", False, ""
+    script, output, why = "", "", "no script was written"
     try:
         for script in _scripts(judge, minimal, final):
-            stateful = case.spec.schedule is not None
-            confirmed, output = _confirm(script, plant, scripts, harness=stateful)
-            if confirmed:
+            output, why = _confirm(script, plant, scripts)
+            if not why:
                 break
     except ValueError as error:
-        script, output = f"# no stand-alone script: {error}\n", str(error)
-    flake: Flake = "always" if shown_again and confirmed else "flaky"
-    if shown_again and not confirmed:
-        flake = "not shown by its script"
-    elif confirmed and not shown_again:
-        flake = "per process"
+        script, why = f"# no stand-alone script: {error}\n", str(error)
+    confirmed = not why
+    if not confirmed and not shown_again:
+        why = f"it did not show again in the process that saw it; {why}"
+    flake: Flake = "always" if shown_again else "per process" if confirmed else "flaky"
+    effect = effect_of(judge, minimal, final)
     finding = Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
-        severity=severity_of(final, minimal),
+        severity=severity_of(final, minimal, effect),
         recipe=case.spec.recipe,
         oracle=final.oracle,
         arm=final.arm,
@@ -110,10 +102,13 @@ def triage(
         attempts=small.attempts,
         untried=small.untried,
         script_output=output,
+        effect=effect if math.isfinite(effect) else str(effect),
+        why_suspected=why,
+        needs=needs_of(minimal, final),
         environment=describe(),
         story=None if case.spec.schedule is None else tell(judge.look(minimal), final),
     )
-    return Triaged(finding, script, confirmed)
+    return Triaged(finding, script)
 
 
 def _carried(judge: Judge, spec: Spec) -> bool:
@@ -175,18 +170,27 @@ def needed(name: str, rules: Sequence[Oracle] = ORACLES) -> tuple[Oracle, ...]:
     return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
 
 
-def _confirm(
-    script: str, plant: tuple[str, str] | None, scripts: RunScript, *, harness: bool
-) -> tuple[bool, str]:
-    """Does the script show it in a fresh process, and what did it print? With a fault planted it
-    must not show it without."""
+def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> tuple[str, str]:
+    """What the script prints in a fresh process, and why it does not show the divergence, "" if it
+    does. With a fault planted it must not show it without."""
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
         path = Path(folder) / "repro.py"
         path.write_text(script)
         with ThreadPoolExecutor(2) as pool:
-            clean = pool.submit(scripts, path, harness=harness) if plant else None
-            run = scripts(path, plant=plant, harness=harness)
-            shown, output = run.shown or run.crashed, run.output
-            if clean is not None and shown and clean.result().code != GONE:
-                return False, f"{output}\nwithout the fault: {clean.result().output}"
-    return shown, output
+            clean = pool.submit(scripts, path) if plant else None
+            run = scripts(path, plant=plant)
+            if not (run.shown or run.crashed):
+                return run.output, _why_not(run)
+            if clean is not None and clean.result().code != GONE:
+                output = f"{run.output}\nwithout the fault: {clean.result().output}"
+                return output, "its script does not pass without what is planted"
+    return run.output, ""
+
+
+def _why_not(run: ScriptRun) -> str:
+    last = (run.output.strip().splitlines() or ["it printed nothing"])[-1][:200]
+    if run.code == GONE:
+        return f"its script passes in a fresh process: {last}"
+    if run.code is None:
+        return last
+    return f"its script cannot tell (exit code {run.code}): {last}"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-SHOWN, GONE = 1, 0
+#: Exit codes of a script: the divergence is there, it is gone, the script cannot tell here.
+SHOWN, GONE, CANNOT = 1, 0, 125
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,10 @@ class ScriptRun:
 
     @property
     def shown(self) -> bool:
-        """The script reached its own check and the divergence was there."""
+        """The script reached its own check and the divergence was there.
+
+        Scripts that are written by hand have no guard: a traceback of theirs exits 1, too.
+        """
         ended = ("Traceback (most recent call last)", "SyntaxError: ", "IndentationError: ")
         return self.code == SHOWN and not any(text in self.output for text in ended)
 
@@ -41,7 +45,6 @@ class RunScript(Protocol):
         *,
         timeout: float = ...,
         plant: tuple[str, str] | None = ...,
-        harness: bool = ...,
     ) -> ScriptRun: ...
 
 
@@ -50,12 +53,8 @@ def run_script(
     *,
     timeout: float = 180.0,
     plant: tuple[str, str] | None = None,
-    harness: bool = False,
 ) -> ScriptRun:
-    """Run ``path``; with ``plant`` = (file or "", id), under that planted fault or control.
-
-    ``harness`` lets it import ours: an emulated extension, or our own layers.
-    """
+    """Run ``path``; with ``plant`` = (file or "", id), under that planted fault or control."""
     command = [sys.executable, str(path)]
     if plant is not None:
         command = [sys.executable, "-m", "narrowfuzz.planted", *plant, str(path)]
@@ -65,7 +64,7 @@ def run_script(
             OMP_NUM_THREADS="1",
             TORCHINDUCTOR_CACHE_DIR=cache,
             TORCHINDUCTOR_COMPILE_THREADS="1",
-            PYTHONPATH=_python_path(harness or plant is not None),
+            PYTHONPATH=_python_path(),
         )
         try:
             done = subprocess.run(
@@ -82,10 +81,9 @@ def tidy(output: str) -> str:
     return "\n".join(line for line in output.splitlines() if not line.startswith(noise))[-4000:]
 
 
-def _python_path(with_harness: bool) -> str:
-    """A script sees the harness only where it must; a planted fault needs it."""
+def _python_path() -> str:
+    """Scripts about stateful recipes import packages of ours; they come last, so that a library's
+    checkout on the caller's path is what a script imports."""
     inherited = os.environ.get("PYTHONPATH", "")
-    if not with_harness:
-        return inherited
-    root = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(p for p in (root, inherited) if p)
+    ours = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(part for part in (inherited, ours) if part)

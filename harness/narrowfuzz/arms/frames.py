@@ -1,0 +1,38 @@
+"""Which library a frame of a traceback belongs to, wherever that library lies.
+
+A library may be installed, or imported from a checkout: what names a frame is the package its file
+is in, not the folder that the package is in.
+"""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+from pathlib import Path
+from traceback import FrameSummary
+
+_OURS = frozenset({"narrowfuzz", "te_on_cpu"})
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+
+
+@functools.cache
+def module_of(filename: str) -> str:
+    """Dotted name of the library's module in a file; "" for the standard library, for what is
+    ours, and for a file that belongs to no package."""
+    path = Path(filename)
+    installed = path.parent.name == "site-packages"
+    parts = [path.stem] if path.stem != "__init__" else []
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if not parts or parts[0] in _OURS or not (installed or folder != path.parent):
+        return ""
+    if _STANDARD in path.parents and "site-packages" not in path.parts:
+        return ""
+    return ".".join(parts)
+
+
+def in_libraries(frames: list[FrameSummary]) -> list[FrameSummary]:
+    """Those of the frames that are in a library."""
+    return [frame for frame in frames if module_of(frame.filename)]

@@ -1,0 +1,149 @@
+"""Facts of a case, of what was seen on it and of the machine, by name: what a predicate asks.
+
+A predicate is a table ``fact = condition``; it holds where every condition does. One that names an
+unknown fact is refused where it is read, so no predicate is silently never true.
+
+A condition is ``true`` or ``false``, a number, or a text: a glob, ``<N <=N >N >=N !=X``, ``odd``,
+``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a fact that is a set
+(features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list for all it says.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from narrowfuzz.case import Case
+from narrowfuzz.machine import Machine
+from narrowfuzz.schedule.events import Schedule
+from narrowfuzz.schedule.story import FEATURES, story
+from narrowfuzz.verdict import Verdict
+
+Fact = str | int | float | bool | frozenset[str] | None
+Condition = str | int | float | bool | list[str | int | float | bool]
+#: fact -> condition.
+Predicate = Mapping[str, Condition]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a predicate is asked of."""
+
+    case: Case
+    machine: Machine
+    device: str = "cpu"
+    #: None: of the case alone, as a deviation of the reference asks.
+    verdict: Verdict | None = None
+
+
+def _of_spec(name: str) -> Callable[[Context], Fact]:
+    return lambda context: getattr(context.case.spec, name)
+
+
+def _of_schedule(read: Callable[[Schedule], Fact]) -> Callable[[Context], Fact]:
+    def fact(context: Context) -> Fact:
+        schedule = context.case.spec.schedule
+        return None if schedule is None else read(schedule)
+
+    return fact
+
+
+def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
+    return lambda context: None if context.verdict is None else read(context.verdict)
+
+
+def _features(schedule: Schedule) -> frozenset[str]:
+    told = story(schedule)
+    return frozenset(name for name, asks in FEATURES.items() if asks(told))
+
+
+_SPEC = (
+    "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
+    "input_layout", "grad_layout", "heads", "attention", "autocast", "grad_mode", "steps",
+    "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
+    "memory_budget",
+)  # fmt: skip
+
+FACTS: dict[str, Callable[[Context], Fact]] = {
+    **{name: _of_spec(name) for name in _SPEC},
+    "regime": lambda context: context.case.data.regime,
+    "values": lambda context: context.case.data.values,
+    "layer": _of_schedule(lambda s: s.layer),
+    "layout": _of_schedule(lambda s: s.layout),
+    "depth": _of_schedule(lambda s: s.depth),
+    "region": _of_schedule(lambda s: s.checkpoint),
+    "checkpoint_by": _of_schedule(lambda s: s.checkpoint_by),
+    "reentrant": _of_schedule(lambda s: s.reentrant),
+    "quantized_init": _of_schedule(lambda s: s.quantized_init),
+    "history": _of_schedule(lambda s: s.settings.history),
+    "algorithm": _of_schedule(lambda s: s.settings.algorithm),
+    "margin": _of_schedule(lambda s: s.settings.margin),
+    "format": _of_schedule(lambda s: s.settings.format),
+    "fused": _of_schedule(lambda s: s.settings.fused),
+    "features": _of_schedule(_features),
+    "arm": _of_verdict(lambda v: v.arm),
+    "message": _of_verdict(lambda v: v.measured),
+    "device": lambda context: context.device,
+    "cpu": lambda context: frozenset(context.machine.cpu),
+    "onednn": lambda context: context.machine.onednn,
+    "bf16_kernel": lambda context: context.machine.kernels.get("bf16", ""),
+    "fp8_kernel": lambda context: context.machine.kernels.get("fp8", ""),
+}
+
+_COMPARED = re.compile(r"(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)\Z")
+_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_MULTIPLE = re.compile(r"not multiple of (\d+)\Z")
+
+
+def check_predicate(predicate: Predicate) -> None:
+    """Raises ValueError naming a fact that does not exist, or a set of features that does not."""
+    for name, condition in predicate.items():
+        if name not in FACTS:
+            raise ValueError(f"unknown fact {name!r}: known are {', '.join(sorted(FACTS))}")
+        if name == "features":
+            asked = condition if isinstance(condition, list) else [condition]
+            for feature in asked:
+                if str(feature).removeprefix("!") not in FEATURES:
+                    raise ValueError(f"unknown feature {feature!r} of a schedule")
+
+
+def holds(predicate: Predicate, context: Context) -> bool:
+    """True if every condition of the predicate holds."""
+    return all(_meets(FACTS[name](context), wanted) for name, wanted in predicate.items())
+
+
+def _meets(fact: Fact, wanted: Condition) -> bool:
+    if fact is None:
+        return False
+    if isinstance(fact, frozenset):
+        asked = wanted if isinstance(wanted, list) else [wanted]
+        return all(_has(fact, str(one)) for one in asked)
+    if isinstance(wanted, list):
+        return any(_meets(fact, one) for one in wanted)
+    if isinstance(wanted, bool) or isinstance(fact, bool):
+        return fact is wanted
+    if isinstance(wanted, int | float):
+        return fact == wanted
+    return _fits(fact, wanted)
+
+
+def _has(members: frozenset[str], wanted: str) -> bool:
+    if wanted.startswith("!"):
+        return not _has(members, wanted[1:])
+    return any(fnmatch.fnmatchcase(member, wanted) for member in members)
+
+
+def _fits(fact: str | int | float, wanted: str) -> bool:
+    if wanted.startswith("!="):
+        return str(fact) != wanted[2:].strip()
+    if isinstance(fact, int | float):
+        if wanted in ("odd", "even"):
+            return fact % 2 == (wanted == "odd")
+        if found := _MULTIPLE.match(wanted):
+            return bool(fact % int(found.group(1)))
+        if found := _COMPARED.match(wanted):
+            return bool(_COMPARE[found.group(1)](fact, float(found.group(2))))
+    return fnmatch.fnmatchcase(str(fact), wanted)

@@ -1,0 +1,147 @@
+"""What the machine is, as far as results depend on it: CPU features, and which kernel multiplies.
+
+Two CPUs that run one wheel do not run the same kernels: oneDNN picks them by instruction set, and a
+bug may sit in one of them alone. So findings, ledger entries and ``doctor`` say what was there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+#: Instruction sets that decide which kernels run; others make no difference that was ever seen.
+_TELLING = re.compile(r"^(amx|avx10|avx512_(f$|bf16|fp16|vnni)|avx512f$|avx2$|avx_vnni$|sve|bf16$)")
+#: oneDNN prints one line a primitive: ``onednn_verbose,v1,primitive,exec,cpu,matmul,KERNEL,...``.
+_EXECUTED = re.compile(r"primitive,exec,cpu,(?:matmul|inner_product),([^,]+),")
+_ONEDNN = re.compile(r"MKL-DNN v(\S+)")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts about this process's machine that findings are recorded with."""
+
+    #: Its instruction sets, as torch or the operating system names them.
+    cpu: tuple[str, ...]
+    #: Version of the oneDNN that torch was built with, "" if it has none.
+    onednn: str
+    #: Kernel by what it multiplies (``fp32``, ``bf16``, ``fp8`` with one scale a tensor,
+    #: ``fp8_rowwise``): oneDNN's name for it, ``torch`` where torch's own code or BLAS runs, "" if
+    #: there is none.
+    kernels: dict[str, str]
+    #: What the library says where it has no kernel for an ordinary multiply, by what it multiplies.
+    lacks: dict[str, str]
+
+    def without(self, kind: str) -> str:
+        """Why nothing can be multiplied in this way here, "" if something can."""
+        return "" if self.kernels[kind] else f"this CPU has no kernel: {_brief(self.lacks[kind])}"
+
+    def describe(self) -> dict[str, Any]:
+        """As recorded beside findings."""
+        return asdict(self)
+
+
+@functools.cache
+def machine() -> Machine:
+    """What this machine is; probed on the first call, in a few milliseconds.
+
+    Not while another thread writes to standard output: oneDNN prints there what it runs, and the
+    probe catches it.
+    """
+    import torch
+
+    found = _ONEDNN.search(torch.__config__.show())
+    told = {name: _kernel_of(name) for name in ("fp32", "bf16", "fp8", "fp8_rowwise")}
+    return Machine(
+        cpu=_features(),
+        onednn=found.group(1) if found else "",
+        kernels={name: kernel for name, (kernel, _) in told.items()},
+        lacks={name: error for name, (_, error) in told.items() if error},
+    )
+
+
+def lacking_kernel(message: str) -> str:
+    """Why a multiply that raised this is none the library could have done here: ordinary ones of
+    its kind raise the same on this machine. "" where they do not: then it is a claim."""
+    said = message.strip().splitlines()[:1]
+    kinds = [name for name, error in machine().lacks.items() if said == [error]]
+    return (
+        f"no kernel of this CPU multiplies {' or '.join(kinds)}: {_brief(said[0])}" if kinds else ""
+    )
+
+
+def _brief(error: str) -> str:
+    return error.split(". ")[0]
+
+
+def _features() -> tuple[str, ...]:
+    import torch
+
+    if hasattr(torch.cpu, "get_capabilities"):  # torch 2.12
+        flags = [name for name, there in torch.cpu.get_capabilities().items() if there is True]
+    else:
+        info = Path("/proc/cpuinfo")
+        text = info.read_text() if info.is_file() else ""
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M)
+        flags = found.group(1).split() if found else []
+    return tuple(sorted({_usual(name) for name in flags if _TELLING.match(name)}))
+
+
+def _usual(flag: str) -> str:
+    """torch's name of a feature that Linux writes otherwise."""
+    return {"avx512f": "avx512_f"}.get(flag, flag)
+
+
+#: Rows, contracted and other dimension of ordinary multiplies, aligned and not.
+_SHAPES = ((32, 64, 32), (16, 16, 16), (1, 16, 32), (33, 17, 5))
+
+
+def _kernel_of(name: str) -> tuple[str, str]:
+    """What multiplies matrices of this kind, and the first error where one cannot be."""
+    kernel, problem = "", ""
+    with _onednn_tells() as told:
+        for shape in _SHAPES:
+            try:
+                _multiply(name, *shape)
+                kernel = "torch"
+            except RuntimeError as error:
+                problem = problem or str(error).strip().splitlines()[0]
+    executed = _EXECUTED.findall(told())
+    return (executed[0] if executed else kernel), problem
+
+
+def _multiply(name: str, m: int, k: int, n: int) -> None:
+    import torch
+
+    if not name.startswith("fp8"):
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+        torch.nn.functional.linear(torch.ones(m, k, dtype=dtype), torch.ones(n, k, dtype=dtype))
+        return
+    a, b = (torch.ones(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
+    scales = (torch.ones(m, 1), torch.ones(1, n)) if "rowwise" in name else (torch.ones(()),) * 2
+    torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16)
+
+
+@contextmanager
+def _onednn_tells() -> Iterator[Any]:
+    """oneDNN writes down what it runs; the value gives the text once the block has been left."""
+    import torch
+
+    text: list[str] = []
+    with tempfile.TemporaryFile() as file:
+        usual = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+                yield lambda: text[0]
+        finally:
+            os.dup2(usual, 1)
+            os.close(usual)
+            file.seek(0)
+            text.append(file.read().decode(errors="replace"))

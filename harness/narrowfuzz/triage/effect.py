@@ -1,0 +1,110 @@
+"""How large a divergence is on outputs and gradients: what ``narrowfuzz.severity`` weighs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.case import Case
+from narrowfuzz.judge import Judge
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.numerics.reference import product
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.layers import layer_evidences
+from narrowfuzz.severity import LARGE, SMALL
+from narrowfuzz.verdict import Verdict
+
+#: Changes by a conversion, by what they do to a step of training; all others change its results.
+_OF_CENSUS = {
+    "hooks lost": SMALL, "parameter hooks lost": SMALL, "attributes lost": SMALL,
+    "attributes changed": SMALL, "parameter attributes lost": SMALL,
+    "parameter device changed": SMALL, "state_dict keys changed": SMALL,
+    "module type changed": 0.0, "shared module split": 0.0, "training flag changed": 0.0,
+    "parameter type changed": 0.0, "parameter order changed": 0.0,
+}  # fmt: skip
+
+
+def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
+    """The excess error of the worst output or gradient on this case, a share of its norm.
+
+    How much further from the unquantised result the guilty arm is than what it is held against:
+    the plan executed on a single linear or a model's layer, the eager run of a whole model, the
+    plain run of a checkpointed schedule. Where nothing of that is there to measure, as for a state
+    that no product has met yet, SMALL: neither played down nor up.
+    """
+    if verdict.oracle == "census":
+        return _OF_CENSUS.get(verdict.symptom, LARGE)
+    if case.spec.schedule is not None:
+        return _of_schedule(judge, case, verdict)
+    evidence = judge.observe(case, repeat=False)
+    if verdict.layer:
+        of_layer = (seen for name, seen in layer_evidences(evidence) if name == verdict.layer)
+        layer = next(of_layer, None)
+        return SMALL if layer is None else _of_linear(layer, EAGER.name)
+    if case.spec.direct:
+        return _of_linear(evidence, verdict.arm)
+    return _of_model(evidence, verdict.arm)
+
+
+def _of_schedule(judge: Judge, case: Case, verdict: Verdict) -> float:
+    traces = judge.look(case).traces
+    plain, guilty = traces.get(EAGER.name), traces.get(verdict.arm)
+    if plain is None or guilty is None or guilty is plain or plain.error or guilty.error:
+        return SMALL
+    # alike to the bit if all is well: the difference is all excess
+    return _excess(guilty.outputs, plain.outputs, plain.outputs) or SMALL
+
+
+def _of_linear(evidence: Evidence, arm: str) -> float:
+    trace = evidence.traces.get(arm)
+    if trace is None or trace.error is not None:
+        return SMALL
+    expected, truth = {}, {}
+    for role in ROLES:
+        name = str(role)
+        if not evidence.backward_of(role):
+            continue
+        a, b = (evidence.reference.operand(role, side).x.astype(np.float64) for side in "ab")
+        x, y = (evidence.reference.values(role, side) for side in "ab")
+        bias = evidence.tensors.get("bias") if role == "output" else None
+        added = 0.0 if bias is None else bias.reshape(1, -1).astype(np.float64)
+        expected[name], truth[name] = product(x, y) + added, product(a, b) + added
+    return _excess(trace.outputs, expected, truth)
+
+
+def _of_model(evidence: Evidence, arm: str) -> float:
+    eager, guilty = evidence.traces.get(EAGER.name), evidence.traces.get(arm)
+    if eager is None or guilty is None or eager.error or guilty.error:
+        return SMALL
+    truth: Mapping[str, Any] = eager.outputs
+    if evidence.twin is not None:
+        truth = replace(evidence).exact
+    return _excess(guilty.outputs, eager.outputs, truth) or SMALL
+
+
+def _excess(got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]) -> float:
+    """The largest excess error of any result; a result that is missing is off by all of it."""
+    found = [0.0]
+    for name in truth.keys() & expected.keys():
+        if name not in got:
+            found.append(1.0)
+        elif got[name].shape == expected[name].shape:
+            found.append(_excess_of(got[name], expected[name], truth[name]))
+    return max(found)
+
+
+def _excess_of(got: Any, expected: Any, truth: Any) -> float:
+    got, expected, truth = (np.asarray(x, dtype=np.float64) for x in (got, expected, truth))
+    finite = np.isfinite(expected) & np.isfinite(truth)
+    if (finite & ~np.isfinite(got)).any():
+        return math.inf
+    size = float(np.linalg.norm(truth[finite]))
+    if size == 0.0:
+        return math.inf if got[finite].any() else 0.0
+    far, base = (float(np.linalg.norm((x - truth)[finite])) for x in (got, expected))
+    return max(0.0, far - base) / size

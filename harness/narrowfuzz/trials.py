@@ -1,0 +1,118 @@
+"""Entries on what they do not name are tried, not assumed: the entry's script runs once, in a fresh
+process, and says whether the divergence still shows.
+
+The answer is kept on disk under a hash of the script, of the sources of the libraries that the
+entry is about, of torch's version and of the CPU: a changed checkout is asked anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from narrowfuzz.ledger import Entry, known_dir
+from narrowfuzz.machine import machine
+from narrowfuzz.triage.verify import GONE, ScriptRun, run_script
+
+Answer = Literal["shows", "gone", "cannot tell"]
+
+
+def cache_dir() -> Path:
+    """Where answers are kept: $NARROWFUZZ_CACHE, or ~/.cache/narrowfuzz."""
+    root = os.environ.get("NARROWFUZZ_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "narrowfuzz") / "trials"
+
+
+class Trials:
+    """Tries entries when they are asked for, each once; ``answers`` holds what was asked so far."""
+
+    def __init__(self, run: Callable[..., ScriptRun] = run_script) -> None:
+        self.run = run
+        self.answers: dict[str, Answer] = {}
+        self._told: set[str] = set()
+
+    def news(self) -> list[tuple[str, Answer]]:
+        """The answers that were not told yet."""
+        fresh = [(name, answer) for name, answer in self.answers.items() if name not in self._told]
+        self._told.update(name for name, _ in fresh)
+        return fresh
+
+    def __call__(self, entry: Entry) -> bool:
+        """True if the entry's divergence shows with what is installed here."""
+        if entry.id not in self.answers:
+            self.answers[entry.id] = self._ask(entry)
+        return self.answers[entry.id] == "shows"
+
+    def _ask(self, entry: Entry) -> Answer:
+        folder = cache_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = folder / f"{entry.id}-{_identity(entry)}.json"
+        with (folder / f"{entry.id}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # workers ask for the same entries
+            if kept.is_file():
+                answer: Answer = json.loads(kept.read_text())["answer"]
+                return answer
+            result = self.run(known_dir() / entry.script)
+            answer = _answer(result)
+            kept.write_text(json.dumps({"answer": answer, "output": result.output}, indent=2))
+        return answer
+
+
+def _answer(result: ScriptRun) -> Answer:
+    if result.shown or result.crashed:
+        return "shows"
+    return "gone" if result.code == GONE else "cannot tell"
+
+
+def _identity(entry: Entry) -> str:
+    """Hash of all that the answer hangs on."""
+    here = machine()
+    told = [
+        hashlib.sha256((known_dir() / entry.script).read_bytes()).hexdigest(),
+        *(f"{package} {source_hash(package)}" for package in sorted({"torch", *entry.versions})),
+        " ".join(here.cpu),
+        json.dumps(here.kernels, sort_keys=True),
+    ]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def source_hash(package: str) -> str:
+    """Hash of a package's Python sources as they would be imported; of torch, whose compiled part
+    decides, its version and commit."""
+    if package == "torch":
+        import torch
+
+        return f"{torch.__version__} {torch.version.git_version}"
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return "absent"
+    digest = hashlib.sha256()
+    root = Path(found.origin).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def trials_line(answers: dict[str, Answer], unnamed: int) -> str:
+    """How many entries that name other versions, or another device, hold here; "" without any."""
+    if not unnamed and not answers:
+        return ""
+    counts = Counter(answers.values())
+    parts = [
+        f"{counts['shows']} still show",
+        f"{counts['gone']} are gone",
+        *([f"{counts['cannot tell']} could not run"] if counts["cannot tell"] else []),
+        f"{max(0, unnamed - len(answers))} were not tried",
+    ]
+    return f"ledger entries that name other versions than these: {', '.join(parts)}"

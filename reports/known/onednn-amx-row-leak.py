@@ -1,0 +1,47 @@
+"""bf16 x @ w.t() on a CPU with AMX: a NaN or Inf in one row of x makes the row before it NaN."""
+import os, sys
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
+os.environ["OMP_NUM_THREADS"] = "1"
+import math
+import torch
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def victims(rows, columns, k, bad, multiply):
+    """Rows of the result that are not finite although their row of x is."""
+    x, w = torch.randn(rows, k).bfloat16(), torch.randn(columns, k).bfloat16()
+    x[5] = bad
+    y = multiply(x, w)
+    return [i for i in range(rows) if i != 5 and not y[i].isfinite().all()]
+
+
+def mm(x, w):
+    return x @ w.t()
+
+
+def linear_autocast(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.nn.functional.linear(x.float(), w.float())
+
+
+def grad_input(x, w):  # x is the output's gradient
+    u = torch.zeros(x.shape[0], w.shape[0], dtype=x.dtype, requires_grad=True)
+    torch.nn.functional.linear(u, w.t().contiguous()).backward(x)
+    return u.grad
+
+
+print("CPU has amx_bf16:", torch.cpu.get_capabilities().get("amx_bf16"), " oneDNN then says which kernel runs:")
+with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+    victims(64, 64, 33, float("nan"), mm)
+sys.stdout.flush()
+bad = 0
+for multiply in (mm, linear_autocast, grad_input):
+    for value in (float("nan"), float("inf")):
+        found = {k: rows for k in range(1, 131) if (rows := victims(64, 64, k, value, multiply))}
+        rule = [k for k in range(2, 131) if k % (2 * math.ceil(k / 32))]
+        print(f"{multiply.__name__}, row 5 {value}: row(s) {sorted({r for v in found.values() for r in v})} not finite "
+              f"for {len(found)} of 130 K: {list(found)[:12]} ...; as the rule says: {list(found) == rule}")
+        bad += len(found)
+sys.exit(1 if bad else 0)

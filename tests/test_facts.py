@@ -1,0 +1,100 @@
+"""Facts and the predicates over them: each condition can hold and can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.facts import Context, check_predicate, holds
+from narrowfuzz.machine import Machine
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Settings
+from narrowfuzz.verdict import Verdict
+
+MACHINE = Machine(("amx_bf16", "avx2"), "3.12.0", {"bf16": "brg_matmul:avx10_1_512_amx"}, {})
+VERDICT = Verdict("contract", "inductor", "forward", "crashed", measured="ValueError: 'k' is 7")
+CASE = Case(spec=Spec(recipe="torch.bf16", m=32, k=7, bias=True), data=DataSpec(values="inf_nan"))
+PLAYED = Schedule(
+    events=(Open(), Forward(), Close(), Open(enabled=False), Backward(of=(0,)), Close()),
+    reentrant=True,
+    settings=Settings(history=2, fused=False),
+)
+OF_SCHEDULE = Case(spec=Spec(recipe="te.delayed", schedule=PLAYED), data=DataSpec())
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        ({}, True),
+        ({"k": 7}, True),
+        ({"k": 8}, False),
+        ({"k": "odd"}, True),
+        ({"k": "even"}, False),
+        ({"m": "even"}, True),
+        ({"k": "not multiple of 32"}, True),
+        ({"m": "not multiple of 32"}, False),
+        ({"k": "<8"}, True),
+        ({"k": "<7"}, False),
+        ({"k": "<=7"}, True),
+        ({"k": ">6"}, True),
+        ({"k": ">=8"}, False),
+        ({"k": [5, 7]}, True),
+        ({"k": [5, "even"]}, False),
+        ({"bias": True}, True),
+        ({"bias": False}, False),
+        ({"recipe": "torch.*"}, True),
+        ({"recipe": "!=torch.bf16"}, False),
+        ({"checkpoint": ["full", "none"]}, True),
+        ({"values": "inf_nan", "k": 7}, True),
+        ({"values": "inf_nan", "k": 8}, False),
+        ({"message": "*'k' is*"}, True),
+        ({"message": "*RuntimeError*"}, False),
+        ({"arm": "inductor*"}, True),
+        ({"cpu": "amx_*"}, True),
+        ({"cpu": "!amx_*"}, False),
+        ({"cpu": ["avx2", "!avx512_fp16"]}, True),
+        ({"cpu": ["avx2", "avx512_fp16"]}, False),
+        ({"bf16_kernel": "*amx"}, True),
+        ({"fp8_kernel": "ref:*"}, False),
+        ({"onednn": "3.12*"}, True),
+        ({"device": "cuda"}, False),
+        ({"history": 4}, False),  # a model has no schedule
+        ({"features": "reload"}, False),
+    ],
+    ids=str,
+)
+def test_a_predicate_of_a_model(predicate: dict[str, Any], expected: bool) -> None:
+    check_predicate(predicate)
+    assert holds(predicate, Context(CASE, MACHINE, verdict=VERDICT)) is expected
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        ({"history": "<=2", "fused": False}, True),
+        ({"algorithm": "most_recent"}, False),
+        ({"reentrant": True, "region": "none"}, True),
+        ({"features": "left early"}, True),
+        ({"features": ["left early", "short history"]}, True),
+        ({"features": ["left early", "reload"]}, False),
+        ({"features": ["left early", "!reload"]}, True),
+        ({"features": "!left early"}, False),
+    ],
+    ids=str,
+)
+def test_a_predicate_of_a_schedule(predicate: dict[str, Any], expected: bool) -> None:
+    check_predicate(predicate)
+    assert holds(predicate, Context(OF_SCHEDULE, MACHINE)) is expected
+
+
+def test_a_fact_of_the_verdict_never_holds_where_there_is_none() -> None:
+    assert not holds({"message": "*"}, Context(CASE, MACHINE))
+
+
+@pytest.mark.parametrize(
+    ("predicate", "says"),
+    [({"kk": 1}, "unknown fact 'kk'"), ({"features": "!teleport"}, "unknown feature '!teleport'")],
+)
+def test_what_does_not_exist_is_refused(predicate: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_predicate(predicate)
