@@ -1,0 +1,53 @@
+"""A frame belongs to a library wherever that library lies: installed, or a checkout on the path."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from traceback import extract_tb
+
+import pytest
+import torch
+from narrowfuzz.arms.frames import in_libraries, module_of
+from narrowfuzz.arms.program import run_error
+
+
+def a_library(root: Path) -> Path:
+    """A package whose function raises, in a folder that is on nobody's list."""
+    package = root / "scaling" / "float9"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    file = package / "casts.py"
+    file.write_text("def cast(x):\n    raise ValueError('no')\n")
+    return file
+
+
+@pytest.mark.parametrize("home", ["site-packages", "checkout", "deep/src"])
+def test_a_crash_has_one_name_wherever_the_library_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    file = a_library(tmp_path / home)
+    assert module_of(str(file)) == "scaling.float9.casts"
+    source = compile(file.read_text(), str(file), "exec")
+    names: dict[str, object] = {}
+    exec(source, names)
+    with pytest.raises(ValueError, match="no") as caught:
+        names["cast"](1)  # type: ignore[operator]
+    assert run_error(caught.value, "forward").where == "scaling.float9.casts.cast"
+
+
+def test_what_is_ours_or_the_standard_librarys_is_no_library() -> None:
+    for module in (json, textwrap, sys.modules["narrowfuzz.arms.frames"]):
+        assert module_of(str(module.__file__)) == ""
+    assert module_of(__file__) == "" and module_of("<string>") == ""
+    assert module_of(torch.nn.functional.__file__) == "torch.nn.functional"
+
+
+def test_an_error_that_no_library_raised_has_no_frame_of_one() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2, 3) @ torch.ones(2, 4)
+    assert in_libraries(list(extract_tb(caught.value.__traceback__))) == []
+    assert run_error(caught.value, "forward").where == "?"

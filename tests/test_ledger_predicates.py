@@ -1,0 +1,51 @@
+"""No entry hides another bug: beside each, an unrelated failure is planted and must be reported."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from narrowfuzz.facts import FACTS
+from narrowfuzz.ledger import Entry, Match, load_entries
+
+ENTRIES = load_entries()
+#: The pieces of a fingerprint: rule, role, arm, symptom, family.
+_RULE, _SYMPTOM = 0, 3
+
+
+def matches() -> Iterator[Any]:
+    for entry in ENTRIES:
+        for i, match in enumerate(entry.matches):
+            yield pytest.param(entry, match, id=f"{entry.id}-{i}")
+
+
+def concrete(glob: str) -> str:
+    """A fingerprint that the glob matches, made of invented words."""
+    return glob.replace("*", "anything")
+
+
+@pytest.mark.parametrize(("entry", "match"), matches())
+def test_another_rule_or_symptom_is_not_explained(entry: Entry, match: Match) -> None:
+    for glob in match.fingerprints:
+        pieces = concrete(glob).split("--")
+        assert len(pieces) == 5, glob
+        for piece in (_RULE, _SYMPTOM):
+            other = [*pieces]
+            other[piece] = "an invented failure"
+            name = "--".join(other)
+            assert not any(fnmatch.fnmatchcase(name, g) for g in match.fingerprints), name
+
+
+@pytest.mark.parametrize(("entry", "match"), matches())
+def test_the_same_symptom_for_another_reason_is_not_explained(entry: Entry, match: Match) -> None:
+    """Each of the conditions can fail, so a case or a message that lacks one is reported."""
+    conditions = {**entry.when, **match.when}
+    literal = not any("*" in glob.split("--")[_SYMPTOM] for glob in match.fingerprints)
+    crashes = any(glob.startswith("contract--") for glob in match.fingerprints)
+    assert conditions or literal, "neither a literal symptom nor a condition"
+    if crashes:
+        asks = "message" in conditions or not any("(" in g for g in match.fingerprints)
+        assert asks, "a crash of one type in one function may have another reason"
+    assert set(conditions) <= set(FACTS)

@@ -1,0 +1,79 @@
+"""What the machine is: probed, and what a CPU lacks is no finding."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.machine import Machine, lacking_kernel, machine
+from narrowfuzz.recipe import load_recipes, obstacles
+
+LACK = "could not create a primitive descriptor for the matmul primitive. Run workload with"
+
+
+def without_fp8() -> Machine:
+    here = machine()
+    return Machine(here.cpu, here.onednn, {**here.kernels, "fp8": ""}, {"fp8": LACK})
+
+
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU on which nothing multiplies FP8 with one scale a tensor."""
+    import torch
+
+    multiply = torch._scaled_mm
+
+    def refuse(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *rest: object, **kw: object):
+        if x.numel() == 1:
+            raise RuntimeError(f"{LACK}\nmore")
+        return multiply(a, b, x, *rest, **kw)
+
+    monkeypatch.setattr("narrowfuzz.machine.machine", without_fp8)
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+
+
+def test_the_probe_names_what_multiplies() -> None:
+    here = machine()
+    assert set(here.kernels) == {"fp32", "bf16", "fp8", "fp8_rowwise"}
+    assert here.kernels["fp32"] and here.kernels["bf16"]
+    assert all(kind in here.kernels for kind in here.lacks)
+
+
+def test_an_error_that_ordinary_multiplies_do_not_raise_is_a_claim() -> None:
+    assert lacking_kernel("the kernel is wrong") == ""
+
+
+def test_what_a_cpu_lacks_is_unavailable_with_the_reason(
+    lacking: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no kernel of this CPU multiplies fp8" in lacking_kernel(f"{LACK}\nmore")
+    recipe = load_recipes()["torch.scaled_mm"]
+    monkeypatch.setitem(recipe.unavailable.__globals__, "machine", without_fp8)
+    reasons = obstacles(recipe, "cpu")
+    assert set(reasons) == {"tensorwise", "tensorwise_v1"}
+    assert all("could not create a primitive" in reason for reason in reasons.values())
+
+
+def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:
+    """One row and one column leave one scale each: the rowwise layer meets the missing kernel."""
+    spec = Spec(recipe="torch.scaled_mm", backend="rowwise_v1", m=1, k=16, n=1)
+    judgement = Judge(load_recipes(), Ledger([])).judge(Case(spec=spec, data=DataSpec()))
+    assert not judgement.causes and not judgement.ran
+    said = {v.measured for v in judgement.verdicts if v.status == "inconclusive"}
+    assert any("no kernel of this CPU" in reason for reason in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["AVX512_CORE_BF16", "AVX2"])
+def test_a_limited_onednn_is_seen(isa: str) -> None:
+    code = "from narrowfuzz.machine import machine; print(machine().kernels['bf16'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
+    )  # fmt: skip
+    assert "amx" not in done.stdout
