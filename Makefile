@@ -1,6 +1,7 @@
 # Every target makes the environment first. Two commands do everything: `make fuzz`, `make test`.
 PYTHON ?= python3
 VENV := .venv
+NEWEST := .venv-newest
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MINUTES ?= 2
@@ -8,7 +9,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench score gate seed-bug nightly clean
+.PHONY: fuzz test lint bench score gate seed-bug versions nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -37,6 +38,14 @@ gate: $(READY)
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)
+
+# the newest torch and torchao that the package index has, gigabytes of them, in an environment of
+# their own: what of the ledger and the baselines holds there
+versions:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade torch torchao
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(NEWEST)/bin/python benchmarks/versions.py $(ARGS)
 
 nightly: $(READY)
 	$(BIN)/python -m pytest -m heavy tests

@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "machine": set(),
     "severity": set(),
     "facts": {"case", "machine", "schedule", "verdict"},
+    "verified": {"content"},
     "trials": {"ledger", "machine", "triage"},
     "trace": {"numerics"},
     "recipe": LOW | {"trace", "stateful"},

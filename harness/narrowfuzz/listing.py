@@ -11,6 +11,7 @@ from rich.table import Table
 
 from narrowfuzz.environment import prepare, versions
 from narrowfuzz.recipe import unknown
+from narrowfuzz.verified import load_verified
 
 _KINDS = ("recipes", "models", "arms", "oracles", "faults", "known")
 
@@ -92,6 +93,13 @@ def doctor_command() -> int:
 
     for arm in LADDER:
         console.print(f"{'arm':12} {arm.name}: {unavailable(arm) or 'available'}")
+    for record in load_verified():
+        console.print(f"{'verified':12} {record.sentence()}", soft_wrap=True)
+    here = {(record.torch, record.torchao) for record in load_verified()}
+    if (found["torch"], found["torchao"]) not in here:
+        console.print(
+            f"{'verified':12} these versions: not yet; ledger entries are tried by script"
+        )
     for problem in problems:
         console.print(f"problem: {problem}")
     return 2 if problems else 0

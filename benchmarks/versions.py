@@ -1,0 +1,94 @@
+"""What holds on the versions that are installed here: ``make versions`` runs it on the newest.
+
+Tries every ledger entry by its script, runs a campaign on the unquantised baselines and the smoke
+properties on them, and writes the result to reports/verified.json. Exit code 1: an entry that names
+these versions does not show, or the baselines have findings.
+
+    python benchmarks/versions.py --minutes 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from narrowfuzz.environment import prepare, settle, versions
+from narrowfuzz.ledger import load_entries, stands
+from narrowfuzz.machine import machine
+from narrowfuzz.trials import Trials
+from narrowfuzz.verified import Verified, keep_verified
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def try_entries() -> tuple[dict[str, str], list[str]]:
+    """Entry -> what its script says, and the ids of those that should show and do not."""
+    trials, lost = Trials(), []
+    for entry in load_entries():
+        emulated = "transformer_engine" in entry.versions
+        how = "other" if emulated else stands(entry)
+        if how == "absent":
+            trials.answers[entry.id] = "absent"  # type: ignore[assignment]
+            continue
+        shows = trials(entry)
+        print(f"{trials.answers[entry.id]:12} {entry.id}", flush=True)
+        if how == "named" and not shows:
+            lost.append(entry.id)
+    return dict(trials.answers), lost
+
+
+def run_baselines(minutes: float) -> tuple[int, tuple[str, ...]]:
+    """Cases of a campaign on torch alone, and the fingerprints of its findings."""
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-versions-") as folder:
+        out = Path(folder) / "run"
+        command = [sys.executable, "-m", "narrowfuzz.cli", "run", "--recipe", "torch.bf16"]
+        command += ["--recipe", "torch.fp32", "--minutes", str(minutes), "--seed", "1"]
+        subprocess.run([*command, "--out", str(out)], check=False)
+        summary = json.loads((out / "summary.json").read_text())
+    return summary["cases"], tuple(found["fingerprint"] for found in summary["findings"])
+
+
+def run_properties() -> tuple[int, int]:
+    """Smoke properties on the baselines that passed, and that failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "properties", "--nf-profile", "smoke"]
+    command += ["--nf-recipe", "torch.bf16", "--nf-recipe", "torch.fp32"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout[-2000:], flush=True)
+    counts = Counter(
+        {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", done.stdout)}
+    )
+    return counts["passed"], counts["failed"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0, help="of the baselines' campaign")
+    told = parser.parse_args()
+    prepare()
+    settle()
+    entries, lost = try_entries()
+    cases, findings = run_baselines(told.minutes)
+    passed, failed = run_properties()
+    found = versions()
+    record = Verified(
+        date=time.strftime("%Y-%m-%d"), python=found["python"], torch=found["torch"],
+        torchao=found["torchao"], kernels=machine().kernels, entries=entries,
+        baseline_cases=cases, baseline_findings=findings,
+        properties_passed=passed, properties_failed=failed,
+    )  # fmt: skip
+    keep_verified(record)
+    print(record.sentence())
+    for entry in lost:
+        print(f"no longer shows on the versions that it names: {entry}")
+    return 1 if lost or findings or failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""On which versions the ledger and the baselines were verified: ``reports/verified.json``.
+
+``make versions`` writes one record for each pair of torch and torchao; ``doctor`` reads them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from narrowfuzz.content import content_dir
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of one pair of versions."""
+
+    date: str
+    python: str
+    torch: str
+    torchao: str
+    #: oneDNN's kernels on the machine that verified: see narrowfuzz.machine.
+    kernels: dict[str, str]
+    #: Ledger entry -> "shows", "gone", "cannot tell"; "absent" where its library was not there.
+    entries: dict[str, str]
+    #: Cases of a campaign on the unquantised baselines, and the fingerprints of what was new.
+    baseline_cases: int
+    baseline_findings: tuple[str, ...]
+    #: Properties of the smoke profile that passed and failed.
+    properties_passed: int
+    properties_failed: int
+
+    def sentence(self) -> str:
+        """For people."""
+        tried = {name: how for name, how in self.entries.items() if how != "absent"}
+        shows = sum(how == "shows" for how in tried.values())
+        return (
+            f"torch {self.torch}, torchao {self.torchao} ({self.date}): {shows} of {len(tried)} "
+            f"ledger entries show; baselines: {len(self.baseline_findings)} findings in "
+            f"{self.baseline_cases} cases; smoke properties: {self.properties_passed} passed, "
+            f"{self.properties_failed} failed"
+        )
+
+
+def verified_file() -> Path:
+    """Where the records are."""
+    return content_dir("reports") / "verified.json"
+
+
+def load_verified() -> list[Verified]:
+    """All records; none where none was ever written. Raises ValueError naming the file."""
+    file = verified_file()
+    if not file.is_file():
+        return []
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[Verified])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def keep_verified(record: Verified) -> None:
+    """Add a record, in place of an earlier one of the same versions."""
+    same = (record.torch, record.torchao)
+    others = [r for r in load_verified() if (r.torch, r.torchao) != same]
+    raw = msgspec.json.encode(sorted([*others, record], key=lambda r: (r.torch, r.torchao)))
+    verified_file().write_bytes(msgspec.json.format(raw, indent=2) + b"\n")
