@@ -271,3 +271,44 @@ def test_without_a_backward_the_forward_is_judged(mode: Any) -> None:
     for rule in ("O2", "O3", "O4", "O5", "O6"):
         status = {v.status for v in judged.verdicts if v.oracle == rule and v.role == "output"}
         assert status == {"ok"}, rule
+
+
+def test_a_second_judgement_sees_what_the_first_saw() -> None:
+    """A race shows on every judgement of a case: nothing is left out the second time."""
+    case = Case(spec=Spec(recipe="torchao.float8.rowwise"), data=DataSpec(seed=1))
+    judge = Judge(recipes(), Ledger([]))
+    with builtin_faults()["gemm-races"].plant():
+        first, second = (judge.judge(case).fingerprints() for _ in range(2))
+    assert first == second and any(name.startswith("O1--") for name in first)
+
+
+def test_whether_to_repeat_is_the_callers_choice() -> None:
+    case = Case(spec=Spec(recipe="torchao.float8.rowwise"), data=DataSpec(seed=1))
+    with builtin_faults()["gemm-races"].plant():
+        judgement = Judge(recipes(), Ledger([])).judge(case, repeat=False)
+    assert not any(v.oracle == "O1" and v.status in ("ok", "diverged") for v in judgement.verdicts)
+
+
+def test_what_is_looked_at_does_not_hang_on_the_data_seed() -> None:
+    """Minimising over seeds must not change which layer, which recipe or which product it is."""
+    judge = Judge(recipes(), Ledger([]))
+    for spec in (
+        Spec(recipe="torchao.float8.rowwise", model="mlp_swiglu"),
+        Spec(recipe="torchao.float8.rowwise"),
+    ):
+        seen = set()
+        for seed in range(4):
+            judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=seed)), focus=1)
+            looked = {(v.oracle, v.layer) for v in judgement.verdicts if v.layer}
+            seen.add(frozenset(looked))
+        assert len(seen) == 1
+
+
+def test_an_unwritten_result_is_seen_although_memory_held_the_right_one() -> None:
+    """A kernel that writes nothing returns what was there: the result of the run before."""
+    case = Case(spec=Spec(recipe="torch.scaled_mm", k=0, m=2, n=3), data=DataSpec())
+    judge = Judge(recipes(), Ledger([]))
+    assert not any("O1" in name for name in judge.judge(case).fingerprints())
+    with builtin_faults()["empty-gemm-unwritten"].plant():
+        found = judge.judge(case).fingerprints()
+    assert "O1--output--eager--depends on memory that nobody wrote--torch.scaled_mm" in found

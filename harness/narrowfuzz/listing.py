@@ -98,7 +98,7 @@ def doctor_command() -> int:
     here = {(record.torch, record.torchao) for record in load_verified()}
     if (found["torch"], found["torchao"]) not in here:
         console.print(
-            f"{'verified':12} these versions: not yet; ledger entries are tried by script"
+            f"{'verified':12} these versions: not yet; entries are tried by their scripts"
         )
     for problem in problems:
         console.print(f"problem: {problem}")
