@@ -35,7 +35,7 @@ for name, by in (("te.checkpoint", te.checkpoint), ("torch, reentrant", checkpoi
             y.backward(dy)
     except Exception as error:
         print(f"{name}: {type(error).__name__}:", str(error).splitlines()[0][:90])
-        bad += 1
+        bad += "te.checkpoint" not in str(error)  # that would be a refusal in words
         continue
     scale = layer.fp8_meta["scaling_bwd"].scale[0].item()
     error = far(layer.weight.grad, dy.double().T @ x.double())
