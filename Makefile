@@ -48,7 +48,7 @@ versions:
 	$(NEWEST)/bin/python benchmarks/versions.py $(ARGS)
 
 nightly: $(READY)
-	$(BIN)/python -m pytest -m heavy tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m heavy tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)
 
 $(READY): pyproject.toml constraints.txt

@@ -48,7 +48,7 @@ def main(folder: str) -> None:
     judgement = judge.judge(case)
     wanted = [v for v in judgement.causes if v.symptom == "backward scale not updated"]
     result = triage(judge, case, wanted[0])
-    Store(Path(folder)).add(result.finding, result.script, "new" if result.confirmed else "?")
+    Store(Path(folder)).add(result.finding, result.script)
 
 
 if __name__ == "__main__":

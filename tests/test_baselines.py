@@ -34,12 +34,14 @@ def _on(recipe: str, name: str) -> Fault:
     return replace(builtin_faults()[name], recipes=(recipe,))
 
 
+@pytest.mark.heavy
 def test_suite_finds_a_loud_fault() -> None:
     result = baselines.suite(_on(*_FLOAT8, "layer-gain"), 1.0, 1)
     assert result.found and not result.false_alarm
     assert "dB" in result.why
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("recipe", "name"),
     [
@@ -64,6 +66,7 @@ def _fatal() -> Iterator[None]:
     yield
 
 
+@pytest.mark.heavy
 def test_a_process_that_dies_has_found_the_fault() -> None:
     fault = Fault("fatal", "crash", "", "", _FLOAT8, _fatal)
     result = baselines.suite(fault, 1.0, 1)

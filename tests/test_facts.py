@@ -46,6 +46,8 @@ OF_SCHEDULE = Case(spec=Spec(recipe="te.delayed", schedule=PLAYED), data=DataSpe
         ({"recipe": "!=torch.bf16"}, False),
         ({"checkpoint": ["full", "none"]}, True),
         ({"values": "inf_nan", "k": 7}, True),
+        ({"non_finite": True}, True),
+        ({"non_finite": False}, False),
         ({"values": "inf_nan", "k": 8}, False),
         ({"message": "*'k' is*"}, True),
         ({"message": "*RuntimeError*"}, False),

@@ -113,6 +113,7 @@ def test_list_shows_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
 SCRIPTED = [
     ("torch.scaled_mm", "tensorwise"),
     ("torch.scaled_mm", "rowwise"),
+    ("torch.scaled_mm", "rowwise_v1"),
     ("torchao.float8.rowwise_gw_hp", "real"),
     ("torchao.mxfp8.even", "linear"),
     ("torchao.mxfp8.rceil_wgrad_with_hp", "wrapper"),
@@ -125,7 +126,7 @@ SCRIPTED = [
     [(*case, "eager", "grad_input") for case in SCRIPTED]
     # Inductor reuses an operand's buffer once it is multiplied: the script must have copied it
     + [
-        ("torch.scaled_mm", "rowwise", "inductor", "output"),
+        pytest.param("torch.scaled_mm", "rowwise", "inductor", "output", marks=pytest.mark.heavy),
         ("torch.scaled_mm", "tensorwise", "aot_eager", "output"),
         ("torchao.float8.rowwise_gw_hp", "real", "aot_eager_decomp_partition", "grad_input"),
     ],

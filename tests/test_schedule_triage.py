@@ -160,8 +160,9 @@ def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) 
         verdict = cause_of(tried.judge(case), "O14")
         result = triage(tried, case, verdict, plant=(FAULTS, "no_commit"))
     assert result.confirmed and result.finding.flake == "always"
-    assert result.finding.severity == "high" and result.finding.reach == "gaussian"
-    Store(tmp_path).add(result.finding, result.script, "new")
+    # what a state costs no product has told yet
+    assert result.finding.severity == "medium" and result.finding.reach == "gaussian"
+    assert Store(tmp_path).add(result.finding, result.script) == "new"
     check_folder(tmp_path, result.finding.id)
     clean = run_script(tmp_path / "findings" / result.finding.id / "repro.py")
     assert clean.code == 0, clean.output

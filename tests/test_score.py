@@ -77,7 +77,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.xdist_group("campaign")
+@pytest.mark.heavy
 def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> None:
     faults, broken = tmp_path / "faults.py", tmp_path / "broken.py"
     faults.write_text(FILE)

@@ -35,6 +35,8 @@ MAX_LINES = 60
 MAX_MODEL_LINES = 220
 FLOAT8, MX = "torchao.float8.rowwise", "torchao.mxfp8.floor"
 TENSORWISE = "torchao.float8.tensorwise"
+SCALED_MM = "torch.scaled_mm"
+OTHER_BACKEND = {MX: "wrapper", SCALED_MM: "rowwise"}
 #: Rules that look inside: their operands are out of a plain script's reach under aot_eager.
 TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15", "R21", "R22")
 
@@ -236,7 +238,7 @@ def draws(recipe: str) -> Iterator[Case]:
     specs = [
         Spec(recipe=recipe, n=64),
         Spec(recipe=recipe, bias=True, checkpoint="full", batch=2, dtype="fp32"),
-        Spec(recipe=recipe, backend="wrapper" if recipe == MX else "emulated"),
+        Spec(recipe=recipe, backend=OTHER_BACKEND.get(recipe, "emulated")),
         Spec(recipe=recipe, batch=2, m=16, n=32)
         if recipe == MX
         else Spec(recipe=recipe, input_layout="transposed"),
@@ -256,6 +258,8 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
     """First causes of these rules that are the fault's, on the first case that has one."""
     fault = builtin_faults()[fault_id]
     recipe = MX if fault.recipes == ("torchao.mxfp8.*",) else FLOAT8
+    if fault.recipes == (SCALED_MM,):
+        recipe = SCALED_MM
     if fault_id in ("scale-through-bf16", "scale-rounded-after-cast"):  # rowwise are powers of two
         recipe = TENSORWISE
     clean = clean_fingerprints()  # before anything is planted
@@ -278,7 +282,8 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
 def clean_fingerprints() -> dict[str, set[str]]:
     """What the library does by itself on these cases."""
     judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE) for c in draws(r)}
+    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE, SCALED_MM)
+            for c in draws(r)}  # fmt: skip
 
 
 #: Those with a drawn case of their own: tests/test_faults.py.
@@ -302,7 +307,9 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     refusals = []
     for case, verdict in found:
         try:
-            assert_stands_alone(write_script(case, verdict, recipes()[case.spec.recipe]))
+            # this one brings its layer's source
+            limit = MAX_MODEL_LINES if case.spec.recipe == SCALED_MM else MAX_LINES
+            assert_stands_alone(write_script(case, verdict, recipes()[case.spec.recipe]), limit)
         except ValueError as error:
             refusals.append(f"{verdict.oracle}: {error}")
     assert len(refusals) < len(found), "; ".join(refusals)

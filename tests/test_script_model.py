@@ -277,7 +277,7 @@ def test_on_a_clean_library_it_exits_0(tmp_path: Path, rule: str) -> None:
     assert ended.output
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.skipif(bool(unavailable(ARMS["inductor"])), reason="no C++ compiler")
 @pytest.mark.parametrize("rule", ["O9", "O18"])
 def test_on_a_clean_inductor_it_exits_0(tmp_path: Path, rule: str) -> None:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from narrowfuzz.case import Case
+from narrowfuzz.case import Case, DataSpec
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Schedule
 from narrowfuzz.schedule.story import FEATURES, story
@@ -60,6 +60,12 @@ def _features(schedule: Schedule) -> frozenset[str]:
     return frozenset(name for name, asks in FEATURES.items() if asks(told))
 
 
+def _may_be_non_finite(data: DataSpec) -> bool:
+    """True where the data hold an infinity or a NaN, or come near enough to make one."""
+    near = data.values in ("inf_nan", "near_max")
+    return near or any((int(s.bits, 16) & 0x7F800000) == 0x7F800000 for s in data.spikes)
+
+
 _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
     "input_layout", "grad_layout", "heads", "attention", "autocast", "grad_mode", "steps",
@@ -71,6 +77,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_spec(name) for name in _SPEC},
     "regime": lambda context: context.case.data.regime,
     "values": lambda context: context.case.data.values,
+    "non_finite": lambda context: _may_be_non_finite(context.case.data),
     "layer": _of_schedule(lambda s: s.layer),
     "layout": _of_schedule(lambda s: s.layout),
     "depth": _of_schedule(lambda s: s.depth),

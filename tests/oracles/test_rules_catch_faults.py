@@ -121,7 +121,7 @@ HUNTS = [
 #: Inductor takes its time.
 PARAMS = [
     pytest.param(
-        hunt, marks=pytest.mark.slow if hunt.arms else (), id=f"{hunt.oracle}-{hunt.fault}"
+        hunt, marks=pytest.mark.heavy if hunt.arms else (), id=f"{hunt.oracle}-{hunt.fault}"
     )
     for hunt in HUNTS
 ]
