@@ -97,7 +97,7 @@ def measure(spec: Spec, rung: str, *, planted: bool, gains: tuple[float, ...]) -
                 assert trace.error is None and not trace.void, (trace.error, trace.void)
             evidence = Evidence(
                 case=case, plan=recipe.plan(spec), tensors=tensors, traces=traces, repeats={},
-                elides=frozenset({rung}), deviations={}, may_refuse="",
+                elides=frozenset({rung}), deviations={}, refusal="",
                 twin=lambda: twin_outputs(spec, tensors),
             )  # fmt: skip
             rows.append(_row(evidence, rung, planted, gain))

@@ -119,14 +119,13 @@ def _layer(kind: Kind, spec: Spec) -> nn.Module:
         "device": "cuda",
     }
     k = spec.k
-    # two kernels of one function, which a non-reentrant checkpoint changes for the whole process
-    os.environ["NVTE_BIAS_GELU_NVFUSION"] = "0"
     if _v1():
         made = te.fp8_model_init(enabled=schedule.quantized_init)
     else:
         recipe = _recipe(kind, schedule.settings)
         made = te.quantized_model_init(enabled=schedule.quantized_init, recipe=recipe)
-    with made:
+    # two kernels of one function, which a non-reentrant checkpoint changes for the whole process
+    with made, _switch("NVTE_BIAS_GELU_NVFUSION", "0"):
         match schedule.layer:
             case "linear":
                 return te.Linear(k, k, **options)
@@ -254,8 +253,22 @@ def _slot(layers: Mapping[str, nn.Module], cell: torch.Tensor) -> SlotName | Non
 
 def _load(layers: nn.Module, state: dict[str, Any]) -> None:
     # scales are saved as a pickle, which 2.x refuses unless told that it is trusted
-    os.environ["NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"] = "1"
-    layers.load_state_dict(state)
+    with _switch("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1"):
+        layers.load_state_dict(state)
+
+
+@contextmanager
+def _switch(name: str, value: str) -> Iterator[None]:
+    """The library's environment switch, for the time of the context."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _subject(kind: Kind) -> Subject:
@@ -296,7 +309,7 @@ def _script(kind: Kind, spec: Spec) -> ScheduleScript:
     return te_script.script(kind, CHOICE, chosen_version(), spec)
 
 
-def _may_refuse(kind: Kind, spec: Spec) -> str:
+def _refusal(kind: Kind, spec: Spec) -> str:
     if kind == "mx" and (spec.m % 32 or spec.k % 32):
         return "MXFP8 quantises blocks of 32 along both dimensions"
     return ""
@@ -319,7 +332,7 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         carries=functools.partial(_carries, kind),
         script=functools.partial(_script, kind),
         dtypes=("bf16", "fp32"),
-        may_refuse=functools.partial(_may_refuse, kind),
+        refusal=functools.partial(_refusal, kind),
         alignment=32 if kind == "mx" else 16,
         process="te",
         provide=provide,

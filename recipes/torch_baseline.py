@@ -41,7 +41,7 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
         dtypes=(dtype,),
         plan=lambda spec: plan,
         convert=_keep,
-        may_refuse=_never_refuses,
+        refusal=_never_refuses,
         script=_script,
         autocasts=True,
         converted=converts_nothing,

@@ -92,7 +92,7 @@ def _tap(emit: Emit) -> Iterator[None]:
         functional.scaled_mm, torch._scaled_mm = new, old
 
 
-def _may_refuse(spec: Spec) -> str:
+def _refusal(spec: Spec) -> str:
     import torch
 
     if not torch.cuda.is_available():
@@ -142,7 +142,7 @@ RECIPES = [
         package="",
         plan=_plan,
         convert=_convert,
-        may_refuse=_may_refuse,
+        refusal=_refusal,
         unavailable=_unavailable,
         script=_script,
         tap=_tap,

@@ -95,7 +95,7 @@ def _tap(emit: Emit) -> Iterator[None]:
         linear._run_blockwise_mm = multiply
 
 
-def _may_refuse(spec: Spec) -> str:
+def _refusal(spec: Spec) -> str:
     if spec.bias:
         return "bias must be absent: Float8BlockwiseLinear does not support it"
     for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
@@ -150,7 +150,7 @@ RECIPES = [
         package="torchao",
         plan=lambda spec: _PLAN,
         convert=_convert,
-        may_refuse=_may_refuse,
+        refusal=_refusal,
         script=_script,
         tap=_tap,
         unavailable=_unavailable,

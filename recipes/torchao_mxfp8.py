@@ -165,8 +165,8 @@ def _tap(emit: Emit) -> Iterator[None]:
         mx_tensor._addmm_mx_dispatch = multiply
 
 
-def _may_refuse(variant: _Variant) -> Any:
-    def may_refuse(spec: Spec) -> str:
+def _refusal(variant: _Variant) -> Any:
+    def refusal(spec: Spec) -> str:
         contracted = [("in_features", spec.k), ("out_features", spec.n)]
         if not variant.wgrad_with_hp:
             contracted.append(("tokens", spec.tokens))
@@ -177,7 +177,7 @@ def _may_refuse(variant: _Variant) -> Any:
             return f"dtype must be bf16 for the native kernels, got {spec.dtype}"
         return ""
 
-    return may_refuse
+    return refusal
 
 
 def _script(variant: _Variant) -> Any:
@@ -235,7 +235,7 @@ RECIPES = [
         package="torchao",
         plan=_plan(variant),
         convert=_convert(variant),
-        may_refuse=_may_refuse(variant),
+        refusal=_refusal(variant),
         script=_script(variant),
         tap=_tap,
         converted=_converted,

@@ -120,7 +120,7 @@ def _tap(emit: Emit) -> Iterator[None]:
         library._triton_weight_quantize_2d = quantise_weight
 
 
-def _may_refuse(spec: Spec) -> str:
+def _refusal(spec: Spec) -> str:
     for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.m)):
         if size % ALIGNMENT:
             return f"{name} must be a multiple of {ALIGNMENT}, got {size}"
@@ -168,7 +168,7 @@ RECIPES = [
         package="torchao",
         plan=lambda spec: _PLAN,
         convert=_convert,
-        may_refuse=_may_refuse,
+        refusal=_refusal,
         script=_script,
         tap=_tap,
         unavailable=_unavailable,

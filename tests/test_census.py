@@ -327,9 +327,7 @@ def verdicts_of(traces: dict[str, Trace]) -> list[Verdict]:
     nothing: dict[str, Any] = {"tensors": {}, "repeats": {}, "deviations": {}}
     plan = load_recipes()[ROWWISE.recipe].plan(ROWWISE)
     return list(
-        check_census(
-            Evidence(case, plan, traces=traces, elides=frozenset(), may_refuse="", **nothing)
-        )
+        check_census(Evidence(case, plan, traces=traces, elides=frozenset(), refusal="", **nothing))
     )
 
 

@@ -157,7 +157,7 @@ class Judge:
             repeats=repeats,
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case),
-            may_refuse=recipe.may_refuse(case.spec),
+            refusal=recipe.refusal(case.spec),
             rerun=lambda tensors, spec, event: run_after(
                 event, self._program(spec, EAGER), tensors
             ),
@@ -373,7 +373,7 @@ def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, P
     peers: dict[str, Plan] = {}
     for name, recipe in recipes.items():
         other = msgspec.structs.replace(spec, recipe=name, backend="")
-        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.may_refuse(other):
+        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other):
             continue
         plan = recipe.plan(other)
         if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):

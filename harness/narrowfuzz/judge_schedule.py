@@ -88,7 +88,7 @@ def look(
         policy=subject.policy,
         traces=traces,
         deviations=deviations,
-        may_refuse=recipe.may_refuse(case.spec),
+        refusal=recipe.refusal(case.spec),
         company=company,
         run=lambda other: run_schedule(_with(case, other), subject, "eager", checkpointed=False),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def doctor_command() -> int:
         _torch_facts(console)
     console.print(f"{'g++':12} {shutil.which('g++') or 'absent: compiled arms cannot run'}")
     from narrowfuzz.arms.ladder import LADDER, unavailable
+    from narrowfuzz.ledger import load_entries
 
     for arm in LADDER:
         console.print(f"{'arm':12} {arm.name}: {unavailable(arm) or 'available'}")
@@ -100,6 +102,10 @@ def doctor_command() -> int:
         console.print(
             f"{'verified':12} these versions: not yet; entries are tried by their scripts"
         )
+    due = [entry.id for entry in load_entries() if entry.review < time.strftime("%Y-%m-%d")]
+    console.print(
+        f"{'ledger':12} {len(due)} entries are due for review{': ' * bool(due)}{', '.join(due)}"
+    )
     for problem in problems:
         console.print(f"problem: {problem}")
     return 2 if problems else 0

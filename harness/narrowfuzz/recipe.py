@@ -102,7 +102,7 @@ class Recipe:
     convert: Callable[[Any, Spec], Any]
     #: Why the library may refuse this Spec, as the rule a clear message should state; "" if it
     #: promises to run it.
-    may_refuse: Callable[[Spec], str]
+    refusal: Callable[[Spec], str]
     script: Callable[[Spec], ScriptText]
     #: Watch every quantised GEMM of an eager run.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap

@@ -145,7 +145,7 @@ class Stateful:
     script: Callable[[Spec], ScheduleScript]
     dtypes: tuple[Dtype, ...] = ("bf16",)
     #: Why the library may refuse this Spec, as the rule a clear message should state.
-    may_refuse: Callable[[Spec], str] = _never
+    refusal: Callable[[Spec], str] = _never
     #: Recipes that patch a library run in processes of their own, one per name; "" patches nothing.
     process: str = ""
     #: Called once before processes start: fetch what is needed. Raises ValueError if it cannot.

@@ -23,8 +23,6 @@ class Site:
     module: str
     role: Role
     phase: Phase
-    step: int = 0
-    microbatch: int = 0
 
     def __str__(self) -> str:
         return f"{self.module}.{self.role}/{self.phase}"
@@ -46,10 +44,6 @@ class Seen:
     values: F32 | None = None
     #: The codes' format, where they were seen without a plan that tells it.
     format: str = ""
-
-    @property
-    def level(self) -> Level:
-        return "A" if self.codes is not None else "B" if self.values is not None else "C"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def evidence_of(
     return Evidence(
         case=Case(spec=spec, data=DataSpec(seed=seed)), plan=RECIPES[recipe].plan(spec),
         tensors=tensors or {}, traces={n: replace(t, arm=n) for n, t in traces.items()}, repeats={},
-        elides=frozenset(), deviations={}, may_refuse="", twin=(lambda: exact) if exact else None,
+        elides=frozenset(), deviations={}, refusal="", twin=(lambda: exact) if exact else None,
         plan_of=RECIPES[recipe].plan, pointwise=False, focus=focus,
     )  # fmt: skip
 

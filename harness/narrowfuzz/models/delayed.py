@@ -1,9 +1,9 @@
 """A linear with delayed scaling, small and correct: the control subject of stateful schedules.
 
-No global state machine: a layer owns its meters, a region remembers whose meters it staged, and
-backward is a function that commits when the pass is over. It is the reference recipe
-``reference.delayed`` and the host of planted state faults. Emulated on plain torch: casts are real
-FP8 codes, products are fp32 matmuls of what the codes mean.
+A layer owns its meters, a region remembers whose meters it staged, and backward is a function that
+commits when the pass is over; which regions are open is the one thing that all layers share. It is
+the reference recipe ``reference.delayed`` and the host of planted state faults. Emulated on plain
+torch: casts are real FP8 codes, products are fp32 matmuls of what the codes mean.
 """
 
 from __future__ import annotations

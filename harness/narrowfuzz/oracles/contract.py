@@ -24,7 +24,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         if trace.error is None:
             yield _complete(evidence, arm)
             continue
-        if arm != "eager" and eager_fails and evidence.may_refuse:
+        if arm != "eager" and eager_fails and evidence.refusal:
             yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
             continue
         problem = _problem(evidence, arm, trace.error, eager_fails)
@@ -34,7 +34,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
                 "contract", arm, error.phase, "crashed",
                 f"{problem} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
                 error.where, f"{error.type}: {_first_line(error.message)}",
-                evidence.may_refuse or "a result: conversion accepted this layer",
+                evidence.refusal or "a result: conversion accepted this layer",
             )  # fmt: skip
         else:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
@@ -65,7 +65,7 @@ def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -
     spec = evidence.spec
     if arm != "eager" and not eager_fails:
         return "fails only under compile" if evidence.compiled(arm) else "fails only in recompute"
-    if not evidence.may_refuse:
+    if not evidence.refusal:
         if 0 in (spec.tokens, spec.k, spec.n):
             return "unclear refusal of an empty dimension"
         return "fails although nothing forbids it"

@@ -151,7 +151,7 @@ class Evidence:
     #: As-built deviations switched on, each with the ledger entry that documents it.
     deviations: Mapping[str, str]
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
-    may_refuse: str
+    refusal: str
     rerun: Rerun | None = None
     #: Which of several things is looked at, this many-th in turn; None: all of them.
     focus: int | None = None

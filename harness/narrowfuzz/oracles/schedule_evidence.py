@@ -37,7 +37,7 @@ class ScheduleEvidence:
     #: As-built deviation -> ledger entry.
     deviations: Mapping[str, str]
     #: Why the library may refuse this schedule; "" if it promises to run it.
-    may_refuse: str = ""
+    refusal: str = ""
     #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
     company: Callable[[], StateTrace] | None = None
     #: The plain run of another schedule.

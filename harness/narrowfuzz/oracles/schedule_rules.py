@@ -33,8 +33,8 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             yield plain("contract", arm, "schedule", "ok")
         elif error.type == "NotCarried":
             yield plain("contract", arm, "schedule", "unsupported", error.message)
-        elif evidence.may_refuse:
-            yield plain("contract", arm, "schedule", "not_applicable", evidence.may_refuse)
+        elif evidence.refusal:
+            yield plain("contract", arm, "schedule", "not_applicable", evidence.refusal)
         else:
             symptom = f"{error.type} in {error.where}{_circumstances(evidence.schedule, error)}"
             symptom += circumstances(evidence.schedule, arm)
