@@ -390,6 +390,24 @@ class TestStore:
         assert [store.add(f, "") for f in (first, second, other)] == ["new", "sighting", "new"]
         assert store.sightings(first.id) == [second] and store.sightings(other.id) == []
 
+    def test_what_needs_more_to_break_the_same_rule_is_the_same(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        more, least, other = (
+            msgspec.structs.replace(finding(how, seed=i), needs=needs, oracle=oracle)
+            for i, (how, needs, oracle) in enumerate(
+                [
+                    ("high", ["reentrant", "switch"], "O14"),
+                    ("medium", ["reentrant"], "O14"),
+                    ("low", ["reentrant", "reload"], "O13"),
+                ]
+            )
+        )
+        assert [store.add(f, "") for f in (more, least, other)] == ["new", "new", "new"]
+        kept = store.findings()
+        assert [f.id for f in kept] == [least.id, other.id]
+        assert kept[0].severity == "high"  # as its severest sighting
+        assert [f.id for f in store.sightings(least.id)] == [more.id]
+
     def test_what_needs_nothing_is_never_taken_for_the_same(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")
         assert [store.add(finding("high", seed=i), "") for i in range(2)] == ["new", "new"]

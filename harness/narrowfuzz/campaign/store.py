@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from narrowfuzz.case import Case, dump_case, load_case
+from narrowfuzz.severity import Severity
 from narrowfuzz.triage.finding import Finding
 from narrowfuzz.triage.picture import draw_state
 
@@ -91,23 +92,25 @@ class Store:
                     "where status = 'suspected' and fingerprint = ?",
                     (cause or finding.id, finding.fingerprint),
                 )
+        if status == "new":
+            self._gather(finding)
         return status
 
     def _cause_of(self, finding: Finding) -> str:
-        """The new finding of the same recipe and rung whose minimal case needs the same, more than
-        nothing; "" if there is none."""
-        if not finding.needs:
-            return ""
-        return next(
-            (
-                other.id
-                for other in self.findings()
-                if other.id != finding.id
-                and (other.recipe, other.arm, other.needs)
-                == (finding.recipe, finding.arm, finding.needs)
-            ),
-            "",
-        )
+        """The new finding that this one is a sighting of; "" if there is none."""
+        others = (other for other in self.findings() if other.id != finding.id)
+        return next((other.id for other in others if same_cause(finding, other)), "")
+
+    def _gather(self, finding: Finding) -> None:
+        """What was new and needs more than this one is a sighting of it."""
+        others = [o for o in self.findings() if o.id != finding.id and same_cause(o, finding)]
+        with closing(self._connect()) as db, db:
+            for other in others:
+                db.execute(
+                    "update findings set status = 'sighting', sighting_of = ? "
+                    "where id = ? or sighting_of = ?",
+                    (finding.id, other.id, other.id),
+                )
 
     def sight(self, finding_id: str, case: Case) -> None:
         """Keep one more case of a finding that has its minimal one already."""
@@ -125,11 +128,17 @@ class Store:
         return str(row[0]) if row else ""
 
     def findings(self, status: Status = "new") -> list[Finding]:
-        """Stored findings, most severe first."""
+        """Stored findings, most severe first; one is as severe as its severest sighting."""
         with closing(self._connect()) as db:
             ids = db.execute("select id from findings where status = ?", (status,)).fetchall()
-        order = {"high": 0, "medium": 1, "low": 2}
-        loaded = [load_finding(self.out / "findings" / i) for (i,) in ids]
+            seen = db.execute("select sighting_of, severity from findings").fetchall()
+        order: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
+        loaded = []
+        for (name,) in ids:
+            finding = load_finding(self.out / "findings" / name)
+            severities = [finding.severity, *(how for of, how in seen if of == name)]
+            finding.severity = min(severities, key=order.__getitem__)
+            loaded.append(finding)
         return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
 
     def suspected(self) -> list[Finding]:
@@ -138,6 +147,17 @@ class Store:
 
     def write_json(self, name: str, value: Any) -> None:
         (self.out / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def same_cause(finding: Finding, other: Finding) -> bool:
+    """True if ``finding`` is a sighting of ``other``: of the same recipe and rung, its minimal case
+    needs the same, more than nothing; or it breaks the same rule in the same role and needs all
+    that ``other`` needs, and more."""
+    if not other.needs or (finding.recipe, finding.arm) != (other.recipe, other.arm):
+        return False
+    alike = (finding.oracle, finding.role) == (other.oracle, other.role)
+    needs, least = set(finding.needs), set(other.needs)
+    return needs == least or (alike and needs > least)
 
 
 def load_finding(folder: Path) -> Finding:

@@ -2,7 +2,8 @@
 
 The minimiser has reset whatever the divergence does not need, so what is left is what it takes.
 Two findings of one recipe whose minimal cases need the same, and more than nothing, are sightings
-of one cause: a state machine that went wrong once breaks many rules.
+of one cause: a state machine that went wrong once breaks many rules. So is one that breaks a rule
+which another breaks with less.
 """
 
 from __future__ import annotations
