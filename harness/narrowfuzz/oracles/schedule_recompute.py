@@ -81,10 +81,21 @@ class Recomputes:
             if call.at.phase != "recompute":
                 continue
             under, _ = progress.ran.get(call.at.forward, (None, None))
-            if not self.library and call.at.forward not in self.inside:
+            enters = self.library and self._enters_regions
+            if not enters and call.at.forward not in self.inside:
                 under = progress.open[-1] if progress.open else None
-            if under is not None or not self.library:  # and one in high precision changes nothing
+            if self.library and not enters and call.layer not in self.as_built.high:
+                continue  # what the layer ran in last stays
+            # a recompute in high precision changes nothing, but for the inner one of two: there the
+            # recompute of the outer is an ordinary forward
+            inner = self.reentrant and self.schedule.checkpoint == "nested"
+            if under is not None or not enters or inner:
                 self.as_built.called(call.layer, under)
+
+    @property
+    def _enters_regions(self) -> bool:
+        """Does a recompute enter its forward's region anew? TransformerEngine's does since 2.0."""
+        return "recompute_updates_forward" in self.as_built.deviations
 
     def _forward(self, event: Forward, progress: Progress, calls: int) -> None:
         if progress.open and progress.open[-1] is not None:
@@ -102,7 +113,7 @@ class Recomputes:
         if self.schedule.checkpoint == "whole":
             again = sorted(set(again))
         for forward in again:
-            if forward in progress.ran:
+            if forward in progress.ran and (self._enters_regions or forward in self.inside):
                 self.as_built.chose(progress.ran[forward][0])
         told = [self.told.popleft() for _ in again if self.told]
         if told:
