@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,7 @@ def _of_model(evidence: Evidence, arm: str) -> float:
         return SMALL
     truth: Mapping[str, Any] = eager.outputs
     if evidence.twin is not None:
-        truth = replace(evidence).exact
+        truth = evidence.exact
     return _excess(guilty.outputs, eager.outputs, truth) or SMALL
 
 

@@ -15,8 +15,10 @@ from narrowfuzz.schedule.events import Reload, Schedule, Settings, Step, Switch
 from narrowfuzz.schedule.story import FEATURES, story
 from narrowfuzz.verdict import Verdict
 
-#: How large a case is, what it runs on, and what its data are: no conditions of a cause.
-_SIZES = frozenset({"recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule"})
+#: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
+_SIZES = frozenset(
+    {"recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule", "compile", "checkpoint"}
+)
 #: Features that speak of data.
 _DATA = frozenset({"zero", "spike", "inf", "decaying"})
 #: What the default schedule has, too.

@@ -71,14 +71,7 @@ def triage(
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
-    script, output, why = "", "", "no script was written"
-    try:
-        for script in _scripts(judge, minimal, final):
-            output, why = _confirm(script, plant, scripts)
-            if not why:
-                break
-    except ValueError as error:
-        script, why = f"# no stand-alone script: {error}\n", str(error)
+    script, output, why = _proven(judge, minimal, final, plant, scripts)
     confirmed = not why
     if not confirmed and not shown_again:
         why = f"it did not show again in the process that saw it; {why}"
@@ -109,6 +102,22 @@ def triage(
         story=None if case.spec.schedule is None else tell(judge.look(minimal), final),
     )
     return Triaged(finding, script)
+
+
+def _proven(
+    judge: Judge, case: Case, verdict: Verdict, plant: tuple[str, str] | None, scripts: RunScript
+) -> tuple[str, str, str]:
+    """The first script that shows it, or the last that was tried; what it prints; why it does not
+    show it, "" if it does."""
+    script, output, why = "", "", "no script was written"
+    try:
+        for script in _scripts(judge, case, verdict):
+            output, why = _confirm(script, plant, scripts)
+            if not why:
+                break
+    except ValueError as error:
+        return f"# no stand-alone script: {error}\n", output, str(error)
+    return script, output, why
 
 
 def _carried(judge: Judge, spec: Spec) -> bool:
