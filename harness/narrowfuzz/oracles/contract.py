@@ -65,13 +65,14 @@ def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -
     spec = evidence.spec
     if arm != "eager" and not eager_fails:
         return "fails only under compile" if evidence.compiled(arm) else "fails only in recompute"
+    states_rule = RULE.search(error.message)
+    if 0 in (spec.tokens, spec.k, spec.n) and not (evidence.refusal and states_rule):
+        return "unclear refusal of an empty dimension"
     if not evidence.refusal:
-        if 0 in (spec.tokens, spec.k, spec.n):
-            return "unclear refusal of an empty dimension"
         return "fails although nothing forbids it"
     if error.phase == "backward":
         return "refused only in backward"
-    if not RULE.search(error.message):
+    if not states_rule:
         return "refusal states no rule"
     if not re.search(rf"\b({spec.k}|{spec.n}|{spec.tokens})\b", error.message):
         return "refusal names no shape"
