@@ -328,6 +328,7 @@ class Judge:
         arms = arms_of(schedule) if schedule else [arm.name for arm in climb(case.spec)]
         rung = {arm: i for i, arm in enumerate(arms)}
         rank = {name: i for i, name in enumerate(rules)}
+        single = schedule is None and case.spec.model == "linear"
         ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
         roots: list[Verdict] = []
         folded: list[Verdict] = []
@@ -335,7 +336,7 @@ class Judge:
             if verdict.status == "known":
                 roots.append(verdict)
             elif verdict.status in BAD:
-                root = explained(verdict, roots, rules)
+                root = explained(verdict, roots, rules, single=single)
                 if root is None:
                     entry = self.ledger.match(fingerprint(verdict, family), case, verdict)
                     verdict = verdict.known(entry) if entry else verdict

@@ -10,13 +10,15 @@ from narrowfuzz.verdict import FOLLOWED, Verdict
 
 
 def explained(
-    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle], *, single: bool = False
 ) -> Verdict | None:
     """The cause, among those found so far, that this divergence is a consequence of; None if it is
-    a cause itself."""
+    a cause itself. A known wrong output of a ``single`` linear explains none of its gradients."""
     oracle = rules[verdict.oracle]
     upstream = oracle.upstream
     for root in roots:
+        if single and _apart(root, verdict):
+            continue
         if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
             if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
                 return root
@@ -35,6 +37,13 @@ def explained(
         if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
+
+
+def _apart(root: Verdict, verdict: Verdict) -> bool:
+    """Is this a gradient, and known what is wrong with an output that nothing recomputed?"""
+    recomputed = root.oracle in ("O12", "O13")
+    output = root.status == "known" and root.role == "output" and not recomputed
+    return output and verdict.role.startswith("grad_")
 
 
 def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
