@@ -252,6 +252,36 @@ def test_whose_scales_a_recompute_takes(scale: float, symptom: str) -> None:
     assert verdict.symptom == symptom
 
 
+@pytest.mark.parametrize(
+    ("weight", "scale", "symptom"),
+    [
+        (5, 1, "recomputed with the scales of another call"),
+        (5, 7, "recomputed with another scale"),
+        (7, 1, "recomputed with another scale"),
+        (5, 2, ""),
+    ],
+)
+def test_whose_scales_a_recompute_with_a_kept_weight_takes(
+    weight: float, scale: float, symptom: str
+) -> None:
+    """y1 keeps a weight cast with 1/scale 5 for y2, whose recompute may take y0's for its input."""
+
+    def ran(event: int, at: At, a: float, b: float) -> Moment:
+        codes = np.zeros((1, 1), np.uint8)
+        sides = [Side("e4m3", codes, np.float32(inverse)) for inverse in (a, b)]
+        return Moment(event, (CallSeen(at, "0"),), (), (ProductSeen(at, "output", *sides),), {}, {})
+
+    events = (Forward(), Forward(first=True), Forward(first=False), Backward(of=(2,)))
+    moments = [
+        ran(0, At("forward", 0, 0), 3, 1),
+        ran(1, At("forward", 1, 0), 5, 4),
+        ran(2, At("forward", 2, 0), 5, 2),
+        ran(3, At("recompute", 2, 0), weight, scale),
+    ]
+    (verdict,) = check_recompute(evidence(events, moments, CHECKPOINT))
+    assert verdict.symptom == symptom
+
+
 @pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
 def test_a_nan_is_a_nan_whatever_its_sign(fmt: str) -> None:
     """Hardware writes all NaNs as 0x7F; torch's cast keeps the sign."""

@@ -216,6 +216,25 @@ def test_a_save_after_a_forward_in_high_precision() -> None:
         assert told == [want]
 
 
+def test_a_loaded_layer_that_has_not_run_waits() -> None:
+    """A gradient was staged after its region's update; the next comes while the layer is idle."""
+    events = (
+        Open(), Forward(), Forward(), Backward(of=(0,)), Backward(of=(1,)), Close(), Reload(),
+        Open(), Forward(path=1), Backward(of=(2,)),
+    )  # fmt: skip
+    staged = DONE | {GRADIENT: slot(14336, 2, 0, 0, 4)}
+    later = staged | {IDLE: slot(1, 4, 0, 0, 0)}
+    moments = [
+        ({}, ()), (CASTS, (cast(INPUT, 2),)), (CASTS, ()),
+        (CASTS | {GRADIENT: slot(14336, 0, 0, 0, 4)}, (cast(GRADIENT, 4),)),
+        (CASTS | {GRADIENT: slot(14336, 2, 0, 0, 4)}, (cast(GRADIENT, 2, 14336),)),
+        (staged, ()), (staged, ()), (staged, ()), (later, (cast(IDLE, 4),)), (later, ()),
+    ]  # fmt: skip
+    known("loaded_layers_wait", "backward scale not updated", events, moments)
+    moments[-1] = (later | {GRADIENT: slot(14336, 0, 0, 4, 2)}, ())
+    assert symptoms(events, moments) == []
+
+
 def failure(where: str, events: tuple[Event, ...], **fields: object) -> str:
     """What contract calls an error in the last event."""
     schedule = Schedule(events=events, **fields)  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ STATE_DEVIATIONS = {
     "idle_windows_roll": "an update shifts windows of what has not run, too",
     "inner_recompute_updates_forward": "a region inside a checkpoint updates again when recomputed",
     "inner_region_owns_update": "an inner region makes another forward update gradients",
+    "loaded_layers_wait": "an update leaves out layers that have not run since they were loaded",
     "margin_of_first_forward": "a layer keeps the margin it ran with first",
     "recompute_leaves_ownership": "a recompute lets the next layer of its region update gradients",
     "recompute_updates_forward": "each recompute updates the forward scales once more",

@@ -1,4 +1,4 @@
-"""O3 of a schedule on hand-made traces: whose casts a backward of a kept MXFP8 weight may take."""
+"""O3 of a schedule on hand-made traces: whose casts a product with a kept weight may take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_operands import check_operands
 from narrowfuzz.schedule.events import Backward, Event, Forward, Open, Schedule
-from narrowfuzz.schedule.trace import At, CastSeen, Moment, ProductSeen, Side, StateTrace
+from narrowfuzz.schedule.trace import (
+    At,
+    CastSeen,
+    Moment,
+    ProductSeen,
+    Side,
+    SlotName,
+    StateTrace,
+)
 
 KEPT: tuple[Event, ...] = (
     Open(), Forward(first=True), Forward(first=False), Forward(first=False),
@@ -68,3 +76,52 @@ def test_a_kept_weights_copy_for_the_backward_is_shared(
     (verdict,) = check_operands(evidence)
     assert verdict.symptom == want
     assert verdict.status == ("diverged" if want else "ok")
+
+
+def cast_by_scale(at: At, slot: int, code: int) -> CastSeen:
+    codes = np.array([[code, 0]], np.uint8)
+    name = SlotName("0", "forward", slot)
+    return CastSeen(at, name, "e4m3", np.float32(1), np.float32(1), codes, exact=True)
+
+
+def output(at: At, a: int, b: int) -> ProductSeen:
+    sides = [Side("e4m3", np.array([[x, 0]], np.uint8), np.float32(1)) for x in (a, b)]
+    return ProductSeen(at, "output", *sides)
+
+
+@pytest.mark.parametrize(
+    ("events", "slot", "a", "b", "want"),
+    [
+        (KEPT, 1, WEIGHT, INPUT, ""),
+        (OWN, 1, WEIGHT, INPUT, "operand of another forward"),
+        (KEPT, 0, WEIGHT, INPUT, "operand of another forward"),
+        (KEPT, 1, WEIGHT, WEIGHT, "operand of another forward"),
+        (KEPT, 1, ELSE, INPUT, "operand that no cast made"),
+    ],
+)
+def test_a_kept_weight_that_a_recompute_casts_anew_is_shared(
+    events: tuple[Event, ...], slot: int, a: int, b: int, want: str
+) -> None:
+    """The recompute of y2's second call casts it; that of its first, and of y1, may take it."""
+    later, sooner, other = At("recompute", 2, 1), At("recompute", 2, 0), At("recompute", 1, 0)
+    first = (
+        cast_by_scale(later, slot, WEIGHT),
+        cast_by_scale(later, 0, ELSE + 1),
+        cast_by_scale(sooner, 0, INPUT),
+    )
+    for at, casts in ((sooner, first), (other, (*first, cast_by_scale(other, 0, INPUT)))):
+        moments = (
+            *(Moment(i, (), (), (), {}, {}) for i in range(4)),
+            Moment(4, (), casts, (output(at, a, b),), {}, {}),
+        )
+        schedule = Schedule(events=events, checkpoint="each", reentrant=True, layout="twice")
+        evidence = ScheduleEvidence(
+            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
+            schedule=schedule,
+            kind="delayed",
+            policy=lambda settings: None,
+            traces={"eager": StateTrace("eager", moments)},
+            deviations={},
+        )
+        (verdict,) = check_operands(evidence)
+        assert verdict.symptom == want

@@ -126,13 +126,17 @@ class _Machine:
                 self.moves.append(Move(self.event, name, kind, history=history))
 
     def commit(self, direction: str) -> None:
-        """Update what was staged in layers that have run since they were built or loaded."""
+        """Update what was staged."""
         for name in [n for n in self.slots if n.direction == direction]:
-            first = self.as_built.registered.get(name.layer)
-            if first is None:
-                continue
             before, idle = self.slots[name], name not in self.waiting
-            policy = self._policy(name, self.waiting.pop(name, first))
+            first = self.as_built.registered.get(name.layer)
+            settings = self.waiting.get(name, first)
+            if settings is None:
+                continue  # it has not run since it was built or loaded, and nothing waits
+            if first is None and self.as_built.follows("loaded_layers_wait"):
+                continue
+            self.waiting.pop(name, None)
+            policy = self._policy(name, settings)
             kind = policy.forward if name.direction == "forward" else policy.backward
             after = committed(before, policy, FMAX[kind])
             if not idle:

@@ -37,6 +37,8 @@ class _Made:
     late: bool
     #: Cast block by block, each direction for itself.
     blocks: bool
+    #: A weight whose scale is state.
+    weight: bool
 
 
 @dataclass
@@ -50,7 +52,9 @@ class _Casts:
             return
         forward = cast.slot is not None and cast.slot.direction == "forward"
         late = forward and cast.at.phase == "backward"
-        made = _Made(cast.at, event, cast.inverse, late, bool(cast.blocks))
+        # of each product: input, weight, output
+        weight = forward and cast.slot is not None and cast.slot.index % 3 == 1
+        made = _Made(cast.at, event, cast.inverse, late, bool(cast.blocks), weight)
         for key in _keys(cast.codes):
             self.made.setdefault(key, []).append(made)
 
@@ -78,6 +82,7 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                     made for made in found
                     if _belongs(made, product, moment.event, through, sources)
                     or (name == "a" and _copies(made, product, through, sources))
+                    or (name == "a" and _recast(made, product, through, sources))
                 ]  # fmt: skip
                 if evidence.schedule.quantized_init and (not own or _uniform(side.codes)):
                     continue  # the parameter itself: made before the schedule began
@@ -133,6 +138,21 @@ def _copies(
         return False
     kept = sources[made.at.forward] if made.at.forward >= 0 else set()
     return any(kept & sources[f] for f in through)
+
+
+def _recast(
+    made: _Made, product: ProductSeen, through: tuple[int, ...], sources: list[set[int]]
+) -> bool:
+    """Is it a kept weight that a recompute cast anew? One that was kept by a forward without a
+    graph has no copy for the backward: the first recompute that needs one casts the weight again,
+    and what it makes is kept for all who share it. That the scale is another is O13's business."""
+    if not (made.weight and made.at.phase == "recompute" and made.at.forward >= 0):
+        return False
+    again = product.at.phase == "recompute"
+    users = (product.at.forward,) if again else through
+    kept = sources[made.at.forward] - {made.at.forward}
+    role = "output" if again else "grad_input"
+    return product.role == role and any(kept & sources[f] for f in users)
 
 
 def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, str] | None:

@@ -88,7 +88,11 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             for i, product in enumerate(products):
                 want = wanted[i % len(wanted)] if wanted else None
                 symptom = _differs(product, want)
-                if symptom == _OTHER_SCALE and _of_another(product, key, i, first, layers, kept):
+                if (
+                    symptom == _OTHER_SCALE
+                    and want is not None
+                    and _of_another(product, want, key, i, first, layers, kept)
+                ):
                     symptom = "recomputed with the scales of another call"
                 if symptom:
                     symptom += circumstances(evidence.schedule, trace.arm)
@@ -103,6 +107,7 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
 
 def _of_another(
     product: ProductSeen,
+    want: ProductSeen,
     key: tuple[int, int],
     i: int,
     first: Mapping[tuple[int, int], list[ProductSeen]],
@@ -111,11 +116,16 @@ def _of_another(
 ) -> bool:
     """True if another call of the same layer ran the same product with these scales; a forward in
     ``kept`` multiplied a weight that was kept from before, with its scale of then, so there only
-    the other operand tells, whichever side it stands on."""
+    the other operand tells, whichever side it stands on. A recompute of such a forward multiplies
+    that weight again: there only what is not as in its forward tells."""
+    sides = ((product.a, want.a), (product.b, want.b))
+    moved = [side.inverse != wanted.inverse for side, wanted in sides]
     for other in (k for k in first if k != key and layers.get(k) == layers.get(key)):
         ran = first[other][i % len(first[other])]
         same = (ran.a.inverse == product.a.inverse, ran.b.inverse == product.b.inverse)
         if all(same) or (other[0] in kept and any(same)):
+            return True
+        if key[0] in kept and all(s for s, m in zip(same, moved, strict=True) if m):
             return True
     return False
 
