@@ -1,59 +1,60 @@
 """Compiled, selectively checkpointed blocks multiply other FP8 codes in recompute than in forward."""
-
-import os, sys
+import contextlib, itertools, os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
-from functools import partial as bind
-
-import torch
-import torch.nn.functional as F
-from torch import nn
+import torch, torch.nn as nn, torch.nn.functional as F, torch.utils.checkpoint as again
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
-                                    create_selective_checkpoint_contexts as contexts)
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-torch.set_num_threads(1), torch.manual_seed(0)
-
-
-class Block(nn.Module):
-    def __init__(self, d=64):
+class Block(nn.Module):  # the residuals, norms and linears of a Llama block, without attention
+    def __init__(self, d=32):
         super().__init__()
         self.n1, self.n2 = nn.RMSNorm(d, eps=1e-5), nn.RMSNorm(d, eps=1e-5)
-        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
-        self.w1, self.w2, self.w3 = (nn.Linear(d, d, bias=False) for _ in range(3))
-
+        self.linears = nn.ModuleList(nn.Linear(d, d, bias=False) for _ in range(5))
     def forward(self, x):
-        y = self.n1(x)
-        q, k, v = (w(y).unflatten(-1, (2, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        x = x + self.o(y.flatten(2))
-        y = self.n2(x)
-        return x + self.w2(F.silu(self.w1(y)) * self.w3(y))
+        v, o, gate, up, down = self.linears
+        y = self.n2(x := x + o(v(self.n1(x))))
+        return x + down(F.silu(gate(y)) * up(y))
 
-class Watch(TorchDispatchMode):
+class Product(torch.autograd.Function):  # what a layer of torchao does, in torch alone
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.x, ctx.w, scales = x, w, [448 / t.abs().amax().float() for t in (x, w)]
+        a, b = ((t * s).clamp(-448, 448).to(torch.float8_e4m3fn) for t, s in zip((x, w), scales))
+        return torch._scaled_mm(a, b.t(), *(1 / s for s in scales), out_dtype=x.dtype)
+    @staticmethod
+    def backward(ctx, g):
+        return g @ ctx.w, g.t() @ ctx.x
+
+class Watch(TorchDispatchMode, contextlib.ContextDecorator):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket is torch.ops.aten._scaled_mm:
-            again = torch._C._current_graph_task_id() != -1
-            seen[again].append([t.detach().float().clone() for t in (args[1].t(), args[0])])
+            pair = [t.detach().float().clone() for t in (args[1].t(), args[0])]
+            seen[torch._C._current_graph_task_id() != -1].append(pair)
         return func(*args, **(kwargs or {}))
 
-def watched(self, inputs, call=CompiledFxGraph.__call__):
-    with Watch():
-        return call(self, inputs)
+def every_second_product():  # is kept, as torchtitan's selective checkpointing does
+    def policy(ctx, op, *args, **kwargs):
+        kept = op is torch.ops.aten._scaled_mm.default and next(turns[ctx.is_recompute])
+        return again.CheckpointPolicy.MUST_SAVE if kept else again.CheckpointPolicy.PREFER_RECOMPUTE
+    turns = [itertools.cycle((True, False)) for _ in range(2)]
+    return again.create_selective_checkpoint_contexts(policy)
 
-def policy(ctx, op, *args, **kwargs):  # attention is kept, all else is computed again
-    kept = op is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def convert(model, recipe):
+    if recipe:
+        convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe))
+    for linear in () if recipe else (m for m in model.modules() if isinstance(m, nn.Linear)):
+        linear.forward = lambda x, w=linear.weight: Product.apply(x, w)
 
-
-CompiledFxGraph.__call__, seen = watched, ([], [])
-config = Float8LinearConfig.from_recipe_name("rowwise")
-model = convert_to_float8_training(nn.Sequential(Block(), Block()).bfloat16(), config=config)
-x, g = torch.randn(2, 1, 32, 64, dtype=torch.bfloat16)
-run = bind(checkpoint, model, use_reentrant=False, context_fn=bind(contexts, policy))
-torch.compile(run)(x.requires_grad_(True)).backward(g)
-same = [(a, b) for w, a in seen[1] for u, b in seen[0] if w.shape == u.shape and torch.equal(w, u)]
-moved = [int((a != b).sum()) for a, b in same]
-print(f"{len(same)} products computed again in backward; FP8 codes that moved: {moved}")
-sys.exit(125 if not same else 1 if any(moved) else 0)
+torch.set_num_threads(1), torch.manual_seed(0), (moved := {}), (call := CompiledFxGraph.__call__)
+CompiledFxGraph.__call__ = lambda graph, inputs: Watch()(call)(graph, inputs)
+for recipe, blocks in (("rowwise", 2), ("tensorwise", 2), ("rowwise_with_gw_hp", 1), ("", 1)):
+    torch._dynamo.reset()
+    seen, model = ([], []), nn.Sequential(*(Block() for _ in range(blocks))).bfloat16()
+    convert(model, recipe)
+    x, g = torch.randn(2, 32, 32, dtype=torch.bfloat16)
+    run = torch.compile(lambda x: again.checkpoint(model, x, use_reentrant=False, context_fn=every_second_product))
+    run(x.requires_grad_(True)).backward(g)
+    moved[recipe] = [int((a != b).sum()) for w, a in seen[1] for u, b in seen[0] if torch.equal(w, u)]
+    print(f"{recipe or 'torch alone'}, blocks: {blocks}, codes moved in recomputed products: {moved[recipe]}")
+sys.exit(1 if any(map(any, moved.values())) else 0 if all(moved.values()) else 125)

@@ -1,0 +1,195 @@
+"""Beside each entry: the case it explains, run with an unrelated failure, is reported as new.
+
+Compiled cases and those of TransformerEngine are left to tests/test_ledger_predicates.py. The
+unrelated failure is a planted fault, or an error of the same type raised in the same function
+of the library for another reason, so that the fingerprint is the entry's and only its conditions
+tell the two apart.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.facts import Context, holds
+from narrowfuzz.faults.patching import replaced
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import Entry, load_entries, load_ledger
+from narrowfuzz.machine import machine
+from narrowfuzz.recipe import load_recipes
+
+prepare()
+settle()
+
+ENTRIES = {entry.id: entry for entry in load_entries()}
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A case of an entry, and a failure that is none of the entry's business."""
+
+    spec: dict[str, Any]
+    beside: Callable[[], AbstractContextManager[object]]
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def case(self) -> Case:
+        return Case(
+            spec=Spec(**({"m": 32, "k": 32, "n": 32} | self.spec)), data=DataSpec(**self.data)
+        )
+
+
+def fault(name: str) -> Callable[[], AbstractContextManager[object]]:
+    return builtin_faults()[name].plant
+
+
+def raising(
+    where: str, error: str, says: str = "planted"
+) -> Callable[[], AbstractContextManager[object]]:
+    """``module:function`` raises ``error``, named as it is and seen in the library's file."""
+
+    @contextmanager
+    def plant() -> Iterator[None]:
+        module, _, name = where.partition(":")
+        home = importlib.import_module(module)
+        original = getattr(home, name)
+        source = f"def {name}(*args, **kwargs):\n    raise {error}({says!r})"
+        scope: dict[str, Any] = {
+            "UnpicklingError": importlib.import_module("pickle").UnpicklingError
+        }
+        exec(compile(source, str(home.__file__), "exec"), scope)
+        with ExitStack() as stack:
+            for holder in list(sys.modules.values()):
+                if getattr(holder, "__dict__", {}).get(name) is original:
+                    stack.enter_context(replaced(holder, name, lambda _: scope[name]))
+            yield
+
+    return plant
+
+
+_FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
+_ROWWISE = {"recipe": "torchao.float8.rowwise", "backend": "emulated"}
+_FLOOR = {"recipe": "torchao.mxfp8.floor", "backend": "linear"}
+_RCEIL = {"recipe": "torchao.mxfp8.rceil", "backend": "linear", "dtype": "fp32"}
+_WRAPPER = {"recipe": "torchao.mxfp8.floor", "backend": "wrapper"}
+_TO_MX = "torchao.prototype.mx_formats.mx_tensor:to_mx"
+_AXIS = "torchao.float8.float8_ops:_assert_tensorwise_scale"
+_HUGE = "0x64800000"  # 2^74
+
+NEIGHBOURS = {
+    "float8-empty-dimensions": Neighbour(
+        _FLOAT8 | {"k": 0}, raising("torchao.float8.float8_utils:tensor_to_amax", "RuntimeError")
+    ),
+    "float8-swap-drops-module-state": Neighbour(
+        _FLOAT8 | {"model": "hooked"}, fault("conversion-freezes")
+    ),
+    "float8-swap-drops-own-forward": Neighbour(
+        _FLOAT8 | {"model": "own_forward"}, fault("conversion-freezes")
+    ),
+    "mx-byte0-floor": Neighbour(
+        _FLOOR | {"dtype": "fp32"}, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}
+    ),
+    "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
+    "mx-noncontiguous-input": Neighbour(
+        _FLOOR | {"input_layout": "transposed"}, raising(_TO_MX, "AssertionError")
+    ),
+    "mx-rceil-scale-one-too-small": Neighbour(
+        _RCEIL, fault("mx-scale-to-nearest"), {"values": "binade_edges"}
+    ),
+    "mx-shape-refusals": Neighbour(
+        _FLOOR | {"k": 40}, raising(_TO_MX, "AssertionError", "40 must be another number")
+    ),
+    "mx-wrapper-drops-bias": Neighbour(_WRAPPER | {"bias": True}, fault("mx-scale-byte-plus-one")),
+    "mx-wrapper-state-not-loadable": Neighbour(
+        _WRAPPER, raising("torch.serialization:load", "UnpicklingError")
+    ),
+    "mx-wrapper-unties-weights": Neighbour(
+        _WRAPPER | {"model": "tied_embedding"}, fault("mx-scale-byte-plus-one")
+    ),
+    "onednn-amx-row-leak": Neighbour(
+        {"recipe": "torch.bf16", "m": 33, "k": 33, "microbatches": 2},
+        fault("gradient-accumulated-twice"),
+        {"spikes": (Spike(tensor="input", row=1, col=0, bits="0x7f800000"),)},
+    ),
+    "rowwise-inference-mode": Neighbour(
+        _ROWWISE | {"grad_mode": "inference"}, raising(_AXIS, "AssertionError")
+    ),
+    "rowwise-inverse-scale-overflow": Neighbour(
+        _ROWWISE | {"backend": "real", "m": 16, "k": 16, "n": 16},
+        fault("gemm-gain"),
+        {
+            "spikes": (
+                Spike(tensor="grad_output", row=0, col=0, bits=_HUGE),
+                Spike(tensor="weight", row=1, col=0, bits=_HUGE),
+            )
+        },
+    ),
+    "rowwise-noncontiguous-3d": Neighbour(
+        _ROWWISE | {"batch": 2, "input_layout": "transposed"}, raising(_AXIS, "AssertionError")
+    ),
+    "rowwise-pow2-scale-rounds-up": Neighbour(
+        _ROWWISE | {"dtype": "fp32"}, fault("scale-doubled"), {"values": "binade_edges"}
+    ),
+    "scaled-mm-empty-drops-bias": Neighbour(
+        {"recipe": "torch.scaled_mm", "backend": "rowwise", "k": 0, "bias": True},
+        fault("gemm-rows-unwritten"),
+    ),
+    "scaled-mm-empty-uninitialised": Neighbour(
+        {
+            "recipe": "torch.scaled_mm",
+            "backend": "tensorwise_v1",
+            "k": 0,
+            "bias": True,
+            "microbatches": 2,
+        },
+        fault("gradient-accumulated-twice"),
+    ),
+}
+
+
+@cache
+def judge() -> Judge:
+    return Judge(load_recipes(), load_ledger())
+
+
+def judged(case: Case) -> Judgement:
+    return Judge(judge().recipes, judge().ledger).judge(case)
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_the_entry_explains_its_case(name: str) -> None:
+    of_machine = {
+        fact: ENTRIES[name].when[fact]
+        for fact in ("cpu", "bf16_kernel")
+        if fact in ENTRIES[name].when
+    }
+    if not holds(of_machine, Context(NEIGHBOURS[name].case, machine())):
+        pytest.skip(f"another machine than it was seen on: {of_machine}")
+    found = judged(NEIGHBOURS[name].case)
+    assert not found.causes
+    assert name in {verdict.explained_by for verdict in found.known}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_another_failure_of_that_case_is_reported(name: str) -> None:
+    with NEIGHBOURS[name].beside():
+        assert judged(NEIGHBOURS[name].case).causes
+
+
+def test_every_entry_that_explains_something_has_a_neighbour() -> None:
+    def explains(entry: Entry) -> bool:
+        globs = [glob for match in entry.matches for glob in match.fingerprints]
+        compiled = globs and all("--inductor" in glob or "--aot_eager" in glob for glob in globs)
+        emulated = "transformer_engine" in entry.versions
+        return bool(globs or entry.deviation) and not compiled and not emulated
+
+    assert {id for id, entry in ENTRIES.items() if explains(entry)} == set(NEIGHBOURS)
