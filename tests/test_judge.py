@@ -312,3 +312,12 @@ def test_an_unwritten_result_is_seen_although_memory_held_the_right_one() -> Non
     with builtin_faults()["empty-gemm-unwritten"].plant():
         found = judge.judge(case).fingerprints()
     assert "O1--output--eager--depends on memory that nobody wrote--torch.scaled_mm" in found
+
+
+def test_a_case_that_a_relation_runs_is_announced_before_it_runs() -> None:
+    run: list[Case] = []
+    judge = Judge(load_recipes(), Ledger([]), before_rerun=run.append)
+    case = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+    judge.judge(case)
+    assert {other.data for other in run} == {case.data}
+    assert {other.spec for other in run} - {case.spec}

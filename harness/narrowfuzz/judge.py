@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 import torch
@@ -83,6 +84,8 @@ class Judge:
     device: str = "cpu"
     #: Recipes that schedules run on.
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    #: Called with each case of another shape or layout that a relation is about to run.
+    before_rerun: Callable[[Case], None] = lambda case: None
     compiles: int = 0
     compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
@@ -158,9 +161,7 @@ class Judge:
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case),
             refusal=recipe.refusal(case.spec),
-            rerun=lambda tensors, spec, event: run_after(
-                event, self._program(spec, EAGER), tensors
-            ),
+            rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=recipe.plan,
@@ -169,6 +170,10 @@ class Judge:
             layers=layer_names(case.spec),
             pointwise=model.pointwise,
         )
+
+    def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
+        self.before_rerun(msgspec.structs.replace(case, spec=spec))
+        return run_after(event, self._program(spec, EAGER), tensors)
 
     def _judge_schedule(
         self,

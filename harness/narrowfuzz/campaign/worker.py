@@ -103,6 +103,7 @@ class Worker:
         ledger = load_ledger(self.trials, config.device) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
         self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
+        self.judge.before_rerun = self._note
         self.journal = config.out / "journal" / f"{number}.json"
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         self.generator = Generator(config, self.recipes, self.stateful, rng)
@@ -229,6 +230,10 @@ class Worker:
             data = msgspec.structs.replace(case.data, seed=(case.data.seed + i) % 2**32)
             yield msgspec.structs.replace(case, data=data)
 
+    def _note(self, case: Case) -> None:
+        """Journal what runs from here on."""
+        self.journal.write_bytes(dump_case(case))
+
     def _judge(
         self,
         case: Case,
@@ -238,7 +243,7 @@ class Worker:
         focus: int | None = None,
         repeat: bool = True,
     ) -> Judgement:
-        self.journal.write_bytes(dump_case(case))
+        self._note(case)
         judgement = self.judge.judge(case, oracles, only, focus=focus, repeat=repeat)
         if only is not None and judgement.causes:
             judgement = self.judge.judge(case)  # which rung is the first to show it?
