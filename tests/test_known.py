@@ -15,7 +15,7 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.facts import Context, holds
 from narrowfuzz.ledger import Entry, known_dir, load_entries
 from narrowfuzz.machine import machine
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript, run_script
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from te_on_cpu.environment import CHOICE, ensure
@@ -51,17 +51,21 @@ def by_cost() -> Iterator[Any]:
     """Scripts that generate code take up to minutes: `make nightly` runs those."""
     for entry in ENTRIES:
         if not emulates(entry):
-            compiles = "torch.compile(" in script(entry).read_text()
-            yield pytest.param(entry, id=entry.id, marks=[pytest.mark.heavy] * compiles)
+            yield pytest.param(entry, id=entry.id, marks=[pytest.mark.heavy] * compiles(entry))
+
+
+def compiles(entry: Entry) -> bool:
+    return "torch.compile(" in script(entry).read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", by_cost())
-def test_a_known_divergence_still_shows(entry: Entry) -> None:
+def test_a_known_divergence_still_shows(entry: Entry, scripts: RunScript) -> None:
     """Fails when it no longer does: fixed upstream, remove the entry."""
     if not here(entry):
         pytest.skip(f"another machine than it was seen on: {entry.when}")
-    result = run_script(script(entry))
+    run = run_script if compiles(entry) else scripts
+    result = run(script(entry))
     assert result.shown, result.output
 
 

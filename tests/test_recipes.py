@@ -20,7 +20,7 @@ from narrowfuzz.oracles.quantiser import check_cast, check_scale
 from narrowfuzz.recipe import Emit, Recipe, load_recipes, obstacles, runnable
 from narrowfuzz.trace import Seen, Site, SiteTrace, Trace
 from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript
 from narrowfuzz.verdict import Verdict
 from torch import nn
 
@@ -132,7 +132,7 @@ SCRIPTED = [
     ],
 )
 def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
-    name: str, backend: str, arm: str, role: Role, tmp_path: Path
+    name: str, backend: str, arm: str, role: Role, tmp_path: Path, scripts: RunScript
 ) -> None:
     """grad_input's site is not the last but one where grad_weight is in high precision."""
     recipe = RECIPES[name]
@@ -149,7 +149,7 @@ def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
         )  # fmt: skip
         path = tmp_path / f"{shown}.py"
         path.write_text(write_script(case, verdict, recipe))
-        result = run_script(path)
+        result = scripts(path)
         assert result.shown is shown, result.output
 
 

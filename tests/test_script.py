@@ -27,7 +27,7 @@ from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_relations import VARIANTS
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
 
 MAX_LINES = 60
@@ -331,7 +331,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     ],
 )
 def test_a_script_fails_under_its_fault_and_passes_without(
-    tmp_path: Path, fault_id: str, rules: tuple[str, ...]
+    tmp_path: Path, scripts: RunScript, fault_id: str, rules: tuple[str, ...]
 ) -> None:
     if rules == ("R4",):
         case, verdict = negation_broken_by(fault_id)
@@ -339,9 +339,9 @@ def test_a_script_fails_under_its_fault_and_passes_without(
         case, verdict = causes(fault_id, rules)[0]
     path = tmp_path / "repro.py"
     path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))
-    planted = run_script(path, timeout=60, plant=("", fault_id))
+    planted = scripts(path, timeout=60, plant=("", fault_id))
     assert planted.shown, planted
-    clean = run_script(path, timeout=60)
+    clean = scripts(path, timeout=60)
     assert clean.code == 0, clean
 
 
@@ -369,14 +369,19 @@ BROKEN: tuple[tuple[str, str, dict[str, Any], dict[str, Any]], ...] = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "fault_id", "spec", "data"), BROKEN)
 def test_a_relations_script_fails_under_its_fault_and_passes_without(
-    tmp_path: Path, relation: str, fault_id: str, spec: dict[str, Any], data: dict[str, Any]
+    tmp_path: Path,
+    scripts: RunScript,
+    relation: str,
+    fault_id: str,
+    spec: dict[str, Any],
+    data: dict[str, Any],
 ) -> None:
     case, verdict = broken_by(relation, fault_id, spec, data)
     path = tmp_path / "repro.py"
     path.write_text(write_script(case, verdict, recipes()[case.spec.recipe]))
-    planted = run_script(path, timeout=60, plant=("", fault_id))
+    planted = scripts(path, timeout=60, plant=("", fault_id))
     assert planted.shown, planted
-    clean = run_script(path, timeout=60)
+    clean = scripts(path, timeout=60)
     assert clean.code == 0, clean
 
 

@@ -21,7 +21,7 @@ from narrowfuzz.oracles.kernels import WRONG_PRODUCT
 from narrowfuzz.oracles.whole import SMALL_RATIO, ratio_limit
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.verdict import Verdict
 
 FLOAT8 = "torchao.float8.rowwise"
@@ -267,12 +267,12 @@ def test_statistics_are_held_to_their_own_forward(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_on_a_clean_library_it_exits_0(tmp_path: Path, rule: str) -> None:
+def test_on_a_clean_library_it_exits_0(tmp_path: Path, scripts: RunScript, rule: str) -> None:
     spec = spec_of("two_blocks", batch=2, m=16, checkpoint="selective",
                    compile="aot_eager_decomp_partition")  # fmt: skip
     path = tmp_path / "repro.py"
     path.write_text(written(rule, spec))
-    ended = run_script(path, timeout=120)
+    ended = scripts(path, timeout=120)
     assert ended.code == 0, ended
     assert ended.output
 
@@ -307,7 +307,7 @@ FAULTS = [Fault("wrong-mm", "gain", "aten::mm an eighth too large", "", ("*",), 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "role"), [("O5", "output"), ("O15", "gradient")])
 def test_a_product_inside_a_compiled_graph_has_a_script(
-    tmp_path: Path, rule: str, role: str
+    tmp_path: Path, scripts: RunScript, rule: str, role: str
 ) -> None:
     """Its own check: exits 0 on a clean library and 1 where the kernel multiplies wrongly."""
     spec = spec_of("mlp_swiglu", recipe="torch.bf16", compile="aot_eager")
@@ -315,6 +315,6 @@ def test_a_product_inside_a_compiled_graph_has_a_script(
     path, faults = tmp_path / "repro.py", tmp_path / "faults.py"
     path.write_text(write_script(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
     faults.write_text(WRONG_MM)
-    clean, planted = run_script(path), run_script(path, plant=(str(faults), "wrong-mm"))
+    clean, planted = scripts(path), scripts(path, plant=(str(faults), "wrong-mm"))
     assert clean.code == 0 and "products; the worst" in clean.output
     assert planted.shown, planted.output

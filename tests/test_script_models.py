@@ -17,7 +17,7 @@ from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.triage import triage
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript
 
 prepare()
 settle()
@@ -60,7 +60,7 @@ def recipes() -> dict[str, Recipe]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("oracle", "fault", "spec"), SHOWN)
 def test_a_models_script_fails_under_its_fault_and_passes_without(
-    tmp_path: Path, oracle: str, fault: str, spec: dict[str, Any]
+    tmp_path: Path, scripts: RunScript, oracle: str, fault: str, spec: dict[str, Any]
 ) -> None:
     case = Case(spec=Spec(**spec), data=DataSpec())
     path = tmp_path / "repro.py"
@@ -70,19 +70,19 @@ def test_a_models_script_fails_under_its_fault_and_passes_without(
         cause = judge.judge(case, [BY_NAME[oracle]]).causes[0]
         layer = judge.layer(case, cause.layer) if cause.layer else None
         path.write_text(write_script(case, cause, recipes()[case.spec.recipe], layer))
-    planted = run_script(path, plant=("", fault))
+    planted = scripts(path, plant=("", fault))
     assert planted.shown, planted
-    clean = run_script(path)
+    clean = scripts(path)
     assert clean.code == 0, clean
 
 
 @pytest.mark.slow
-def test_what_only_a_second_step_shows_has_a_script_that_trains() -> None:
+def test_what_only_a_second_step_shows_has_a_script_that_trains(scripts: RunScript) -> None:
     spec = Spec(recipe="torchao.float8.rowwise", m=16, k=16, n=16, steps=2)
     case, fault = Case(spec=spec, data=DataSpec()), "weight-codes-outlive-step"
     with builtin_faults()[fault].plant():
         judge = Judge(recipes(), Ledger([]))
         (cause, *_) = judge.judge(case, [BY_NAME["O2"], BY_NAME["O3"]]).causes
-        found = triage(judge, case, cause, seconds=5.0, plant=("", fault))
+        found = triage(judge, case, cause, seconds=5.0, plant=("", fault), scripts=scripts)
     assert found.confirmed, found.finding.script_output
     assert "SGD" in found.script and found.finding.minimal.spec.steps == 2

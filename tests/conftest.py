@@ -1,0 +1,15 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import pytest
+from narrowfuzz.triage.forked import ForkedScripts
+from narrowfuzz.triage.verify import RunScript
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scripts() -> RunScript:
+    """Runs scripts in copies of this process as it is before the first test: most of a fresh
+    interpreter's time goes into importing torch and torchao. What tests ``run_script`` itself, a
+    campaign or code generation has fresh ones."""
+    return ForkedScripts()
