@@ -40,7 +40,7 @@ def _tensorwise(spec: Spec) -> Plan:
     e4m3 = OperandPlan(E4M3FN, "tensor", 0, scale)
     e5m2 = OperandPlan(E5M2, "tensor", 0, scale)
     # real: two reciprocals and two applications; emulated: two quotients and one product
-    emulated = spec.backend == "emulated"
+    emulated = _emulates(spec)
     kw: dict[str, Any] = {
         "scale_roundings": 3 if emulated else 4,
         "kernel_rounds": not emulated,
@@ -60,7 +60,7 @@ _POW2 = Fp32Scale(eps=EPS, power_of_two=True)
 
 def _rowwise(spec: Spec) -> Plan:
     row = OperandPlan(E4M3FN, "row", 0, _POW2)
-    if spec.backend == "emulated":
+    if _emulates(spec):
         gemm = GemmPlan(row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32")
         return Plan(dict.fromkeys(ROLES, gemm))
     forward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"))
@@ -91,7 +91,7 @@ def _convert(recipe: str) -> Any:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         config = Float8LinearConfig.from_recipe_name(recipe)
-        config = dataclasses.replace(config, emulate=spec.backend == "emulated")
+        config = dataclasses.replace(config, emulate=_emulates(spec))
         return convert_to_float8_training(model, config=config)
 
     return convert
@@ -153,6 +153,11 @@ def _as(amax: Any, scale: Any) -> Any:
     return None if amax is None else fp32_array(amax).reshape(tuple(scale.shape))
 
 
+def _emulates(spec: Spec) -> bool:
+    """Without a backend in the Spec: where this CPU has no kernel that multiplies FP8."""
+    return spec.backend == "emulated" or (not spec.backend and bool(machine().without("fp8")))
+
+
 def _unavailable(backend: str, device: str) -> str:
     """A GEMM with one scale a tensor needs a kernel that not every CPU has."""
     if backend != "real" or device != "cpu":
@@ -166,7 +171,7 @@ def _never_refuses(spec: Spec) -> str:
 
 def _script(recipe: str) -> Any:
     def script(spec: Spec) -> ScriptText:
-        emulate = spec.backend == "emulated"
+        emulate = _emulates(spec)
         return ScriptText(
             imports="import dataclasses\n"
             "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torchao.float8  # noqa: F401  what forked tests start with
+from kernels import needs_fp8
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.patching import float8_forward, replaced
@@ -104,6 +105,7 @@ def _compiled_gain() -> Iterator[None]:
         yield
 
 
+@needs_fp8
 def test_hypothesis_finds_what_only_compiled_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
     # what is traced is wrong, whoever generates code from it
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -113,7 +115,9 @@ def test_hypothesis_finds_what_only_compiled_code_does(monkeypatch: pytest.Monke
     assert "not close" in result.why
 
 
-@pytest.mark.parametrize("name", ["torchao.float8.rowwise", "reference.delayed"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("torchao.float8.rowwise", marks=needs_fp8), "reference.delayed"]
+)
 def test_hypothesis_is_silent_without_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     outcome = baselines._without(plain_tests.compiled, (name,), 0.0, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernels import skip_without_kernel
 from narrowfuzz.case import load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
@@ -30,6 +31,8 @@ HERE_TOO = [alarm for alarm in ALARMS if alarm not in ON_TE]
 @pytest.mark.parametrize("alarm", HERE_TOO, ids=lambda alarm: alarm["why"])
 def test_what_was_no_bug_is_not_called_one(alarm: dict[str, Any]) -> None:
     case = load_case(json.dumps(alarm["case"]).encode())
+    if case.spec.schedule is None:
+        skip_without_kernel(case)
     judgement = Judge(load_recipes(), load_ledger(), stateful=load_stateful()).judge(case)
     assert judgement.ran
     assert [v.sentence() for v in judgement.causes] == []

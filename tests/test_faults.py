@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernels import skip_without_kernel
 from narrowfuzz.arms.ladder import EAGER, climb, unavailable
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.environment import prepare, settle
@@ -119,6 +120,7 @@ def test_the_case_shows_the_fault(name: str) -> None:
     missing = [arm.name for arm in climb(case.spec) if arm is not EAGER and unavailable(arm)]
     if missing:
         pytest.skip(f"cannot run {missing[0]} here")
+    skip_without_kernel(case)
     clean = causes(case)
     with FAULTS[name].plant():
         assert causes(case) - clean, "no rule sees it"

@@ -24,6 +24,7 @@ LIAR = """
 import dataclasses
 from narrowfuzz.recipe import load_recipes
 honest = load_recipes()["torchao.float8.rowwise"]
+honest = dataclasses.replace(honest, backends=("emulated",))
 
 def plan(spec):
     import dataclasses

@@ -1,0 +1,20 @@
+"""What tests need of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from narrowfuzz.case import Case
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.machine import machine
+from narrowfuzz.recipe import load_recipes
+
+_LACKS = machine().without("fp8")
+#: Of a test that is about the real FP8 multiply.
+needs_fp8 = pytest.mark.skipif(bool(_LACKS), reason=_LACKS)
+
+
+def skip_without_kernel(case: Case) -> None:
+    """Skip where no kernel of this CPU runs the case, which is then no subject of any rule."""
+    if _LACKS and (void := Judge(load_recipes(), Ledger([])).observe(case, repeat=False).void):
+        pytest.skip(next(iter(void.values())))
