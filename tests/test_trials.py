@@ -50,6 +50,16 @@ def test_an_entry_is_tried_once_and_by_every_process_that_asks_later(entry: Entr
     assert len(runs) == 1
 
 
+def test_what_ran_out_of_time_is_asked_again(entry: Entry) -> None:
+    codes = iter([None, 1])
+
+    def run(path: Path) -> ScriptRun:
+        return ScriptRun(next(codes), "")
+
+    assert not Trials(run)(entry)
+    assert Trials(run)(entry)
+
+
 def test_a_changed_script_or_library_is_asked_anew(
     entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ class Harness:
         from narrowfuzz.ledger import Ledger, load_ledger
         from narrowfuzz.recipe import Recipe, runnable
         from narrowfuzz.stateful import Stateful
+        from narrowfuzz.trials import Trials
 
         device = config.getoption("--nf-device")
         if device == "cuda":
@@ -101,7 +102,7 @@ class Harness:
             ]
             if not self.recipes and not self.stateful:
                 raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
-            ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger()
+            ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger(Trials())
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         recipes = {name: r for name, r in everything.items() if isinstance(r, Recipe)}
