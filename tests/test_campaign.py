@@ -24,6 +24,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.store import Store, claim, load_finding, release
 from narrowfuzz.campaign.summary import rule_counts
+from narrowfuzz.campaign.supervisor import Tally, _record_loss
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.triage.finding import Finding, finding_id
 from narrowfuzz.triage.verify import run_script
@@ -211,11 +212,7 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
     # with the ledger: the libraries' own refusals must not be taken for the abort
     args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
-    for seed in ("1", "2", "3", "4"):  # a relation's rerun may be what aborts: no case names that
-        run = campaign(tmp_path / seed, *args, "--plant", "kernel-aborts", "--seed", seed)
-        assert run.summary["lost_workers"] >= 1
-        if run.code == 1:
-            break
+    run = campaign(tmp_path / "out", *args, "--plant", "kernel-aborts")
     assert run.code == 1, run.output
     finding = run.finding("contract")
     assert finding.severity == "medium" and "SIGABRT" in finding.sentence
@@ -226,6 +223,32 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
     script = run.folder / "findings" / finding.id / "repro.py"
     assert run_script(script, plant=("", "kernel-aborts")).crashed
     assert run_script(script).code == 0
+
+
+def test_a_lost_case_whose_turn_comes_too_late_stays_suspected(tmp_path: Path) -> None:
+    case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
+    store, tally = Store(tmp_path), Tally()
+    kept = tmp_path / "journal" / "lost.json"
+    kept.touch()
+    config = Config(out=tmp_path, minutes=1, workers=1, seed=0, recipes=(FLOAT8,))
+    _record_loss(kept, case, "ends the process with SIGABRT", config, tally, store, deadline=0.0)
+    assert not store.findings() and not tally.found
+    (suspected,) = store.suspected()
+    assert suspected.case == case and "the run ended before" in suspected.why_suspected
+    assert not kept.exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_names_the_lost_cases_that_were_not_looked_into(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(out, "--minutes", "5", "--recipe", FLOAT8, "--plant", "kernel-aborts", *EAGER)
+    wait_for(lambda: list(out.glob("journal/lost-*.json")), process)
+    os.killpg(process.pid, signal.SIGINT)
+    run = finish(process, out)
+    assert run.code == 130, run.output
+    (lost, *_) = out.glob("journal/lost-*.json")
+    assert f"not looked into: journal/{lost.name}" in " ".join(run.output.split())
+    load_case(lost.read_bytes())
 
 
 @pytest.mark.slow

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.store import Store, claim
+from narrowfuzz.campaign.store import Store
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.triage.finding import Finding, Triaged
 
@@ -53,6 +54,8 @@ class Tally:
     #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
     ready: float = 0.0
     first_verdict: float = 0.0
+    #: As many are found as were asked for: what is not looked into yet stays so.
+    enough: bool = False
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
@@ -115,12 +118,15 @@ def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None
             progress(tally)
             for seat in seats:
                 _look_after(seat, config, context, deadline, tally, store)
-            enough = 0 < config.stop_after <= tally.new
-            if enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
+            tally.enough = 0 < config.stop_after <= tally.new
+            if tally.enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
         _drain(seats, tally, store)
         for loss in () if tally.interrupted else tally.losses:
             loss.join()
+        left = sorted(path.name for path in (store.out / "journal").glob("lost-*.json"))
+        if left:
+            tally.notes.append(f"cases of lost workers, not looked into: journal/{', '.join(left)}")
     finally:
         for seat in seats:
             if seat.process is not None and seat.process.is_alive():
@@ -216,12 +222,12 @@ def _look_after(
     how = "hangs" if hung else _how(seat.process.exitcode)
     if case is not None:
         # takes a minute of processes of its own: the other workers must be heard meanwhile
+        kept = journal.rename(journal.with_name(f"lost-{case.id}.json"))
         loss = threading.Thread(
-            target=_record_loss, args=(case, how, config, tally, store), daemon=True
+            target=_record_loss, args=(kept, case, how, config, tally, store, deadline), daemon=True
         )
         tally.losses.append(loss)
         loss.start()
-        journal.unlink()
     seat.generation += 1
     if time.monotonic() < deadline and (case is not None or seat.generation < 3):
         _start(seat, config, context, deadline)
@@ -229,7 +235,7 @@ def _look_after(
         seat.done = True
 
 
-def _journalled(journal: Any, tally: Tally, seat: _Seat) -> Case | None:
+def _journalled(journal: Path, tally: Tally, seat: _Seat) -> Case | None:
     if not journal.exists():
         tally.notes.append(f"worker {seat.number} ended before its first case")
         return None
@@ -242,19 +248,23 @@ def _how(code: int | None) -> str:
     return f"ends the process with exit code {code}"
 
 
-def _record_loss(case: Case, how: str, config: Config, tally: Tally, store: Store) -> None:
-    from narrowfuzz.triage.loss import triage_loss
+def _record_loss(
+    kept: Path, case: Case, how: str, config: Config, tally: Tally, store: Store, deadline: float
+) -> None:
+    """Look into a loss, one at a time; those whose turn comes too late stay suspected."""
+    from narrowfuzz.triage.loss import names_of_loss, triage_loss, untried_loss
 
     with tally.looking:
-        seen = (found.finding for found in tally.found)
-        same = next((f for f in seen if (f.recipe, f.symptom) == (case.spec.recipe, how)), None)
+        names = names_of_loss(case, how, config.recipe_files)
+        same = next((f for f in store.findings() if f.fingerprint in names), None)
         if same is not None:
             # it is minimised already; should another rung be guilty here, the case tells
             store.sight(same.id, case)
-            return
-        result = triage_loss(case, how, config.recipe_files, config.plant)
-        if claim(config.out, result.finding.fingerprint):
-            _keep(result, tally, store)
+        elif tally.enough or time.monotonic() > deadline + GRACE_SECONDS:
+            _keep(untried_loss(case, how, config.recipe_files), tally, store)
+        else:
+            _keep(triage_loss(case, how, config.recipe_files, config.plant), tally, store)
+        kept.unlink(missing_ok=True)  # the same case may be lost twice
 
 
 def _keep(result: Triaged, tally: Tally, store: Store) -> None:

@@ -31,18 +31,13 @@ def triage_loss(
 ) -> Triaged:
     """The finding behind a lost worker; suspected if no fresh process is lost on that case, or one
     is without the planted fault, too."""
-    known = load_recipes if case.spec.schedule is None else load_stateful
-    recipe: Recipe | Stateful = known(recipe_files)[case.spec.recipe]
+    recipe = _recipe(case, recipe_files)
     hangs = how == "hangs"
-
-    def verdict_of(arm: str) -> Verdict:
-        return Verdict("contract", arm, "forward", "hung" if hangs else "crashed", how,
-                       measured=how, allowed="a result or an exception")  # fmt: skip
 
     def run(candidate: Case, arm: str, plant: tuple[str, str] | None = plant) -> ScriptRun:
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "repro.py"
-            path.write_text(_script(candidate, verdict_of(arm), recipe))
+            path.write_text(_script(candidate, _verdict(arm, how), recipe))
             timeout = _HANG if hangs else 60.0
             return run_script(path, timeout=timeout, plant=plant)
 
@@ -57,7 +52,37 @@ def triage_loss(
             why = "a process without the fault is lost on the case, too"
     else:
         why = "a fresh process is not lost on the case"
-    verdict = verdict_of(guilty or _arms(case.spec)[0])
+    return _triaged(case, small, _verdict(guilty or _arms(case.spec)[0], how), why, recipe)
+
+
+def untried_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> Triaged:
+    """What is known of a lost worker that nobody looked into."""
+    why = "the run ended before a fresh process was given the case"
+    verdict = _verdict(_arms(case.spec)[0], how)
+    return _triaged(case, Minimised(case), verdict, why, _recipe(case, recipe_files))
+
+
+def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[str]:
+    """The fingerprints it may have: one for each rung that may be guilty."""
+    family = _recipe(case, recipe_files).family
+    return {fingerprint(_verdict(arm, how), family) for arm in _arms(case.spec)}
+
+
+def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> Recipe | Stateful:
+    if case.spec.schedule is None:
+        return load_recipes(recipe_files)[case.spec.recipe]
+    return load_stateful(recipe_files)[case.spec.recipe]
+
+
+def _verdict(arm: str, how: str) -> Verdict:
+    return Verdict("contract", arm, "forward", "hung" if how == "hangs" else "crashed", how,
+                   measured=how, allowed="a result or an exception")  # fmt: skip
+
+
+def _triaged(
+    case: Case, small: Minimised, verdict: Verdict, why: str, recipe: Recipe | Stateful
+) -> Triaged:
+    """The finding; suspected if it says ``why``."""
     name = fingerprint(verdict, recipe.family)
     finding = Finding(
         id=finding_id(name, small.case),
@@ -67,7 +92,7 @@ def triage_loss(
         oracle="contract",
         arm=verdict.arm,
         role="forward",
-        symptom=how,
+        symptom=verdict.symptom,
         sentence=verdict.sentence(),
         strength="exact",
         reach=reach_of(small.case),
@@ -76,7 +101,7 @@ def triage_loss(
         flake="flaky" if why else "always",
         attempts=small.attempts,
         untried=small.untried,
-        script_output=how,
+        script_output=verdict.symptom,
         why_suspected=why,
         needs=needs_of(small.case, verdict),
         environment=describe(),
