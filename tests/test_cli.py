@@ -382,6 +382,8 @@ def finding(case: Case) -> dict[str, Any]:
     """explain.json of a finding that no verdict of today has."""
     words = ("recipe", "oracle", "arm", "role", "symptom", "sentence", "strength")
     return dict.fromkeys(words, "x") | {
+        "oracle": "O5",
+        "arm": "eager",
         "id": case.id,
         "fingerprint": "O5--output--eager--wrong value--torch",
         "severity": "high",
@@ -416,7 +418,7 @@ def test_replay_of_a_finding_that_diverges_otherwise_now_is_not_fixed(
 def test_replay_on_another_rung_than_the_findings_cannot_tell(
     nf: Callable[..., Result], here: Path
 ) -> None:
-    raw = finding(CLEAN) | {"fingerprint": "O8--output--aot_eager--differs from eager--torch"}
+    raw = finding(CLEAN) | {"oracle": "O8", "arm": "aot_eager"}
     (here / "abc1").mkdir()
     (here / "abc1" / "explain.json").write_text(json.dumps(raw))
     code, out, _ = nf("replay", "abc1", "--arm", "eager")

@@ -12,7 +12,7 @@ from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule,
 from narrowfuzz.verdict import Verdict
 
 MACHINE = Machine(("amx_bf16", "avx2"), "3.12.0", {"bf16": "brg_matmul:avx10_1_512_amx"}, {})
-VERDICT = Verdict("contract", "inductor", "forward", "crashed", measured="ValueError: 'k' is 7")
+VERDICT = Verdict("contract", "inductor", "forward", "crashed", got="ValueError: 'k' is 7")
 CASE = Case(spec=Spec(recipe="torch.bf16", m=32, k=7, bias=True), data=DataSpec(values="inf_nan"))
 PLAYED = Schedule(
     events=(Open(), Forward(), Close(), Open(enabled=False), Backward(of=(0,)), Close()),

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from narrowfuzz.address import At
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
@@ -39,7 +40,7 @@ def recipes() -> dict[str, Recipe]:
 def bad(
     oracle: str, arm: str, role: str = "output", symptom: str = "wrong", **more: Any
 ) -> Verdict:
-    return Verdict(oracle, arm, role, "diverged", symptom, **more)
+    return Verdict(oracle, arm, role, "diverged", symptom, At(**more))
 
 
 def causes(*verdicts: Verdict) -> list[tuple[str, str]]:
@@ -89,7 +90,7 @@ class TestFold:
     def test_a_layers_fault_is_not_the_excuse_of_another_layer(self) -> None:
         one, other = (bad(o, "eager", layer=n) for o, n in (("O3", "up"), ("O6", "down")))
         assert causes(one, other) == [("O3", "eager"), ("O6", "eager")]
-        assert causes(one, replace(other, layer="up")) == [("O3", "eager")]
+        assert causes(one, replace(other, at=At(layer="up"))) == [("O3", "eager")]
 
     def test_a_layers_fault_in_eager_does_not_excuse_what_another_rung_makes_of_it(self) -> None:
         """Eager and the compiled rung share the fault, so a difference has a cause of its own."""
@@ -105,7 +106,7 @@ class TestFold:
 
     def test_a_crash_explains_its_own_rung_only(self) -> None:
         crash = replace(bad("contract", "aot_eager+checkpoint", role="forward"), status="crashed")
-        assert causes(crash, bad("O5", "aot_eager+checkpoint", layer="")) == [
+        assert causes(crash, bad("O5", "aot_eager+checkpoint")) == [
             ("contract", "aot_eager+checkpoint")
         ]
         assert len(causes(crash, bad("O8", "inductor_strict+checkpoint"))) == 2
@@ -140,8 +141,8 @@ def test_a_clean_model_is_judged_at_its_layers_and_nothing_is_found(
     judge = Judge(recipes(), Ledger([]), frozenset({"eager", "eager+checkpoint"}))
     judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=1)), focus=focus)
     assert not [v.sentence() for v in judgement.causes]
-    layers = {v.layer for v in judgement.verdicts if v.layer and v.status == "ok"}
-    quantisers = {v.oracle for v in judgement.verdicts if v.layer and v.status == "ok"}
+    layers = {v.at.layer for v in judgement.verdicts if v.at.layer and v.status == "ok"}
+    quantisers = {v.oracle for v in judgement.verdicts if v.at.layer and v.status == "ok"}
     assert {"O2", "O3", "O4", "O5", "O15"} <= quantisers
     if focus is None:
         assert len(layers) == {"mlp_swiglu": 3, "llama_block": 7, "tied_embedding": 2}.get(model, 1)
@@ -241,7 +242,7 @@ def test_a_layer_is_what_a_models_linear_was_and_got() -> None:
 def test_a_layers_last_call_is_told_from_its_first() -> None:
     spec = Spec(recipe=ROWWISE, model="used_twice", m=16, k=32, n=32, dtype="fp32")
     case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
-    first, last = judge.layer(case, "proj"), judge.layer(case, "proj", last=True)
+    first, last = judge.layer(case, "proj"), judge.layer(case, "proj", call=1)
     assert first is not None and last is not None
     assert (first[1]["input"] < 0).any()
     assert (last[1]["input"] >= 0).all(), "it comes out of a relu"
@@ -299,7 +300,7 @@ def test_what_is_looked_at_does_not_hang_on_the_data_seed() -> None:
         seen = set()
         for seed in range(4):
             judgement = judge.judge(Case(spec=spec, data=DataSpec(seed=seed)), focus=1)
-            looked = {(v.oracle, v.layer) for v in judgement.verdicts if v.layer}
+            looked = {(v.oracle, v.at.layer) for v in judgement.verdicts if v.at.layer}
             seen.add(frozenset(looked))
         assert len(seen) == 1
 

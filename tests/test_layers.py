@@ -19,7 +19,9 @@ MODULES = {
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
-LOW = {"case", "content", "verdict", "numerics", "faults.fault", "machine", "severity"}
+LOW = {
+    "address", "case", "content", "expect", "verdict", "numerics", "faults.fault", "machine", "severity",
+}  # fmt: skip
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
 DATA = LOW | {
@@ -34,15 +36,18 @@ DATA = LOW | {
     "environment",
     "policy",
 }
-JUDGED = DATA | {"models", "arms", "oracles", "judge", "judge_schedule"}
+JUDGED = DATA | {"play", "models", "arms", "oracles", "judge", "judge_schedule"}
 MAY_IMPORT = {
     "numerics": set(),
+    "address": set(),
+    "expect": {"address"},
+    "play": set(),
     "case": {"schedule.events"},
     "choices": set(),
-    "schedule": {"choices", "numerics", "trace"},
+    "schedule": {"address", "choices", "numerics", "trace"},
     "stateful": {"case", "numerics", "schedule"},
     "content": {"__init__"},
-    "verdict": set(),
+    "verdict": {"address", "expect"},
     "policy": set(),
     "environment": {"machine"},
     "machine": set(),
@@ -58,7 +63,7 @@ MAY_IMPORT = {
     "ledger": LOW | {"facts"},
     "models": {"case", "numerics", "schedule", "stateful"},
     "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
-    "arms": DATA | {"models"},
+    "arms": DATA | {"models", "play"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     # models: the host of state faults; te_on_cpu: what the library's own are planted on
     "faults": {"content", "recipe", "models", "te_on_cpu"},

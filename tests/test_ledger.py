@@ -12,7 +12,9 @@ import narrowfuzz.ledger
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.expect import Within, bits
 from narrowfuzz.ledger import Entry, Ledger, load_entries, load_ledger, stands
 from narrowfuzz.verdict import Verdict, fingerprint
 
@@ -39,7 +41,7 @@ FIELDS: dict[str, Any] = {
 SPEC = Spec(recipe="torchao.mxfp8.floor", backend="wrapper")
 CASE = Case(spec=SPEC, data=DataSpec())
 FINGERPRINT = "O3--operand--eager--scale byte one too small--torchao.mxfp8"
-VERDICT = Verdict("O5", "eager", "output", "diverged", "wrong value", measured="0.5")
+VERDICT = Verdict("O5", "eager", "output", "diverged", "wrong value", got="0.5")
 
 
 def entry(**changes: Any) -> Entry:
@@ -246,14 +248,16 @@ def test_deviations_are_followed_where_their_entry_holds() -> None:
 @given(
     st.builds(
         dict,
-        where=st.text(),
-        measured=st.text(),
-        allowed=st.text(),
+        at=st.builds(
+            At,
+            name=st.text(),
+            layer=st.text(),
+            side=st.sampled_from(["", "a", "b"]),
+            index=st.lists(st.integers(0, 4096)).map(tuple),
+        ),
+        got=st.text(),
+        expect=st.builds(Within, lo=st.floats().map(bits), hi=st.floats().map(bits)),
         factor=st.floats(),
-        side=st.sampled_from(["", "a", "b"]),
-        index=st.lists(st.integers(0, 4096)).map(tuple),
-        lo=st.floats(),
-        hi=st.floats(),
     )
 )
 def test_a_fingerprint_leaves_out_shapes_and_values(details: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:
     spec = Spec(recipe="torch.scaled_mm", backend="rowwise_v1", m=1, k=16, n=1)
     judgement = Judge(load_recipes(), Ledger([])).judge(Case(spec=spec, data=DataSpec()))
     assert not judgement.causes and not judgement.ran
-    said = {v.measured for v in judgement.verdicts if v.status == "inconclusive"}
+    said = {v.why for v in judgement.verdicts if v.status == "inconclusive"}
     assert any("no kernel of this CPU" in reason for reason in said)
 
 

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from kernels import needs_fp8
+from narrowfuzz.address import At
+from narrowfuzz.arms.ladder import BY_NAME
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.data import make_tensors
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.expect import Is, bits
 from narrowfuzz.listing import list_command
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics import reference
@@ -149,8 +152,9 @@ def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
     code = plan.format.table[planned.codes[3, 5]]
     for claim, shown in ((code, False), (code + 1, True)):
         verdict = Verdict(
-            "O2", arm, role, "diverged", "rounded code", "operand a[3, 5]",
-            allowed=f"{claim:g}", side="a", index=(3, 5),
+            "O2", arm, role, "diverged", "rounded code",
+            At(what="codes", name=role, side="a", index=(3, 5)), "2",
+            Is(bits(claim), signed=not BY_NAME[arm].compiler),
         )  # fmt: skip
         path = tmp_path / f"{shown}.py"
         path.write_text(write_script(case, verdict, recipe))

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import Phase, given, settings
+from narrowfuzz.address import At
 from narrowfuzz.campaign.store import Store, load_finding
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.faults.registry import find_fault
@@ -147,11 +148,11 @@ def possible(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         compares = ("O1", "R20") if arm == "eager" else ("O12", "O13")
         for rule in ("O2", "O3", "O19", "O20", *compares):
             yield Verdict(rule, arm, "output", "diverged")
-        yield Verdict("O20", arm, "output", "diverged", "weight not cast")
+        yield Verdict("O20", arm, "output", "diverged", "weight not cast", At(what="cast"))
         for slot in sorted(trace.moments[-1].state)[:3]:
-            for symptom in ("", "cast with another scale"):
-                yield Verdict("O14", arm, slot.direction, "diverged", symptom, side=slot.layer,
-                              index=(0, slot.index))  # fmt: skip
+            for what in ("state", "cast"):
+                at = msgspec.structs.replace(slot.at(0), what=what)
+                yield Verdict("O14", arm, slot.direction, "diverged", "", at)
 
 
 def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import BY_NAME as ARMS
 from narrowfuzz.arms.ladder import climb, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.expect import Near, Own, Present, Refuses, Within, bits
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.kernels import WRONG_PRODUCT
@@ -25,6 +27,8 @@ from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.verdict import Verdict
 
 FLOAT8 = "torchao.float8.rowwise"
+GRADIENT = "layers.0.attention.wq.weight.grad"
+_NEAR = Near(bits(1.0), bits(0.5))
 #: Without its data: the model's source, its schedule, the recomputation's policy, the check.
 MAX_LINES = 240
 #: Rules that judge a model as a whole, as their verdicts would look.
@@ -32,17 +36,18 @@ RULES: dict[str, dict[str, Any]] = {
     "crash": {"oracle": "contract", "role": "forward", "status": "crashed",
               "symptom": "fails although nothing forbids it (RuntimeError in f)"},
     "missing": {"oracle": "contract", "role": "backward", "status": "diverged",
-                "symptom": "no grad_parameter", "where": "GRADIENT"},
+                "symptom": "no grad_parameter", "expect": Present((GRADIENT,))},
     "O1": {"oracle": "O1", "symptom": "differs on repeat"},
     "O8": {"oracle": "O8", "symptom": "differs from eager", "arm": "aot_eager"},
-    "O9": {"oracle": "O9", "symptom": "error beyond eager's", "where": "output",
+    "O9": {"oracle": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
            "arm": "aot_eager_decomp_partition"},
-    "O9 row": {"oracle": "O9", "symptom": "error beyond eager's", "where": "grad_input row 21",
+    "O9 row": {"oracle": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
+               "at": At(name="grad_input", index=(21,)),
                "arm": "aot_eager_decomp_partition"},
     "O12": {"oracle": "O12", "symptom": "differs from no checkpoint",
             "arm": "eager+checkpoint_selective"},
-    "O18": {"oracle": "O18", "symptom": "probabilities do not sum to 1", "hi": 2.0**-10,
-            "where": ""},
+    "O18": {"oracle": "O18", "symptom": "probabilities do not sum to 1",
+            "expect": Own("1", bits(2.0**-10)), "at": At(what="attention")},
     "R23": {"oracle": "R23", "symptom": "is not the sum of the microbatches'"},
 }  # fmt: skip
 
@@ -62,14 +67,14 @@ def spec_of(model: str, **changes: Any) -> Spec:
 
 
 def verdict_of(rule: str, **changes: Any) -> Verdict:
-    fields = {"arm": "eager", "role": "output", "status": "diverged", "measured": "2",
-              "allowed": "1", "where": "[0, 0]", **RULES[rule], **changes}  # fmt: skip
+    fields = {"arm": "eager", "role": "output", "status": "diverged", "got": "2",
+              "at": At(name="output", index=(0, 0)), **RULES[rule], **changes}  # fmt: skip
+    if rule == "O9":
+        fields["at"] = At(name="output")
     return Verdict(**fields)
 
 
 def written(rule: str, spec: Spec, data: DataSpec | None = None, **changes: Any) -> str:
-    if RULES[rule].get("where") == "GRADIENT":
-        changes.setdefault("where", "layers.0.attention.wq.weight.grad")
     case = Case(spec=spec, data=data or DataSpec(seed=3))
     return write_script(case, verdict_of(rule, **changes), recipes()[spec.recipe])
 
@@ -123,7 +128,10 @@ def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
     layer = Spec(recipe=FLOAT8, m=2, k=32, n=3)
     tensors = {"input": np.ones((2, 32), np.float32), "weight": np.ones((3, 32), np.float32),
                "grad_output": np.ones((2, 3), np.float32)}  # fmt: skip
-    verdict = verdict_of("O1", oracle="O5", layer="up", index=(1, 2), lo=0.0, hi=1.0)
+    verdict = verdict_of(
+        "O1", oracle="O5", at=At(name="output", layer="up", index=(1, 2)),
+        expect=Within(bits(0), bits(1)),
+    )  # fmt: skip
     text = write_script(case, verdict, recipes()[FLOAT8], (layer, tensors))
     assert "class GeluMLP" not in text and "torch.nn.Linear(32, 3, False" in text
     assert len(text.splitlines()) <= 60
@@ -222,13 +230,13 @@ def test_a_ratios_script_has_the_rules_own_limit(row: bool, ratio: str) -> None:
 
 def test_a_missing_gradient_of_one_linear_goes_by_its_parameters_name() -> None:
     spec = spec_of("linear", lifecycle="deepcopy")
-    text = written("missing", spec, where="grad_bias, grad_weight")
+    text = written("missing", spec, expect=Present(("grad_bias", "grad_weight")))
     assert "['proj.bias.grad', 'proj.weight.grad']" in text
 
 
 def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
     spec = spec_of("linear", lifecycle="deepcopy")
-    text = written("crash", spec, symptom="refusal names no layer (AssertionError in f)")
+    text = written("crash", spec, expect=Refuses("", "AssertionError", "layer"))
     assert 'int("proj" not in text) if type(error).__name__ == "AssertionError" else 125' in text
 
 
@@ -311,7 +319,7 @@ def test_a_product_inside_a_compiled_graph_has_a_script(
 ) -> None:
     """Its own check: exits 0 on a clean library and 1 where the kernel multiplies wrongly."""
     spec = spec_of("mlp_swiglu", recipe="torch.bf16", compile="aot_eager")
-    wrong = Verdict(rule, "aot_eager", role, "diverged", WRONG_PRODUCT, "[0, 0]", "2", "1")
+    wrong = Verdict(rule, "aot_eager", role, "diverged", WRONG_PRODUCT, At(what="product"), "2")
     path, faults = tmp_path / "repro.py", tmp_path / "faults.py"
     path.write_text(write_script(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
     faults.write_text(WRONG_MM)

@@ -68,7 +68,7 @@ def test_a_models_script_fails_under_its_fault_and_passes_without(
     with builtin_faults()[fault].plant():
         judge = Judge(recipes(), Ledger([]), arms=rungs)
         cause = judge.judge(case, [BY_NAME[oracle]]).causes[0]
-        layer = judge.layer(case, cause.layer) if cause.layer else None
+        layer = judge.layer(case, cause.at.layer) if cause.at.layer else None
         path.write_text(write_script(case, cause, recipes()[case.spec.recipe], layer))
     planted = scripts(path, plant=("", fault))
     assert planted.shown, planted

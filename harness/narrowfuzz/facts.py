@@ -92,7 +92,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "fused": _of_schedule(lambda s: s.settings.fused),
     "features": _of_schedule(_features),
     "arm": _of_verdict(lambda v: v.arm),
-    "message": _of_verdict(lambda v: v.measured),
+    "message": _of_verdict(lambda v: v.got),
     "device": lambda context: context.device,
     "cpu": lambda context: frozenset(context.machine.cpu),
     "onednn": lambda context: context.machine.onednn,

@@ -246,17 +246,14 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def layer(
-        self, case: Case, module: str, *, last: bool = False
-    ) -> tuple[Spec, dict[str, F32]] | None:
-        """What a model's linear was and got at its first or last eager call; None without one."""
+    def layer(self, case: Case, module: str, call: int = 0) -> tuple[Spec, dict[str, F32]] | None:
+        """What a model's linear was and got at this eager call of it; None without one."""
         tensors = tensors_of(case, self.recipe(case.spec))
         trace = self._program(case.spec, EAGER).run(tensors, tap=True, spec=case.spec)
-        calls = [c for c in trace.calls if c.module == module and c.phase == "forward"]
-        if not calls:
-            return None
-        call = calls[-1 if last else 0]
-        return layer_spec(case.spec, call), layer_tensors(call)
+        for seen in trace.calls:
+            if (seen.module, seen.index, seen.phase) == (module, call, "forward"):
+                return layer_spec(case.spec, seen), layer_tensors(seen)
+        return None
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; eager is always among them."""
@@ -366,12 +363,13 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 
 
 def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
-    """Of every rule on all it is applied to; of a layer its first call, then its last."""
-    begun: dict[str, Evidence] = {}
-    for layer, check, seen in checks(evidence, oracles):
-        last = begun.setdefault(layer, seen) is not seen
+    """Of every rule on all it is applied to."""
+    for place, check, seen in checks(evidence, oracles):
         for verdict in check(seen):
-            yield replace(verdict, layer=layer, last_call=last) if layer else verdict
+            if place.layer:
+                at = msgspec.structs.replace(verdict.at, layer=place.layer, call=place.call)
+                verdict = replace(verdict, at=at)
+            yield verdict
 
 
 def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:

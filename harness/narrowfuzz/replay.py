@@ -16,6 +16,7 @@ from narrowfuzz.verdict import fingerprint
 
 if TYPE_CHECKING:
     from narrowfuzz.judge import Judge, Judgement
+    from narrowfuzz.triage.finding import Finding
 
 SOUND, FAILING, CANNOT = 0, 1, 125
 
@@ -28,7 +29,8 @@ def replay_command(
     Raises ValueError if the target is none of these or its case is not valid.
     """
     chosen = select_arms(arms)
-    case, wanted = _load(target)
+    case, kept = _load(target)
+    wanted = kept.fingerprint if kept else ""
     prepare()
     if te_version:
         from te_on_cpu.environment import choose
@@ -52,7 +54,7 @@ def replay_command(
         again = Judge(recipes, load_ledger(Trials()), chosen, stateful=stateful)
         _tell(console, again, judgement, wanted)
         return FAILING
-    if reason := _not_judged(judgement, wanted):
+    if reason := _not_judged(judgement, kept):
         console.print(f"cannot tell: {escape(reason)}", soft_wrap=True)
         return CANNOT
     how = "fixed" if wanted else "sound"
@@ -73,19 +75,15 @@ def _tell(console: Console, judge: Judge, judgement: Judgement, wanted: str) -> 
             console.print(f"  in the ledger: {entry or ', '.join(sorted(explained))}")
 
 
-def _not_judged(judgement: Judgement, wanted: str) -> str:
+def _not_judged(judgement: Judgement, kept: Finding | None) -> str:
     """Why a case without a divergence says nothing: the rule that the finding is about has not
     looked at the rung it is about, or no rule at anything; "" if one has."""
-    rule, _, arm, *_ = [*wanted.split("--"), "", "", ""]
-    mine = [
-        v
-        for v in judgement.verdicts
-        if (not rule or v.oracle == rule) and (not arm or v.arm.startswith(arm))
-    ]
+    place = (kept.oracle, kept.arm) if kept else None
+    mine = [v for v in judgement.verdicts if place in (None, (v.oracle, v.arm))]
     if any(v.status in ("ok", "known") for v in mine):
         return ""
-    reasons = dict.fromkeys(v.measured for v in mine if v.measured)
-    what = f"{rule} on {arm}" if rule else "any rule"
+    reasons = dict.fromkeys(v.why for v in mine if v.why)
+    what = f"{kept.oracle} on {kept.arm}" if kept else "any rule"
     return f"no verdict of {what}: {'; '.join(reasons) or 'it was not judged'}"
 
 
@@ -115,13 +113,13 @@ def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
     return found
 
 
-def _load(target: str) -> tuple[Case, str]:
-    """The case, and the fingerprint it was kept for ("" for a bare case)."""
+def _load(target: str) -> tuple[Case, Finding | None]:
+    """The case, and the finding it was kept for (None for a bare case)."""
     path = Path(target)
     if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
         return _finding(path)
     if os.path.isfile(path):
-        return load_case(path.read_bytes()), ""
+        return load_case(path.read_bytes()), None
     roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
     hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
     if not hits:
@@ -139,8 +137,8 @@ def _plain(name: str) -> str:
     return "".join(c for c in name if c.isalnum()) or "?" * 64
 
 
-def _finding(folder: Path) -> tuple[Case, str]:
+def _finding(folder: Path) -> tuple[Case, Finding]:
     from narrowfuzz.campaign.store import load_finding
 
     finding = load_finding(folder)
-    return finding.minimal, finding.fingerprint
+    return finding.minimal, finding

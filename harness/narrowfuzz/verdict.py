@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Expect, Given
+
 Status = Literal[
     "ok", "diverged", "crashed", "hung", "unsupported", "inconclusive", "not_applicable", "known"
 ]
@@ -17,30 +20,27 @@ BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
 
 @dataclass(frozen=True)
 class Verdict:
-    """One rule on one arm and role."""
+    """One rule on one arm and role: where it looked, what is expected there and what came."""
 
     oracle: str
     arm: str
+    #: Class of place, part of the fingerprint.
     role: str
     status: Status
     #: Class of symptom, part of the fingerprint: no shapes, no values.
     symptom: str = ""
-    #: Sentence pieces for people: which element, what came, what was allowed, how far off.
-    where: str = ""
-    measured: str = ""
-    allowed: str = ""
+    #: The first bad element, or what else the rule is about.
+    at: At = At()  # noqa: RUF009 - frozen
+    got: str = ""
+    #: None where nothing diverged.
+    expect: Expect | None = None
+    given: tuple[Given, ...] = ()
+    #: How far off, in units of what is allowed; of a pass, the share of it that is used.
     factor: float = 0.0
-    #: Canonical operand side and flat index of the first bad element, for the repro script.
-    side: str = ""
-    index: tuple[int, ...] = ()
-    lo: float = 0.0
-    hi: float = 0.0
+    #: Why nothing could be judged.
+    why: str = ""
     #: Ledger entry or deviation that explains a ``known``.
     explained_by: str = ""
-    #: The layer of a model it was judged at; "" for a single linear or the model as a whole.
-    layer: str = ""
-    #: True: at that layer's last call of several, not at its first.
-    last_call: bool = False
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""
@@ -49,11 +49,32 @@ class Verdict:
     def sentence(self) -> str:
         """One line: what, where, how far."""
         far = f"; {self.factor:.3g}x the allowed radius" if self.factor else ""
-        at = f" at {self.where}" if self.where else ""
-        allowed = f", must be {self.allowed}" if self.allowed else ""
-        role = f"{self.layer} {self.role}" if self.layer else self.role
-        what = self.symptom if self.symptom.startswith(self.role) else f"{role} {self.symptom}"
-        return f"{what}{at}: got {self.measured}{allowed}{far}"
+        place = self._place()
+        expected = "" if self.expect is None else f", must be {self.expect}"
+        given = f" for {' and '.join(map(str, self.given))}" if self.given else ""
+        subject = f"{self.at.layer} {self.role}" if self.at.layer else self.role
+        if self.at.what in ("state", "cast"):
+            subject = self.at.layer  # its direction is in the symptom
+        came = self.got or self.why
+        return (
+            f"{subject} {self.symptom}{f' at {place}' if place else ''}: got {came}"
+            f"{expected}{given}{far}"
+        )
+
+    def _place(self) -> str:
+        """The address without what the sentence says already."""
+        at = self.at
+        parts = [f"event {at.event}"] if at.event >= 0 else []
+        if at.of >= 0:
+            parts.append(f"{at.phase or 'forward'} of y{at.of}")
+        index = str(list(at.index)) if at.index else ""
+        if at.side:
+            parts.append(f"operand {at.side}{index}")
+        elif at.name and at.name != self.role:
+            parts.append(f"{at.name}{index}")
+        elif index:
+            parts.append(index)
+        return ", ".join(parts)
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:

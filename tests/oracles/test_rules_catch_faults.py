@@ -17,7 +17,7 @@ from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.recipe import load_recipes
-from narrowfuzz.verdict import BAD, Verdict
+from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 prepare()
 settle()
@@ -38,6 +38,15 @@ class Hunt:
     data: dict[str, Any] = field(default_factory=dict)
     #: Rungs to climb, where all of them would take minutes.
     arms: frozenset[str] | None = None
+
+    def __str__(self) -> str:
+        named = [
+            self.oracle,
+            self.fault,
+            self.recipe,
+            *map(str, filter(None, [self.spec, self.data])),
+        ]
+        return " ".join(named)
 
 
 #: K is recomputed through RMSNorm; that takes a block, not an attention alone.
@@ -158,10 +167,20 @@ def bad_verdicts(judge: Judge, hunt: Hunt) -> Iterator[Verdict]:
                 yield verdict
 
 
+#: The fingerprint that each hunt finds first: findings and ledger entries name them.
+FROZEN = json.loads((Path(__file__).parent / "fingerprints.json").read_text())
+
+
 @pytest.mark.parametrize("hunt", PARAMS)
 def test_a_rule_catches_its_fault_alone(hunt: Hunt, recipes: dict[str, Any]) -> None:
+    assert first_fingerprint(hunt, recipes) == FROZEN[str(hunt)]
+
+
+def first_fingerprint(hunt: Hunt, recipes: dict[str, Any]) -> str:
+    judge = Judge(recipes, Ledger([]), arms=hunt.arms)
     with builtin_faults()[hunt.fault].plant():
-        assert any(True for _ in bad_verdicts(Judge(recipes, Ledger([]), arms=hunt.arms), hunt))
+        verdict = next(bad_verdicts(judge, hunt))
+    return fingerprint(verdict, recipes[hunt.recipe].family)
 
 
 @pytest.mark.parametrize("hunt", PARAMS)
@@ -216,3 +235,8 @@ def test_consequences_fold_under_the_first_cause(
     with builtin_faults()[fault].plant():
         judge = Judge(recipes, Ledger([]))
         assert all_causes(judge, [Hunt("O2", fault)]) == [cause]
+
+
+if __name__ == "__main__":  # writes the fingerprints down afresh
+    found = {str(hunt): first_fingerprint(hunt, load_recipes()) for hunt in HUNTS}
+    (Path(__file__).parent / "fingerprints.json").write_text(json.dumps(found, indent=1) + "\n")

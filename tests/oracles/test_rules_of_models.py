@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.expect import read
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.oracles.evidence import Evidence
@@ -64,7 +66,7 @@ class TestLayerEvidence:
         calls = (call(), call("down"), *(call(index=i, seed=i) for i in (1, 2)))
         evidence = evidence_of({"eager": Trace("eager", calls=calls)}, steps=3)
         seen = list(layer_evidences(evidence))
-        assert [name for name, _ in seen] == ["up", "down", "up"]
+        assert [(at.layer, at.call) for at, _ in seen] == [("up", 0), ("down", 0), ("up", 2)]
         assert np.array_equal(seen[2][1].tensors["input"], calls[3].tensors["input"])
         for _, layer in seen:
             assert layer.spec.direct and set(layer.traces) == {"eager"}
@@ -121,7 +123,7 @@ class TestKernels:
         assert (verdict.oracle, verdict.status, verdict.arm) == (oracle, "ok", ARM)
         (verdict,) = self.judge(off_by(right, 0.25))
         assert (verdict.oracle, verdict.status) == (oracle, "diverged")
-        assert verdict.index == (2, 3) and verdict.factor > 1
+        assert verdict.at.index == (2, 3) and verdict.factor > 1
 
     def test_codes_count_with_their_inverse_scales(self) -> None:
         weight, x = numbers(7, 8, seed=1), numbers(5, 8, seed=2)
@@ -189,7 +191,7 @@ class TestWeightCopies:
     @pytest.mark.parametrize("name", ["up", "gate", "down"])
     def test_the_plans_copy_of_any_weight_is_right(self, name: str) -> None:
         verdicts = self.judge(as_seen(quantised(WEIGHTS[f"{name}.weight"])))
-        assert {(v.oracle, v.status, v.layer) for v in verdicts} == {
+        assert {(v.oracle, v.status, v.at.layer) for v in verdicts} == {
             ("O3", "ok", name), ("O2", "ok", name)
         }  # fmt: skip
 
@@ -198,17 +200,19 @@ class TestWeightCopies:
         codes = right.codes.copy()  # type: ignore[union-attr]
         codes[2, 1] ^= 1
         bad = [v for v in self.judge(replace(right, codes=codes)) if v.status == "diverged"]
-        assert [(v.oracle, v.layer, v.side, v.index) for v in bad] == [("O2", "gate", "b", (2, 1))]
+        assert [(v.oracle, v.at.layer, v.at.side, v.at.index) for v in bad] == [
+            ("O2", "gate", "b", (2, 1))
+        ]
 
     def test_a_wrong_scale_is_found_at_its_layer(self) -> None:
         right = as_seen(quantised(WEIGHTS["gate.weight"]))
         bad = [v for v in self.judge(replace(right, scale=right.scale * 2))
                if v.status == "diverged"]  # fmt: skip
-        assert {v.layer for v in bad} == {"gate"} and bad[0].oracle == "O3"
+        assert {v.at.layer for v in bad} == {"gate"} and bad[0].oracle == "O3"
 
     def test_an_operand_that_is_no_weight_is_not_judged_as_one(self) -> None:
         verdicts = self.judge(as_seen(quantised(numbers(5, 4))))
-        assert [(v.status, v.measured) for v in verdicts] == [
+        assert [(v.status, v.why) for v in verdicts] == [
             ("inconclusive", "no weight of that shape")
         ]
 
@@ -239,15 +243,15 @@ class TestCheckpointEqual:
         sooner[2, 3] += 2.0**-7
         (verdict,) = self.judge(outputs(**{"up.weight.grad": later}))
         assert (verdict.status, verdict.role) == ("diverged", "grad_parameter")
-        assert verdict.where == "up.weight.grad[0, 0]"
+        assert str(verdict.at) == "result up.weight.grad[0, 0]"
         (verdict,) = self.judge(outputs(**{"up.weight.grad": later, "grad_input": sooner}))
-        assert (verdict.role, verdict.index) == ("grad_input", (2, 3))
+        assert (verdict.role, verdict.at.index) == ("grad_input", (2, 3))
 
     def test_a_gradient_that_one_run_lacks_is_a_difference(self) -> None:
         after = outputs()
         del after["up.weight.grad"]
         (verdict,) = self.judge(after)
-        assert (verdict.status, verdict.where) == ("diverged", "up.weight.grad")
+        assert (verdict.status, verdict.at.name) == ("diverged", "up.weight.grad")
 
     def test_compiled_arms_are_for_another_rule(self) -> None:
         assert not self.judge(outputs(output=numbers(3, 4) + 1), arm="aot_eager+checkpoint")
@@ -300,7 +304,7 @@ class TestRecompute:
     def test_another_input_is_found_at_its_layer(self) -> None:
         moved = call("down", phase="recompute", seed=4)
         bad = [v for v in self.judge(call("down"), moved) if v.status == "diverged"]
-        assert [(v.layer, v.symptom) for v in bad] == [("down", "operands differ in recompute")]
+        assert [(v.at.layer, v.symptom) for v in bad] == [("down", "operands differ in recompute")]
 
     def test_another_code_is_found_though_the_input_is_the_same(self) -> None:
         bad = [v for v in self.judge(call(sites=self.site(numbers(3, 4), "forward")),
@@ -308,7 +312,7 @@ class TestRecompute:
                                           sites=self.site(-numbers(3, 4), "recompute")))
                if v.status == "diverged"]  # fmt: skip
         assert {v.symptom for v in bad} == {"codes differ in recompute"}
-        assert {v.side for v in bad} == {"a", "b"}
+        assert {v.at.side for v in bad} == {"a", "b"}
 
     def test_each_call_is_held_to_its_own_forward(self) -> None:
         """The second call of a layer used twice is not the first one's recompute."""
@@ -408,7 +412,7 @@ class TestStatistics:
                  for p in ("forward", "backward")]  # fmt: skip
         (verdict,) = self.judge(*wrong)
         assert verdict.symptom == "probabilities do not sum to 1"
-        assert verdict.factor > 1 and 0 < verdict.hi < 2.0**-6
+        assert verdict.factor > 1 and 0 < read(verdict.expect.limit) < 2.0**-6
 
     def test_scores_too_large_to_sum_are_inconclusive(self) -> None:
         huge = [replace(attention(p), q=attention(p).q * np.float32(2.0**24))
@@ -449,7 +453,7 @@ class TestRatio:
         got = np.full((40, 50), 1 + times * 2.0**-8, dtype=np.float32)
         verdict = self.judge(got)
         assert verdict.status == status
-        assert status == "ok" or (verdict.where == "output" and verdict.factor > 1)
+        assert status == "ok" or (verdict.at == At(name="output") and verdict.factor > 1)
 
     def test_few_elements_may_be_off_by_more(self) -> None:
         few = {"exact": self.exact[:3], "eager": self.eager[:3]}
@@ -461,13 +465,13 @@ class TestRatio:
         got = self.eager.copy()
         got[7] += np.float32(14 * 2.0**-8)
         verdict = self.judge(got)
-        assert (verdict.status, verdict.where) == ("diverged", "output row 7")
+        assert (verdict.status, verdict.at) == ("diverged", At(name="output", index=(7,)))
 
     def test_an_inf_is_found_where_eager_is_finite(self) -> None:
         got = self.eager.copy()
         got[3, 4] = np.inf
         verdict = self.judge(got)
-        assert (verdict.symptom, verdict.index) == ("not finite", (3, 4))
+        assert (verdict.symptom, verdict.at.index) == ("not finite", (3, 4))
 
     def test_a_result_that_eager_lost_is_inconclusive(self) -> None:
         lost = self.eager + np.float32(0.75)

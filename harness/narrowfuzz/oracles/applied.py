@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from narrowfuzz.address import At
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.kernels import check_kernels, check_weight_copies
 from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.oracles.oracle import Check, Oracle
 from narrowfuzz.verdict import Verdict
 
+#: Where, which rule, and what it looks at.
+Applied = tuple[At, Check, Evidence]
 
-def checks(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[tuple[str, Check, Evidence]]:
-    """(layer, check, what it looks at): rules of the whole run and of a single linear, a model's
-    linears one by one, and the kernels its compiled graphs called. Of a case whose eager run
-    raised, the contract is all there is to judge."""
+
+def checks(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Applied]:
+    """Rules of the whole run and of a single linear, a model's linears one by one, and the kernels
+    its compiled graphs called. Of a case whose eager run raised, the contract is all there is to
+    judge."""
     ran, direct = evidence.ran, evidence.case.spec.direct
     for oracle in oracles:
         if (ran or oracle.name == "contract") and (oracle.scope == "case" or direct):
-            yield "", oracle.check, evidence
+            yield At(), oracle.check, evidence
     if not ran or direct:
         return
     layered = [o for o in oracles if o.scope == "layer" and not o.reruns]
@@ -28,7 +32,7 @@ def checks(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[tuple[str,
             yield layer, oracle.check, seen
     names = frozenset(oracle.name for oracle in oracles)
     for check in (check_kernels, check_weight_copies):
-        yield "", partial(_named, check=check, names=names), evidence
+        yield At(), partial(_named, check=check, names=names), evidence
 
 
 def _named(evidence: Evidence, check: Check, names: frozenset[str]) -> Iterator[Verdict]:

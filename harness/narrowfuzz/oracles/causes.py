@@ -27,7 +27,7 @@ def explained(
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
             if again or (root.arm == verdict.arm and root.oracle in upstream):
                 return root
-        if root.layer != verdict.layer and rules[root.oracle].scope == "layer":
+        if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
             continue
         # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
         symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
@@ -50,6 +50,6 @@ def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
     """Was this deviation followed on no other arm in the same way?"""
     return not any(
         root.role == FOLLOWED and root.arm != followed.arm
-        and (root.explained_by, root.measured) == (followed.explained_by, followed.measured)
+        and (root.explained_by, root.why) == (followed.explained_by, followed.why)
         for root in roots
     )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Own
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.trace import Change, ChangeKind
@@ -39,7 +41,7 @@ def _verdict(kind: ChangeKind, changes: list[Change]) -> Verdict:
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
     return Verdict(
         "census", "eager", ROLE, "diverged", kind,
-        where=(first.module or "the root") + more,
-        measured=first.after or "nothing",
-        allowed=first.before or "nothing",
+        At(what="module", name=first.module or "the root"),
+        (first.after or "nothing") + more,
+        Own(first.before or "nothing"),
     )  # fmt: skip

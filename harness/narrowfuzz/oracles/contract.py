@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Lacking, Present, Refuses, Runs
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
@@ -30,11 +33,13 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         problem = _problem(evidence, arm, trace.error, eager_fails)
         if problem:
             error = trace.error
+            words, lacking = problem
+            expect = Refuses(evidence.refusal, error.type, lacking) if lacking else Runs(error.type)
             yield Verdict(
                 "contract", arm, error.phase, "crashed",
-                f"{problem} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
-                error.where, f"{error.type}: {_first_line(error.message)}",
-                evidence.refusal or "a result: conversion accepted this layer",
+                f"{words} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
+                At(what="error", phase=error.phase, name=error.where),
+                f"{error.type}: {_first_line(error.message)}", expect,
             )  # fmt: skip
         else:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
@@ -56,36 +61,41 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     return Verdict(
         "contract", arm, "backward", "diverged",
         f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
-        ", ".join(missing), "None", allowed="a gradient for every parameter that requires one",
+        At(name=missing[0]), f"none of {', '.join(missing)}", Present(tuple(missing)),
     )  # fmt: skip
 
 
-def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -> str:
-    """What is wrong with this refusal, or "" if it is as clear as it should be."""
+#: What is wrong in words, and what of a refusal is lacking; "": it should not refuse at all.
+_Problem = tuple[str, Lacking | Literal[""]]
+
+
+def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -> _Problem | None:
+    """What is wrong with this refusal; None if it is as clear as it should be."""
     spec = evidence.spec
     if arm != "eager" and not eager_fails:
-        return "fails only under compile" if evidence.compiled(arm) else "fails only in recompute"
+        compiled = evidence.compiled(arm)
+        return "fails only under compile" if compiled else "fails only in recompute", ""
     states_rule = RULE.search(error.message)
     if 0 in (spec.tokens, spec.k, spec.n) and not (evidence.refusal and states_rule):
-        return "unclear refusal of an empty dimension"
+        return "unclear refusal of an empty dimension", "clarity"
     if not evidence.refusal:
-        return "fails although nothing forbids it"
+        return "fails although nothing forbids it", ""
     if error.phase == "backward":
-        return "refused only in backward"
+        return "refused only in backward", "time"
     if not states_rule:
-        return "refusal states no rule"
+        return "refusal states no rule", "rule"
     if not re.search(rf"\b({spec.k}|{spec.n}|{spec.tokens})\b", error.message):
-        return "refusal names no shape"
+        return "refusal names no shape", "shape"
     if not any(name.rpartition(".")[2] in error.message for name in evidence.layers):
-        return "refusal names no layer"
-    return ""
+        return "refusal names no layer", "layer"
+    return None
 
 
 def accepted(case: str, rule: str) -> Verdict:
     """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
     return Verdict(
-        "contract", "eager", "output", "diverged", "accepts what its blocks do not divide", case,
-        "a result", f"a refusal: {rule}",
+        "contract", "eager", "output", "diverged", "accepts what its blocks do not divide",
+        At(what="error", name=case), "a result", Refuses(rule),
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, round_to
 from narrowfuzz.numerics.plan import ROLES, Role
@@ -97,10 +99,9 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
             continue
         at = first(bad)
         yield Verdict(
-            "O16", arm, "grad_bias", "diverged", _symptom(got, at), str(list(at)),
-            number(got[at]), f"in [{number(lo[at])}, {number(hi[at])}]", index=at,
+            "O16", arm, "grad_bias", "diverged", _symptom(got, at),
+            At(name="grad_bias", index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
             factor=abs(float(got[at]) - float(centre[at])) / float(radius[at]),
-            lo=float(lo[at]), hi=float(hi[at]),
         )  # fmt: skip
 
 
@@ -204,10 +205,9 @@ def within(
         return plain(oracle, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     return Verdict(
-        oracle, arm, role, "diverged", _symptom(got, at), str(list(at)),
-        number(got[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
-        factor=_factor(got[at], centre[at], radius, at, bias), index=at,
-        lo=float(lo[at]), hi=float(hi[at]),
+        oracle, arm, role, "diverged", _symptom(got, at), At(name=role, index=at),
+        number(got[at]), Within(bits(lo[at]), bits(hi[at])),
+        factor=_factor(got[at], centre[at], radius, at, bias),
     )  # fmt: skip
 
 

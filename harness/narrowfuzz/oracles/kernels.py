@@ -13,7 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.address import At
 from narrowfuzz.case import Spec
+from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
@@ -76,9 +78,10 @@ def _multiply(arm: str, one: Multiplied) -> Verdict:
         return plain(oracle, arm, role, "ok")
     at = first(bad)
     return Verdict(
-        oracle, arm, role, "diverged", WRONG_PRODUCT, str(list(at)),
-        number(one.result[at]), f"in [{number(lo[at])}, {number(hi[at])}]",
-        factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]), index=at,
+        oracle, arm, role, "diverged", WRONG_PRODUCT,
+        At(what="product", phase=one.phase, index=at), number(one.result[at]),
+        Within(bits(lo[at]), bits(hi[at])),
+        factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]),
     )  # fmt: skip
 
 
@@ -184,7 +187,8 @@ def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator
         return
     for judge in (judge_scale, judge_cast):
         verdict = judge(evidence, arm, "output", "b", seen, operand)
-        yield replace(verdict, layer=name.removesuffix(".weight"))
+        at = msgspec.structs.replace(verdict.at, layer=name.removesuffix(".weight"))
+        yield replace(verdict, at=at)
 
 
 def _distance(seen: Seen, evidence: Evidence) -> float:

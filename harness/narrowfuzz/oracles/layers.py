@@ -11,14 +11,15 @@ from dataclasses import replace
 
 import msgspec
 
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.trace import LayerCall, Trace
 
 
-def layer_evidences(evidence: Evidence) -> Iterator[tuple[str, Evidence]]:
-    """Name and evidence of each layer's first and last call in the eager run."""
+def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
+    """Place and evidence of each layer's first and last call in the eager run."""
     eager = evidence.traces.get("eager")
     if eager is None or eager.error is not None:
         return
@@ -26,7 +27,7 @@ def layer_evidences(evidence: Evidence) -> Iterator[tuple[str, Evidence]]:
     last = {call.module: call.index for call in calls}
     for call in calls:
         if call.index in (0, last[call.module]):
-            yield call.module, _evidence(evidence, call)
+            yield At(layer=call.module, call=call.index), _evidence(evidence, call)
 
 
 def _evidence(evidence: Evidence, call: LayerCall) -> Evidence:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from narrowfuzz.expect import number
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.trace import Level
 from narrowfuzz.verdict import Status, Strength, Verdict
@@ -35,7 +36,7 @@ class Oracle:
 
 def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
     """A verdict that points at nothing."""
-    return Verdict(oracle, arm, role, status, measured=why)
+    return Verdict(oracle, arm, role, status, why=why)
 
 
 def first(bad: Any) -> tuple[int, ...]:
@@ -44,8 +45,3 @@ def first(bad: Any) -> tuple[int, ...]:
 
 
 __all__ = ["Check", "Oracle", "first", "number", "plain", "same_bits"]
-
-
-def number(x: float) -> str:
-    """A number as a reader wants it: short, but never two different ones alike."""
-    return f"{float(x):.9g}"

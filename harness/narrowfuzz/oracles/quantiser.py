@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.address import At, What
+from narrowfuzz.expect import Given, Is, bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
@@ -67,8 +69,8 @@ def check_amax(evidence: Evidence) -> Iterator[Verdict]:
             continue
         at = first(bad)
         yield Verdict(
-            "O4", trace.arm, role, "diverged", "amax", _name(side, at),
-            number(seen.amax[at]), number(expected[at]), side=side, index=at,
+            "O4", trace.arm, role, "diverged", "amax", _at("amax", role, side, at),
+            number(seen.amax[at]), Is(bits(expected[at])),
         )  # fmt: skip
 
 
@@ -104,9 +106,9 @@ def judge_scale(
     at = first(bad)
     return Verdict(
         "O3", arm, role, "diverged",
-        _scale_symptom(got[at], expected[at], amax[at], operand.plan), _name(side, at),
-        _show_scale(got[at]), f"{_show_scale(expected[at])} for amax {number(amax[at])}",
-        side=side, index=at,
+        _scale_symptom(got[at], expected[at], amax[at], operand.plan),
+        _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at]),
+        (Given("amax", _at("amax", role, side, at), bits(amax[at])),),
     )  # fmt: skip
 
 
@@ -140,10 +142,11 @@ def _scale_symptom(got: Any, expected: Any, amax: Any, plan: OperandPlan) -> str
     return "scale value"
 
 
-def _show_scale(scale: Any) -> str:
+def _scale(scale: Any) -> Is:
+    """A scale as an expectation; of two levels the inner one, a byte that is a code."""
     if np.asarray(scale).dtype.names:
-        return f"code {int(scale['block'])} of amax {number(scale['amax'])}"
-    return f"byte {int(scale)}" if np.asarray(scale).dtype == np.uint8 else number(scale)
+        return Is(bits(int(scale["block"])), byte=True)
+    return Is(bits(scale), byte=np.asarray(scale).dtype == np.uint8)
 
 
 def check_cast(evidence: Evidence) -> Iterator[Verdict]:
@@ -196,9 +199,9 @@ def _check_codes(
     at = _first_of(left, bad)
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
     return Verdict(
-        "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at), _name(side, at),
-        f"code {number(got)}", f"{number(want)} for x = {number(operand.x[at])}",
-        side=side, index=at,
+        "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at),
+        _at("codes", role, side, at), f"code {number(got)}",
+        Is(bits(want), signed=not evidence.compiled(arm)), _source(role, side, at, operand.x),
     )  # fmt: skip
 
 
@@ -246,9 +249,9 @@ def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: See
         left = left & ~explained
     at = _first_of(left, bad)
     return Verdict(
-        "O2", arm, role, "diverged", LEVEL_B, _name(side, at),
-        number(seen.values[at]), f"{number(expected[at])} for x = {number(operand.x[at])}",
-        side=side, index=at,
+        "O2", arm, role, "diverged", LEVEL_B, _at("values", role, side, at),
+        number(seen.values[at]), Is(bits(np.float32(expected[at]))),
+        _source(role, side, at, operand.x),
     )  # fmt: skip
 
 
@@ -275,5 +278,10 @@ def _values_as_built(evidence: Evidence, role: Role, operand: Operand, deviation
     return values
 
 
-def _name(side: str, at: tuple[int, ...]) -> str:
-    return f"operand {side}{list(at)}"
+def _at(what: What, role: Role, side: str, index: tuple[int, ...]) -> At:
+    return At(what=what, name=role, side=side, index=index)  # type: ignore[arg-type]
+
+
+def _source(role: Role, side: str, index: tuple[int, ...], x: Any) -> tuple[Given, ...]:
+    """What was quantised there."""
+    return (Given("x", _at("source", role, side, index), bits(x[index])),)

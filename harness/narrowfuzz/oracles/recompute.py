@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Own, Same, bits
 from narrowfuzz.numerics.bounds import U32, gamma
 from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
@@ -29,7 +32,7 @@ def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
         if base is None or base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
-        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint")
+        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint", "eager")
 
 
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
@@ -48,7 +51,7 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
-    pairs = [(f"{f.module} ", f.sites, r.sites, f.tensors, r.tensors) for f, r in _calls(trace)]
+    pairs = [(f.module, f.sites, r.sites, f.tensors, r.tensors) for f, r in _calls(trace)]
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
         if forward is None or again is None:
@@ -128,10 +131,15 @@ def _same(
         return plain("O13", arm, "output", "ok")
     at = first(bad) if bad is not None else ()
     named = what if what in ("scale", "codes") else "operands"
+    # handed to the layer: an operand before it is quantised
+    place = At(
+        what=what if side else "source", layer=layer, name="output" if side else what,  # type: ignore[arg-type]
+        phase="recompute", side=side, index=at,  # type: ignore[arg-type]
+    )  # fmt: skip
+    first_run = msgspec.structs.replace(place, phase="forward")
     return Verdict(
-        "O13", arm, "output", "diverged", f"{named} differ in recompute",
-        f"operand {side}{list(at)}" if side else f"{what}{list(at)}", str(after[at]),
-        str(before[at]), side=side, index=at, layer=layer.strip(),
+        "O13", arm, "output", "diverged", f"{named} differ in recompute", place, str(after[at]),
+        Same(first_run, str(before[at])),
     )  # fmt: skip
 
 
@@ -177,6 +185,9 @@ def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
     return verdict
 
 
+_ATTENTION = At(what="attention", phase="backward")
+
+
 def check_statistics(evidence: Evidence) -> Iterator[Verdict]:
     """O18: attention's backward gets the q, k, v of its forward, and statistics that fit them."""
     for arm, trace in evidence.traces.items():
@@ -194,13 +205,13 @@ def _statistics(arm: str, call: AttentionCall, forward: list[AttentionCall]) -> 
     kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
     if not kept:
         return Verdict(
-            "O18", arm, "output", "diverged", "log-sum-exp of no forward",
-            measured="statistics that no forward returned", allowed="the forward's",
+            "O18", arm, "output", "diverged", "log-sum-exp of no forward", _ATTENTION,
+            "statistics that no forward returned", Own("the forward's"),
         )  # fmt: skip
     if not any(_same_array(f.out, call.out) for f in kept):
         return Verdict(
-            "O18", arm, "output", "diverged", "output of another forward",
-            measured="an output that does not belong to its log-sum-exp", allowed="the forward's",
+            "O18", arm, "output", "diverged", "output of another forward", _ATTENTION,
+            "an output that does not belong to its log-sum-exp", Own("the forward's"),
         )  # fmt: skip
     for name in ("q", "k", "v"):
         got = getattr(call, name)
@@ -209,17 +220,18 @@ def _statistics(arm: str, call: AttentionCall, forward: list[AttentionCall]) -> 
             at = first(bad)
             return Verdict(
                 "O18", arm, "output", "diverged", "attention's inputs moved after forward",
-                f"{name}{list(at)} and {int(bad.sum()) - 1} of {bad.size} more", number(got[at]),
-                number(getattr(kept[0], name)[at]), factor=_excess(call)[0], index=at,
+                At(what="attention", phase="backward", name=name, index=at),
+                f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
+                Own(number(getattr(kept[0], name)[at])), factor=_excess(call)[0],
             )  # fmt: skip
     excess, allowed = _excess(call)
     if allowed == 0.0:
         return plain("O18", arm, "output", "inconclusive", "scores too large for fp32 to sum")
     if excess > 1.0:
         return Verdict(
-            "O18", arm, "output", "diverged", "probabilities do not sum to 1",
-            measured=f"a row that is off by {excess * allowed:.3g}",
-            allowed=f"1 within {allowed:.3g}", factor=excess, hi=allowed,
+            "O18", arm, "output", "diverged", "probabilities do not sum to 1", _ATTENTION,
+            f"a row that is off by {excess * allowed:.3g}",
+            Own(f"1 within {allowed:.3g}", bits(allowed)), factor=excess,
         )  # fmt: skip
     if not any(getattr(call, name).any() for name in ("q", "k", "v")):
         return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from narrowfuzz.address import At, What
+from narrowfuzz.expect import Given, Is, Same, bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F64, FP32, Format, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
@@ -68,21 +70,22 @@ def _agree(
         compared &= np.abs(evidence.reference.operand(role, side).x) >= FP32.min_normal
     if not compared.any():
         return plain("R22", arm, role, "inconclusive", "no element is inside both ranges")
-    pairs: list[tuple[str, Any, Any]] = [
-        ("significand", np.frexp(codes[0])[0], np.frexp(codes[1])[0])
+    pairs: list[tuple[str, What, Any, Any]] = [
+        ("significand", "codes", np.frexp(codes[0])[0], np.frexp(codes[1])[0])
     ]
     values = seen_value(x, plan_x), seen_value(y, plan_y)
     if values[0] is not None and values[1] is not None:
-        pairs.append(("value", values[0].T, values[1]))
+        pairs.append(("value", "values", values[0].T, values[1]))
         compared &= usual_scale(x, plan_x).T & usual_scale(y, plan_y)
-    for what, want, got in pairs:
+    for what, seen_as, want, got in pairs:
         bad = compared & (want != got)
         if bad.any():
             at = first(bad)
+            copy = At(what="values", name=row[0], side=row[1], index=at[::-1])  # type: ignore[arg-type]
             return Verdict(
                 "R22", arm, role, "diverged", f"{what} differs from the {row[0]} copy",
-                f"operand {side}{list(at)}", number(got[at]), number(want[at]), side=side,
-                index=at,
+                At(what=seen_as, name=role, side=side, index=at),  # type: ignore[arg-type]
+                number(got[at]), Same(copy, number(want[at])),
             )  # fmt: skip
     return plain("R22", arm, role, "ok")
 
@@ -167,8 +170,10 @@ def _matches(
     if not bad.any():
         return plain("R21", "eager", role, "ok")
     at = first(bad)
+    here = At(what="values", name=role, side=side, index=at)  # type: ignore[arg-type]
+    there_too = msgspec.structs.replace(here, run=name)
+    given = Given(name, there_too, bits(want[at]))
     return Verdict(
-        "R21", "eager", role, "diverged", "differs from another recipe's value",
-        f"operand {side}{list(at)}", number(got[at]), f"{number(want[at])} as in {name}",
-        side=side, index=at,
+        "R21", "eager", role, "diverged", "differs from another recipe's value", here,
+        number(got[at]), Is(bits(want[at])), (given,),
     )  # fmt: skip

@@ -20,8 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.data import hash_bits
+from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import ROLES, Plan, Role
@@ -207,7 +209,6 @@ def _sum_verdict(total: F64, lo: F64, hi: F64, bad: Any, exact: bool) -> Verdict
     at = first(bad)
     return Verdict(
         "R10", "eager", "grad_weight", "diverged",
-        "halves do not add up" if exact else "sum of halves leaves its bound", str(list(at)),
-        number(total[at]), f"in [{number(lo[at])}, {number(hi[at])}]", index=at,
-        lo=float(lo[at]), hi=float(hi[at]),
+        "halves do not add up" if exact else "sum of halves leaves its bound",
+        At(name="grad_weight", index=at), number(total[at]), Within(bits(lo[at]), bits(hi[at])),
     )  # fmt: skip

@@ -4,10 +4,13 @@ R23)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Runs, Same, Sum
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -48,8 +51,9 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
     if after.error is not None:
         error = after.error
         yield Verdict(
-            name, "eager", "state", "diverged", f"{failure} ({error.type})", error.where,
-            f"{error.type}: {_first_line(error.message)}", "what was saved or stepped",
+            name, "eager", "state", "diverged", f"{failure} ({error.type})",
+            At(what="error", run=event, name=error.where),
+            f"{error.type}: {_first_line(error.message)}", Runs(error.type),
         )  # fmt: skip
         return
     variant = Variant(evidence.tensors, evidence.spec, everything(evidence.spec), strict=ROLES)
@@ -98,7 +102,13 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
             total[name] = summed
     left = {name: eager.outputs[name] for name in total if name in eager.outputs}
     symptom = "is not the sum of the microbatches'"
-    yield equal_outputs("R23", evidence, Trace("eager", left), Trace("eager", total), symptom)
+    verdict = equal_outputs(
+        "R23", evidence, Trace("eager", left), Trace("eager", total), symptom, "one by one"
+    )
+    if isinstance(verdict.expect, Same):
+        total_of = Sum("the microbatches' gradients", verdict.expect.value)
+        verdict = replace(verdict, expect=total_of)
+    yield verdict
 
 
 def _alone(evidence: Evidence, turn: int) -> dict[str, F32] | None:

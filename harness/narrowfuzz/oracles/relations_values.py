@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.address import At
 from narrowfuzz.data import hash_bits
+from narrowfuzz.expect import Ordered, bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, decode, round_to
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
@@ -26,6 +28,8 @@ SCALES: dict[str, dict[Role, int]] = {
     "grad_output": {"output": 0, "grad_input": 1, "grad_weight": 1},
     "weight": {"output": 1, "grad_input": 1, "grad_weight": 0},
 }
+#: The input as it is multiplied.
+_CODES = At(what="codes", side="a")
 SCALED_BY = {"input": "R1", "grad_output": "R2", "weight": "R3"}
 
 
@@ -135,7 +139,7 @@ def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
         return
     requantised = evidence.seen_values("output", "a", seen.a)
     assert requantised is not None
-    yield compare("R12", "output", requantised, values, "requantises to another value", side="a")
+    yield compare("R12", "output", requantised, values, "requantises to another value", _CODES)
 
 
 def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
@@ -172,8 +176,9 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
         return plain("R13", "eager", role, "ok")
     row, col = first(bad)
     return Verdict(
-        "R13", "eager", role, "diverged", "is not monotone", f"operand {side}, granule {row}",
-        number(codes[row, col + 1]), f"at least {number(codes[row, col])}", side=side,
+        "R13", "eager", role, "diverged", "is not monotone",
+        At(what="codes", name=role, side=side), f"{number(codes[row, col + 1])} in granule {row}",  # type: ignore[arg-type]
+        Ordered(bits(codes[row, col])),
     )  # fmt: skip
 
 
@@ -239,5 +244,5 @@ def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: An
     got, want = decode(site.a.codes, fmt), decode(before, fmt)
     return compare(
         name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
-        "leaks between granules" if name == "R15" else "depends on elements below amax", side="a",
+        "leaks between granules" if name == "R15" else "depends on elements below amax", _CODES,
     )  # fmt: skip

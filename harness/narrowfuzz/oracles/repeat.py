@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Runs
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import equal_outputs
@@ -15,6 +17,7 @@ from narrowfuzz.verdict import Verdict
 
 #: The symptom of a result that was not written.
 UNWRITTEN = "depends on memory that nobody wrote"
+_AGAIN = "the second run"
 
 
 def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
@@ -27,12 +30,13 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
         elif again.error is not None:
             yield Verdict(
                 "O1", arm, "output", "diverged", "raises the second time",
-                measured=f"{again.error.type}: {again.error.message[:200]}", allowed="a result",
+                At(what="error", run=_AGAIN, phase=again.error.phase),
+                f"{again.error.type}: {again.error.message[:200]}", Runs(again.error.type),
             )  # fmt: skip
         else:
-            verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat")
+            verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", _AGAIN)
             yield (
-                replace(verdict, symptom=UNWRITTEN, allowed="what the kernel wrote")
+                replace(verdict, symptom=UNWRITTEN)
                 if _unwritten(verdict, trace, again)
                 else verdict
             )
@@ -40,8 +44,8 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
 
 def _unwritten(verdict: Verdict, trace: Trace, again: Trace) -> bool:
     """True if the second run has NaN, as its memory held before, where the first has a number."""
-    if verdict.status != "diverged" or not verdict.index:
+    at = verdict.at
+    if verdict.status != "diverged" or not at.index:
         return False
-    name = verdict.where.split("[")[0]
-    got, want = (run.outputs[name][verdict.index] for run in (trace, again))
+    got, want = (run.outputs[at.name][at.index] for run in (trace, again))
     return bool(np.isnan(want) and not np.isnan(got))

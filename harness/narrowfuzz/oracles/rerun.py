@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from narrowfuzz.address import At
 from narrowfuzz.case import Spec
+from narrowfuzz.expect import Same
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -35,16 +38,18 @@ def complete(trace: Trace) -> bool:
     return trace.error is None and set(ROLES) <= set(trace.outputs)
 
 
-def compare(name: str, role: str, got: Any, want: Any, symptom: str, side: str = "") -> Verdict:
-    """Equal bits, or a verdict that points at the first element that differs. Results that are all
-    zero in both runs are no pass: they say nothing of how one depends on the other."""
+def compare(name: str, role: str, got: Any, want: Any, symptom: str, at: At = At()) -> Verdict:  # noqa: B008
+    """Equal bits, or a verdict that points at the first element that differs, of what ``at`` says,
+    the role's result if nothing. Results that are all zero in both runs are no pass: they say
+    nothing of how one depends on the other."""
     bad = ~same_bits(got, want)
     if not bad.any():
-        if not side and not np.any(want):
+        if not at.side and not np.any(want):
             return plain(name, "eager", role, "inconclusive", "zeros in both runs")
         return plain(name, "eager", role, "ok")
-    at = first(bad)
+    index = first(bad)
+    place = msgspec.structs.replace(at, name=role, index=index)
     return Verdict(
-        name, "eager", role, "diverged", symptom, str(list(at)), number(got[at]),
-        number(want[at]), side=side, index=at,
+        name, "eager", role, "diverged", symptom, place, number(got[index]),
+        Same(msgspec.structs.replace(place, run="eager"), number(want[index])),
     )  # fmt: skip

@@ -19,7 +19,7 @@ def blamed(
     followed: list[set[tuple[str, str]]] = []
     for run in (one, other):
         found = list(check_machine(run))
-        followed.append({(v.explained_by, v.measured) for v in found if v.status == "known"})
+        followed.append({(v.explained_by, v.why) for v in found if v.status == "known"})
         if not any(v.status == "diverged" for v in found):
             continue
         if run is one:

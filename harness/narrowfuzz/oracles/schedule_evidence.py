@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from narrowfuzz.address import At as Address
 from narrowfuzz.case import Case
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.schedule.events import (
@@ -121,10 +122,11 @@ def place(schedule: Schedule, event: int) -> str:
     return f"event {event}, {sentence(schedule.events[event], number)}"
 
 
-def located(evidence: ScheduleEvidence, event: int, at: At) -> str:
-    """``event 4, backward({y0: g}): recompute of y0``."""
-    phase = f"{at.phase} of y{at.forward}" if at.forward >= 0 else at.phase
-    return f"{place(evidence.schedule, event)}: {phase}"
+def address_of(what: Address, event: int, at: At) -> Address:
+    """An address with the event, the phase, the forward and its layer call."""
+    return msgspec.structs.replace(
+        what, event=event, phase=at.phase, of=at.forward, call=max(at.call, 0)
+    )
 
 
 def order_lost(schedule: Schedule) -> int:

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
+from narrowfuzz.expect import Is, Own, State, bits
 from narrowfuzz.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_as_built import AsBuilt
 from narrowfuzz.oracles.schedule_evidence import (
     Progress,
     ScheduleEvidence,
-    place,
     steps_of,
 )
 from narrowfuzz.oracles.schedule_recompute import Recomputes
@@ -59,8 +61,7 @@ def _stateless(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
         for name, slot in sorted(moment.state.items()):
             return Verdict(
                 "O14", trace.arm, name.direction, "diverged", f"{name.direction} state kept",
-                f"{place(evidence.schedule, moment.event)}: {name}", told(slot), "nothing",
-                side=name.layer, index=(moment.event, name.index),
+                name.at(moment.event), told(slot), Own("nothing"),
             )  # fmt: skip
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
@@ -277,9 +278,9 @@ def _casts(
         if cast.scale != slot.scale:
             yield Verdict(
                 "O14", "", cast.slot.direction, "diverged",
-                f"{cast.slot.direction} cast with another scale than its slot's", str(cast.slot),
-                number(float(cast.scale or 0)), number(float(slot.scale)),
-                side=cast.slot.layer, index=(cast.slot.index,),
+                f"{cast.slot.direction} cast with another scale than its slot's",
+                msgspec.structs.replace(cast.slot.at(), what="cast"),
+                number(float(cast.scale or 0)), Is(bits(slot.scale)),
             )  # fmt: skip
         trained = cast.at.phase == "backward" or trains
         if trained or machine.as_built.follows("evaluation_stages"):
@@ -397,7 +398,7 @@ def _compare(
             unstaged = machine.uncommitted.get(name)
             symptom = symptom_of(name, event, before.get(name), want, got, unstaged)
             yield Verdict(
-                "O14", "", name.direction, "diverged", symptom, str(name), *differing(got, want),
-                side=name.layer, index=(name.index,),
+                "O14", "", name.direction, "diverged", symptom, name.at(), differing(got, want),
+                State(bits(want.scale), tuple(bits(x) for x in want.window)),
             )  # fmt: skip
         machine.slots[name] = got

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.address import At as Address
+from narrowfuzz.expect import Own
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, located
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
 from narrowfuzz.schedule.events import Backward, Forward, Schedule
 from narrowfuzz.schedule.trace import At, CastSeen, ProductSeen, Side, StateTrace
 from narrowfuzz.verdict import Verdict
@@ -89,11 +91,12 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 judged = True
                 wrong = _wrong(side, found, own)
                 if wrong is not None:
-                    symptom, measured, allowed = wrong
+                    symptom, got, allowed = wrong
+                    operand = Address(what="scale", name=product.role, side=name)  # type: ignore[arg-type]
                     return Verdict(
                         "O3", "", product.role, "diverged", symptom,
-                        located(evidence, moment.event, product.at), measured or f"operand {name}",
-                        allowed, index=(moment.event,),
+                        address_of(operand, moment.event, product.at), got or "codes of no cast",
+                        Own(allowed),
                     )  # fmt: skip
     return plain("O3", "", "operand", "ok" if judged else "not_applicable")
 

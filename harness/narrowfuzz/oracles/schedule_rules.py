@@ -8,18 +8,19 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Is, Own, Runs, Same, bits
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_blame import blamed
 from narrowfuzz.oracles.schedule_evidence import (
     ScheduleEvidence,
-    located,
+    address_of,
     order_lost,
-    place,
     steps_of,
 )
 from narrowfuzz.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
-from narrowfuzz.oracles.schedule_symptoms import differing
+from narrowfuzz.oracles.schedule_symptoms import differing, told
 from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
 from narrowfuzz.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
 from narrowfuzz.verdict import Verdict
@@ -40,8 +41,8 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             symptom += circumstances(evidence.schedule, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
-                place(evidence.schedule, error.event), f"{error.type}: {error.message[:200]}",
-                "run, or refused with the reason when the model is built",
+                At(what="error", event=error.event, name=error.where),
+                f"{error.type}: {error.message[:200]}", Runs(error.type),
             )  # fmt: skip
 
 
@@ -96,11 +97,11 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                     symptom = "recomputed with the scales of another call"
                 if symptom:
                     symptom += circumstances(evidence.schedule, trace.arm)
+                    place = address_of(At(what="product", name="output"), moment.event, product.at)
+                    first_run = msgspec.structs.replace(place, event=-1, phase="forward")
                     return Verdict(
-                        "O13", "", "output", "diverged", symptom,
-                        located(evidence, moment.event, product.at), _sides(product),
-                        "as in its forward: " + (_sides(want) if want else "no product"),
-                        index=(moment.event,),
+                        "O13", "", "output", "diverged", symptom, place, _sides(product),
+                        Same(first_run, _sides(want) if want else "no product"),
                     )  # fmt: skip
     return plain("O13", "", "output", "ok" if judged else "not_applicable")
 
@@ -188,27 +189,30 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             symptom = "product in high precision" if narrow else "product in FP8"
             allowed = "FP8" if narrow else "high precision"
             if narrow and not wrong:
-                allowed = _formats(evidence, product)
-                symptom, wrong = "product in other FP8 formats", formats != set(allowed.split())
+                due = _formats(evidence, product)
+                allowed = " ".join(sorted(due, reverse=True))
+                symptom, wrong = "product in other FP8 formats", formats != due
             if wrong:
                 symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
                 return Verdict(
                     "O20", "", product.role, "diverged", symptom,
-                    located(evidence, i, product.at), _sides(product), allowed, index=(i,),
+                    address_of(At(what="product", name=product.role), i, product.at),
+                    _sides(product), Own(allowed),
                 )  # fmt: skip
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
             return Verdict(
-                "O20", "", "output", "diverged", missing, place(evidence.schedule, i),
-                "none in the window the layer has", "a fresh cast of the weight", index=(i,),
+                "O20", "", "output", "diverged", missing,
+                At(what="cast", event=i, name="output", side="b"),
+                "none in the window the layer has", Own("a fresh cast of the weight"),
             )  # fmt: skip
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
 
-def _formats(evidence: ScheduleEvidence, product: ProductSeen) -> str:
+def _formats(evidence: ScheduleEvidence, product: ProductSeen) -> set[str]:
     """What a product multiplies: one gradient in a backward, none elsewhere."""
     wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
-    return "e5m2 e4m3" if wide and product.at.phase == "backward" else "e4m3"
+    return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
 
 
 def _weight_cast_missing(
@@ -258,6 +262,10 @@ def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
     return replace(trace, moments=trace.moments[:until], outputs=outputs)
 
 
+#: The run of a model after others of its process.
+AFTER_OTHERS = "after other models"
+
+
 def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
     if evidence.company is None:
@@ -267,9 +275,10 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     if after.error is not None:
         whole = replace(after.error, event=len(evidence.schedule.events))  # all of it ran before
         symptom = f"{after.error.type} after other models{_circumstances(evidence.schedule, whole)}"
+        at = At(what="error", event=after.error.event, name=after.error.where, run=AFTER_OTHERS)
         yield Verdict(
-            "O1", after.arm, "schedule", "diverged", symptom,
-            place(evidence.schedule, after.error.event), after.error.message[:200], "as alone",
+            "O1", after.arm, "schedule", "diverged", symptom, at, after.error.message[:200],
+            Runs(after.error.type),
         )  # fmt: skip
         return
     base, moments = evidence.traces[after.arm], range(len(after.moments))
@@ -341,19 +350,20 @@ def _same(
     for i, a, b in zip(events, base.moments, other.moments, strict=False):
         for slot in sorted(a.state.keys() & b.state.keys()):
             if not a.state[slot].equals(b.state[slot]):
-                came, due = differing(b.state[slot], a.state[slot])
+                at = slot.at(i)
                 return Verdict(
-                    oracle, arm, "state", "diverged", f"{slot.direction} state",
-                    f"{place(evidence.schedule, i)}: {slot}", came, f"{due}, as {than}",
-                    side=slot.layer, index=(i, slot.index),
+                    oracle, arm, "state", "diverged", f"{slot.direction} state", at,
+                    differing(b.state[slot], a.state[slot]),
+                    Same(msgspec.structs.replace(at, run=than), told(a.state[slot])),
                 )  # fmt: skip
     for name in base.outputs:
         got = other.outputs.get(name)
         if got is None or not _same_bits(base.outputs[name], got):
             kind = "gradient" if "grad" in name else "output"
             return Verdict(
-                oracle, arm, kind, "diverged", kind, name,
-                "missing" if got is None else _furthest(base.outputs[name], got), f"as {than}",
+                oracle, arm, kind, "diverged", kind, At(name=name),
+                "none" if got is None else _furthest(base.outputs[name], got),
+                Same(At(name=name, run=than)),
             )  # fmt: skip
     return plain(oracle, arm, "output", "ok")
 
@@ -385,10 +395,9 @@ def check_balance(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             if left:
                 symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.schedule)}"
                 symptom += circumstances(evidence.schedule, arm)
-                found = Verdict(
-                    "O19", arm, "state", "diverged", symptom,
-                    place(evidence.schedule, i), str(left), "empty", index=(i,),
-                )  # fmt: skip
+                at = At(what="pending", event=i)
+                due = Is(bits(0))
+                found = Verdict("O19", arm, "state", "diverged", symptom, at, str(left), due)
                 break
             found = plain("O19", arm, "state", "ok")
         yield found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.oracles.oracle import number
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, place, steps_of
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
 from narrowfuzz.oracles.schedule_recompute import circumstances
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Schedule, Switch
 from narrowfuzz.schedule.trace import SlotName, StateTrace
@@ -54,28 +55,22 @@ def told(slot: Slot) -> str:
     return f"scale {number(float(slot.scale))} window [{window}]"
 
 
-def differing(got: Slot, want: Slot) -> tuple[str, str]:
-    """What came and what must have, in words that leave out what is equal."""
-    scale = got.scale.tobytes() != want.scale.tobytes()
-    window = got.window.tobytes() != want.window.tobytes()
-    pair = [
-        " ".join(
-            [*([f"scale {number(float(slot.scale))}"] if scale else []),
-             *([f"window [{', '.join(number(float(x)) for x in slot.window)}]"] if window else [])]
-        )
-        for slot in (got, want)
-    ]  # fmt: skip
-    return pair[0], pair[1]
+def differing(got: Slot, want: Slot) -> str:
+    """What came, without what is as it must be."""
+    parts = []
+    if got.scale.tobytes() != want.scale.tobytes():
+        parts.append(f"scale {number(float(got.scale))}")
+    if got.window.tobytes() != want.window.tobytes():
+        parts.append(f"window [{', '.join(number(float(x)) for x in got.window)}]")
+    return " ".join(parts)
 
 
 def placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
     """The verdict with its arm, its event, and its circumstances."""
-    where = f"{place(evidence.schedule, event)}: {verdict.where}"
     symptom = verdict.symptom + _circumstances(evidence.schedule)
     symptom += circumstances(evidence.schedule, trace.arm)
-    return replace(
-        verdict, arm=trace.arm, symptom=symptom, where=where, index=(event, *verdict.index)
-    )
+    at = msgspec.structs.replace(verdict.at, event=event)
+    return replace(verdict, arm=trace.arm, symptom=symptom, at=at)
 
 
 def _spans_regions(schedule: Schedule) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from narrowfuzz.address import At
+from narrowfuzz.expect import Is, Within, bits
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -41,9 +43,9 @@ def check_finite(evidence: Evidence) -> Iterator[Verdict]:
                 continue
             at = first(bad)
             yield Verdict(
-                "O10", arm, role, "diverged", "not finite", str(list(at)), number(got[at]),
-                f"finite, |result| <= {number(reach[at])}", index=at,
-                lo=-float(largest), hi=float(largest),
+                "O10", arm, role, "diverged", "not finite", At(name=role, index=at),
+                number(got[at]), Within(bits(-largest), bits(largest)),
+                factor=float(reach[at]) / largest,
             )  # fmt: skip
 
 
@@ -76,7 +78,6 @@ def check_nan_provenance(evidence: Evidence) -> Iterator[Verdict]:
             at = first(bad)
             symptom = "NaN missing" if expected[at] else "NaN from nowhere"
             yield Verdict(
-                "O11", arm, role, "diverged", symptom, str(list(at)), number(got[at]),
-                "NaN" if expected[at] else "a number", index=at,
-                lo=np.nan if expected[at] else -np.inf, hi=np.nan if expected[at] else np.inf,
+                "O11", arm, role, "diverged", symptom, At(name=role, index=at), number(got[at]),
+                Is(bits(np.nan)) if expected[at] else Within(bits(-np.inf), bits(np.inf)),
             )  # fmt: skip

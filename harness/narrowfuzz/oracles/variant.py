@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.address import At, What
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, decode
@@ -171,27 +173,26 @@ def _operand(
     """Observed codes and scales of one operand, element for element."""
     axes, operand = OPERAND_AXES[role, side], evidence.reference.operand(role, side)
     plan, shape = operand.plan, operand.x.shape
-    pairs: list[tuple[str, Any, Any]] = []
+    pairs: list[tuple[str, What, Any, Any]] = []
     if plan.format is not None and seen.codes is not None and other.codes is not None:
-        pairs.append(("codes", _decoded(seen.codes, plan), _decoded(other.codes, plan)))
+        pairs.append(("codes", "codes", _decoded(seen.codes, plan), _decoded(other.codes, plan)))
         if seen.scale is not None and other.scale is not None:
             there = other.codes.shape
-            pairs.insert(
-                0, ("scale", _spread(seen.scale, plan, shape), _spread(other.scale, plan, there))
-            )
+            spread = _spread(seen.scale, plan, shape), _spread(other.scale, plan, there)
+            pairs.insert(0, ("scale", "scale", *spread))
     elif seen.values is not None and other.values is not None:
-        pairs.append(("operand", seen.values, other.values))
-    for what, x, y in pairs:
+        pairs.append(("operand", "values", seen.values, other.values))
+    for named, what, x, y in pairs:
         verdict = compare(
             name,
             role,
             variant.trim(y, axes),
             variant.take(x, axes),
-            f"{what} changes{variant.title}",
-            side,
+            f"{named} changes{variant.title}",
+            At(what=what, side=side, run=variant.title.strip()),  # type: ignore[arg-type]
         )
         if verdict.status != "ok":
-            return replace(verdict, where=f"operand {side}{verdict.where}")
+            return verdict
     return plain(name, "eager", role, "ok" if pairs else "inconclusive", "" if pairs else "unseen")
 
 
@@ -202,9 +203,9 @@ def _result(
     part = np.ix_(variant.index[axes[0]], variant.index[axes[1]])
     got = want.copy()
     got[part] = variant.trim(variant.result(after, role), axes)
-    lattice = on_lattice(evidence, role)
+    lattice, titled = on_lattice(evidence, role), At(run=variant.title.strip())
     if role in variant.strict or (lattice and not bias_may_fuse(evidence, role)):
-        return compare(name, role, got, want, f"result changes{variant.title}")
+        return compare(name, role, got, want, f"result changes{variant.title}", titled)
     a, b = observed(evidence, base, role)
     if a is None or b is None:
         return plain(name, "eager", role, "inconclusive", "operands were not seen")
@@ -215,7 +216,8 @@ def _result(
     verdict = within(evidence, name, "eager", role, got, centre, 0.0 if lattice else radius, skip)
     if verdict.status != "diverged":
         return verdict
-    return replace(verdict, symptom=f"result leaves its bound{variant.title}")
+    at = msgspec.structs.replace(verdict.at, run=variant.title.strip())
+    return replace(verdict, symptom=f"result leaves its bound{variant.title}", at=at)
 
 
 def bias_may_fuse(evidence: Evidence, role: Role) -> bool:

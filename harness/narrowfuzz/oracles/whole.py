@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.address import At
 from narrowfuzz.case import Spec
+from narrowfuzz.expect import Near, Present, Same, Within, bits
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence, same_bits
@@ -38,13 +40,14 @@ def check_strict(evidence: Evidence) -> Iterator[Verdict]:
         if why:
             yield plain("O8", arm, "output", "not_applicable", why)
             continue
-        yield equal_outputs("O8", evidence, trace, eager, "differs from eager")
+        yield equal_outputs("O8", evidence, trace, eager, "differs from eager", "eager")
 
 
 def equal_outputs(
-    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str
+    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str
 ) -> Verdict:
-    """One verdict for a whole run: every named result has the other's bits."""
+    """One verdict for a whole run: every named result has the bits of the ``other``, which is
+    called ``than``."""
     arm = trace.arm
     if any(evidence.by_chance(role) for role in ROLES):
         return plain(oracle, arm, "output", "not_applicable", "stochastic rounding")
@@ -52,12 +55,13 @@ def equal_outputs(
         got, want = trace.outputs.get(name), other.outputs.get(name)
         if got is None or want is None:
             return Verdict(oracle, arm, role_of(name), "diverged", "gradient missing in one run",
-                           name)  # fmt: skip
+                           At(name=name), "one run without it", Present((name,)))  # fmt: skip
         bad = ~same_bits(got, want)
         if bad.any():
             at = first(bad)
-            return Verdict(oracle, arm, role_of(name), "diverged", symptom, f"{name}{list(at)}",
-                           number(got[at]), number(want[at]), index=at)  # fmt: skip
+            return Verdict(oracle, arm, role_of(name), "diverged", symptom,
+                           At(name=name, index=at), number(got[at]),
+                           Same(At(name=name, index=at, run=than), number(want[at])))  # fmt: skip
     if not any(x.any() for x in trace.outputs.values()):
         return plain(oracle, arm, "output", "inconclusive", "zeros in both runs")
     return plain(oracle, arm, "output", "ok")
@@ -112,8 +116,8 @@ def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
         if not np.isfinite(got).all():
             at = first(~np.isfinite(got))
             return Verdict(
-                "O9", arm, role_of(name), "diverged", "not finite", f"{name}{list(at)}",
-                number(got[at]), "finite, as eager", index=at,
+                "O9", arm, role_of(name), "diverged", "not finite", At(name=name, index=at),
+                number(got[at]), Within(bits(-np.inf), bits(np.inf)),
             )  # fmt: skip
         verdict = _worse(evidence.spec, arm, name, got, base, exact)
         if verdict is not None:
@@ -146,10 +150,7 @@ def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> 
     large, floor = ratio_limit(spec)
     floor *= float(np.sqrt(np.mean(exact**2)))
     error, allowed = got - exact, base - exact
-    for part, axis, ratio in (
-        ("", None, large if got.size >= SMALL else SMALL_RATIO),
-        ("row ", -1, SMALL_RATIO),
-    ):
+    for axis, ratio in ((None, large if got.size >= SMALL else SMALL_RATIO), (-1, SMALL_RATIO)):
         far = np.sqrt(np.mean(error**2, axis=axis))
         limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
         bad = np.atleast_1d(far > limit)
@@ -158,8 +159,7 @@ def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> 
             worst, most = np.atleast_1d(far)[at], np.atleast_1d(limit)[at]
             return Verdict(
                 "O9", arm, role_of(name), "diverged", "error beyond eager's",
-                f"{name} {part}{at if part else ''}".strip(), f"error {number(worst)}",
-                f"at most {number(most)} (eager's error {number((most - floor) / ratio)})",
-                factor=float(worst / most),
+                At(name=name, index=() if axis is None else (at,)), f"error {number(worst)}",
+                Near(bits(most), bits((most - floor) / ratio)), factor=float(worst / most),
             )  # fmt: skip
     return None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz.address import At as Address
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.trace import Phase
@@ -26,6 +27,12 @@ class SlotName:
 
     def __str__(self) -> str:
         return f"{self.layer} {self.direction} slot {self.index}"
+
+    def at(self, event: int = -1) -> Address:
+        """Its state after an event."""
+        return Address(
+            what="state", event=event, layer=self.layer, name=self.direction, index=(self.index,)
+        )
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
     if case.spec.schedule is not None:
         return _of_schedule(judge, case, verdict)
     evidence = judge.observe(case, repeat=False)
-    if verdict.layer:
-        of_layer = (seen for name, seen in layer_evidences(evidence) if name == verdict.layer)
+    if verdict.at.layer:
+        of_layer = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         layer = next(of_layer, None)
         return SMALL if layer is None else _of_linear(layer, EAGER.name)
     if case.spec.direct:

@@ -8,7 +8,9 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, dump_case
+from narrowfuzz.expect import Expect, Given, Refuses
 from narrowfuzz.schedule.events import Backward, Forward, Schedule, Stimulus
 from narrowfuzz.severity import Severity, Use, severity
 from narrowfuzz.verdict import Verdict
@@ -50,6 +52,11 @@ class Finding(msgspec.Struct, kw_only=True):
     role: str
     symptom: str
     sentence: str
+    #: Where, what came, what was expected and what that rests on.
+    at: At = At()
+    got: str = ""
+    expect: Expect | None = None
+    given: tuple[Given, ...] = ()
     strength: str
     reach: str
     case: Case
@@ -120,7 +127,7 @@ def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
     """The severity of a finding. The use is taken for documented unless the library said no; empty
     dimensions are rare."""
     spec, use = case.spec, cast(Use, "documented")
-    if verdict.symptom.startswith(("refusal ", "unclear refusal ")):
+    if isinstance(verdict.expect, Refuses) and verdict.expect.lacking != "time":
         use = "limitation"
     elif spec.schedule is None and 0 in (spec.tokens, spec.k, spec.n):
         use = "rare"

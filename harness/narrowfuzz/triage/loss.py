@@ -5,9 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import climb
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.environment import describe
+from narrowfuzz.expect import Runs
 from narrowfuzz.judge_schedule import arms_of
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful
@@ -19,7 +21,7 @@ from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_schedule import write_schedule_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
-from narrowfuzz.verdict import Verdict, fingerprint
+from narrowfuzz.verdict import Status, Verdict, fingerprint
 
 _SECONDS = 90.0
 #: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.
@@ -75,8 +77,8 @@ def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> Recipe | Stateful:
 
 
 def _verdict(arm: str, how: str) -> Verdict:
-    return Verdict("contract", arm, "forward", "hung" if how == "hangs" else "crashed", how,
-                   measured=how, allowed="a result or an exception")  # fmt: skip
+    status: Status = "hung" if how == "hangs" else "crashed"
+    return Verdict("contract", arm, "forward", status, how, At(what="error"), how, Runs())
 
 
 def _triaged(
@@ -94,6 +96,9 @@ def _triaged(
         role="forward",
         symptom=verdict.symptom,
         sentence=verdict.sentence(),
+        at=verdict.at,
+        got=verdict.got,
+        expect=verdict.expect,
         strength="exact",
         reach=reach_of(small.case),
         case=case,

@@ -56,7 +56,7 @@ def write_script(
     if verdict.oracle == "census":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
     tensors = tensors_of(case, recipe)
-    if verdict.oracle == "O13" and not verdict.side:
+    if verdict.oracle == "O13" and not verdict.at.side:
         layer = None  # this layer was handed something else: what did it is elsewhere in the model
     if layer is not None:
         case, tensors = msgspec.structs.replace(case, spec=layer[0]), layer[1]
@@ -65,7 +65,7 @@ def write_script(
             tensors = {_LINEAR.get(name, name): t for name, t in tensors.items()}
         return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
     text = recipe.script(case.spec)
-    needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.side != "")
+    needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.at.side != "")
     tap = (_WATCH + inside(arm) if arm.compiler else text.tap) if needs_tap else ""
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n'
@@ -100,7 +100,7 @@ def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
     """True where a single linear, run forward and backward once, does not tell the story."""
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
-    handed = verdict.oracle == "O13" and not verdict.side
+    handed = verdict.oracle == "O13" and not verdict.at.side
     return not spec.direct or special or mixed or handed or verdict.oracle == "O8"
 
 

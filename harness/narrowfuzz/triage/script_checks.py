@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import math
 
-import numpy as np
-
-from narrowfuzz.arms.ladder import BY_NAME
+from narrowfuzz.expect import Is, Present, Refuses, Runs, Within, read
 from narrowfuzz.oracles.contract import RULE
-from narrowfuzz.oracles.quantiser import LEVEL_B
 from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
 from narrowfuzz.verdict import Verdict
 
@@ -22,7 +19,7 @@ def check_rule(verdict: Verdict) -> str:
     if oracle == "contract":
         return check_contract(verdict)
     if oracle in ELEMENT_RULES:
-        got = f'run(input, weight, grad_output)["{verdict.role}"]{list(verdict.index)}'
+        got = f'run(input, weight, grad_output)["{verdict.role}"]{list(verdict.at.index)}'
         return check_element(verdict, f"{got}.item()")
     if oracle in ("O2", "O3", "O4"):
         return check_operand(verdict)
@@ -68,14 +65,15 @@ sys.exit(1)
 
 def check_contract(verdict: Verdict) -> str:
     """A missing gradient, or an exception in the wrong phase or words, or none."""
-    if verdict.symptom.startswith("accepts"):
-        return ACCEPTED.format(call="run(input, weight, grad_output)", rule=verdict.allowed)
-    if verdict.status == "diverged":
-        name = verdict.symptom.split()[-1]
+    expect = verdict.expect
+    if isinstance(expect, Refuses) and not expect.raised:
+        return ACCEPTED.format(call="run(input, weight, grad_output)", rule=expect)
+    if isinstance(expect, Present):
         return (
-            f'missing = run(input, weight, grad_output)["{name}"] is None\n'
-            f'print("{name}:", "None although its parameter requires a gradient" if missing else '
-            '"there")\nsys.exit(1 if missing else 0)'
+            "found = run(input, weight, grad_output)\n"
+            f"missing = [name for name in {list(expect.names)!r} if found[name] is None]\n"
+            'print("no gradient of:", ", ".join(missing) or "nothing")\n'
+            "sys.exit(1 if missing else 0)"
         )
     return check_raises(verdict, "run(input, weight, grad_output)")
 
@@ -99,27 +97,28 @@ def check_raises(verdict: Verdict, call: str) -> str:
 def _exit_code(verdict: Verdict) -> str:
     """An expression of ``error``, ``text`` and ``phase``. Another error than the verdict's is not
     this script's subject, nor is any where the process ends or hangs."""
-    found = re.search(r"\((\w+) in ", verdict.symptom)
-    if found is None:
+    expect = verdict.expect
+    if not isinstance(expect, Runs | Refuses) or not expect.raised:
         return "125"
-    shown = {
-        "refused only in backward": 'phase == "backward"',
-        "refusal states no rule": f"not re.search({RULE.pattern!r}, text, re.I)",
-        "refusal names no layer": '"proj" not in text',
+    shown: dict[str, str] = {
+        "time": 'phase == "backward"',
+        "rule": f"not re.search({RULE.pattern!r}, text, re.I)",
+        "layer": '"proj" not in text',
     }
-    condition = next((c for words, c in shown.items() if verdict.symptom.startswith(words)), "True")
-    return f'int({condition}) if type(error).__name__ == "{found.group(1)}" else 125'
+    condition = shown.get(expect.lacking, "True") if isinstance(expect, Refuses) else "True"
+    return f'int({condition}) if type(error).__name__ == "{expect.raised}" else 125'
 
 
 def check_element(verdict: Verdict, got: str) -> str:
     """The number that ``got`` computes, against the verdict's interval."""
-    index = list(verdict.index)
-    if np.isnan(verdict.lo):
-        allowed, condition = "NaN", "math.isnan(got)"
-    else:
-        lo, hi = float(verdict.lo), float(verdict.hi)
+    index = list(verdict.at.index)
+    if isinstance(verdict.expect, Within):
+        lo, hi = read(verdict.expect.lo), read(verdict.expect.hi)
         allowed = f"in [{lo!r}, {hi!r}]"
         condition = f'float("{lo!r}") <= got <= float("{hi!r}")'
+    else:
+        assert isinstance(verdict.expect, Is) and math.isnan(read(verdict.expect.value))
+        allowed, condition = "NaN", "math.isnan(got)"
     return (
         f"got = {got}\n"
         f'print("{verdict.role}{index}:", got, "must be {allowed}")\n'
@@ -129,33 +128,24 @@ def check_element(verdict: Verdict, got: str) -> str:
 
 def check_operand(verdict: Verdict) -> str:
     """The code, scale or amax one GEMM saw, against the rule's value."""
-    slot = SLOT[verdict.side] + (1 if verdict.oracle == "O3" else 0)
-    index = f"[{', '.join(map(str, verdict.index))}]" if verdict.index else ""
-    expected = verdict.allowed.split()[0].removeprefix("byte")
-    if verdict.oracle == "O4":
-        slot = {"a": 4, "b": 5}[verdict.side]
-    if verdict.oracle == "O3":
-        expected = verdict.allowed.replace("byte ", "").split()[0]
-        read = f"seen[{SITE[verdict.role]}][{slot}]"
-        read = f"({read}.view(torch.uint8) if {read}.element_size() == 1 else {read}){index}.item()"
-    else:
-        read = f"seen[{SITE[verdict.role]}][{slot}].float(){index}.item()"
+    expect, at = verdict.expect, verdict.at
+    assert isinstance(expect, Is)
+    index = f"[{', '.join(map(str, at.index))}]" if at.index else ""
+    slot = {"a": 4, "b": 5}[at.side] if at.what == "amax" else SLOT[at.side]
+    got = f"seen[{SITE[at.name]}][{slot}].float(){index}.item()"
+    if at.what == "scale":
+        got = f"seen[{SITE[at.name]}][{slot + 1}]"
+        got = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got}){index}.item()"
+    given = ", ".join(map(str, verdict.given))
+    signed = " and math.copysign(1.0, got) == math.copysign(1.0, expected)" * expect.signed
     return (
         "run(input, weight, grad_output)\n"
-        f"got = {read}\n"
-        # nine digits name an fp32, not the float64 that they spell
-        f'expected = torch.tensor(float("{expected}"), dtype=torch.float32).item()\n'
-        f'print("{verdict.where}:", got, "must be {verdict.allowed}")\n'
-        f"sys.exit(0 if got == expected{_signed(verdict)} or "
+        f"got = {got}\n"
+        f'expected = float.fromhex("{expect.value}")\n'
+        f'print("{at}:", got, "must be {expect}{f" for {given}" if given else ""}")\n'
+        f"sys.exit(0 if got == expected{signed} or "
         "(math.isnan(got) and math.isnan(expected)) else 1)"
     )
-
-
-def _signed(verdict: Verdict) -> str:
-    """A code has a sign even where it is zero, which generated code does not keep."""
-    if verdict.oracle != "O2" or verdict.symptom == LEVEL_B or BY_NAME[verdict.arm].compiler:
-        return ""
-    return " and math.copysign(1.0, got) == math.copysign(1.0, expected)"
 
 
 _SAME = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from narrowfuzz.case import Spec
+from narrowfuzz.expect import Near, Present, Refuses
 from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
 from narrowfuzz.triage.script_checks import (
     ACCEPTED,
@@ -68,10 +69,11 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
     """The lines that look at ``run``'s results. Raises ValueError for a rule they cannot check."""
     oracle = verdict.oracle
     if oracle == "contract":
-        if verdict.symptom.startswith("accepts"):
-            return ACCEPTED.format(call='run("guilty")', rule=verdict.allowed)
-        if verdict.status == "diverged":
-            names = [_OF_LINEAR.get(name, name) for name in verdict.where.split(", ")]
+        expect = verdict.expect
+        if isinstance(expect, Refuses) and not expect.raised:
+            return ACCEPTED.format(call='run("guilty")', rule=expect)
+        if isinstance(expect, Present):
+            names = [_OF_LINEAR.get(name, name) for name in expect.names]
             return _MISSING.format(names=names)
         return check_raises(verdict, 'run("guilty")')
     if oracle == "O1":
@@ -84,15 +86,15 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
         return _ratio(spec, verdict)
     if oracle in ELEMENT_RULES and spec.direct:
         name = _OF_LINEAR.get(verdict.role, verdict.role)
-        return check_element(verdict, f'run("guilty")["{name}"]{list(verdict.index)}.item()')
+        return check_element(verdict, f'run("guilty")["{name}"]{list(verdict.at.index)}.item()')
     raise ValueError(f"no stand-alone script for {oracle} on a model")
 
 
 def _ratio(spec: Spec, verdict: Verdict) -> str:
     """O9's own limit: the same multiple of eager's error, the same floor."""
-    name, _, row = verdict.where.partition(" row ")
-    large, floor = ratio_limit(spec)
+    at, (large, floor) = verdict.at, ratio_limit(spec)
+    row = str(at.index[0]) if isinstance(verdict.expect, Near) and at.index else ""
     ratio = f"{SMALL_RATIO} if guilty.numel() < {SMALL} else {large}"
     return _RATIO.format(
-        name=name.split("[")[0], part=row or "...", ratio=SMALL_RATIO if row else ratio, floor=floor
+        name=at.name, part=row or "...", ratio=SMALL_RATIO if row else ratio, floor=floor
     )

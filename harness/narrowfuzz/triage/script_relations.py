@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.expect import Is, Within
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.oracles.relations_recipe import COPIES
@@ -65,10 +66,10 @@ def check_relation(case: Case, verdict: Verdict, plan: Plan, tensors: dict[str, 
         return _check_state(verdict, plan)
     if name in VARIANTS:
         found = variants(name, case, plan, tensors)
-        named = [t for t in found if t.title and verdict.symptom.endswith(t.title)]
-        if not found:
+        named = [t for t in found if t.title.strip() == verdict.at.run]
+        if not named:
             raise ValueError(f"{name} says nothing about this case")
-        return _check_variant(verdict, (named or found)[0], plan)
+        return _check_variant(verdict, named[0], plan)
     if name == "R21":
         return _check_value(verdict, plan)
     return _check_copies(verdict, plan) if name == "R22" else ""
@@ -105,12 +106,12 @@ def _run_of(variant: Variant) -> str:
 
 def _check_variant(verdict: Verdict, variant: Variant, plan: Plan) -> str:
     role: Role = verdict.role  # type: ignore[assignment]
-    there, side = variant.operand(role, verdict.side or "a")
+    there, side = variant.operand(role, verdict.at.side or "a")
     lists = f"m, k, n = {', '.join(_text(variant.index[dim]) for dim in 'mkn')}\n"
-    if verdict.side:
-        at, axes = verdict.index, OPERAND_AXES[role, verdict.side]
+    if verdict.at.side:
+        at, axes = verdict.at.index, OPERAND_AXES[role, verdict.at.side]
         source = tuple(int(variant.index[dim][i]) for dim, i in zip(axes, at, strict=True))
-        want = _element(verdict, role, verdict.side, plan, source)
+        want = _element(verdict, role, verdict.at.side, plan, source)
         return (
             f"{lists}run(input, weight, grad_output)\nwant = {want}\nseen.clear()\n"
             f"{_run_of(variant)}\ngot = {_element(verdict, there, side, plan, at)}\n"
@@ -118,10 +119,10 @@ def _check_variant(verdict: Verdict, variant: Variant, plan: Plan) -> str:
         )
     rows, cols = RESULT_AXES[role]
     turned = ".t()" if variant.swapped and role == "output" else ""
-    if "bound" in verdict.symptom:
+    if isinstance(verdict.expect, Within):
         place = [
             int(np.flatnonzero(variant.index[dim] == i)[0])
-            for dim, i in zip((rows, cols), verdict.index, strict=True)
+            for dim, i in zip((rows, cols), verdict.at.index, strict=True)
         ]
         return lists + check_element(
             verdict, f'{_run_of(variant)}["{there}"]{turned}{place}.item()'
@@ -148,14 +149,14 @@ def _code(role: Role, side: str, at: tuple[int, ...]) -> str:
 
 def _element(verdict: Verdict, role: Role, side: str, plan: Plan, at: tuple[int, ...]) -> str:
     """The code of element ``at``, or its scale where that is what differs."""
-    if verdict.symptom.startswith("scale"):
+    if verdict.at.what == "scale":
         return _scale(role, side, plan, at)
     return _code(role, side, at)
 
 
 def _same_number(verdict: Verdict) -> str:
     return (
-        f'print("{verdict.where}:", got, "must be", want)\n'
+        f'print("{verdict.at}:", got, "must be", want)\n'
         "sys.exit(0 if got == want or (got != got and want != want) else 1)"
     )
 
@@ -170,7 +171,7 @@ def _check_sum(verdict: Verdict, parts: tuple[Variant, ...]) -> str:
         call = f"run(input{cut}, weight, grad_output{cut}{bias}, lead=({len(rows)},), plain=True)"
         runs.append(f'{call}["grad_weight"].double()')
     total = " + ".join(runs)
-    return f"total = {total}\n" + check_element(verdict, f"total{list(verdict.index)}.item()")
+    return f"total = {total}\n" + check_element(verdict, f"total{list(verdict.at.index)}.item()")
 
 
 def _check_state(verdict: Verdict, plan: Plan) -> str:
@@ -199,8 +200,8 @@ def _check_state(verdict: Verdict, plan: Plan) -> str:
             '    sys.exit(1)\nprint("runs again")'
         )
     role: Role = verdict.role  # type: ignore[assignment]
-    if verdict.side:
-        seen = _element(verdict, role, verdict.side, plan, verdict.index)
+    if verdict.at.side:
+        seen = _element(verdict, role, verdict.at.side, plan, verdict.at.index)
         return f"{first}\nwant = {seen}\n{after}\ngot = {seen}\n{_same_number(verdict)}"
     return f'{first}\n{after}\ngot, want = got["{role}"], want["{role}"]' + equal_check(
         f"{verdict.oracle} {role}"
@@ -216,12 +217,12 @@ def _value(role: Role, side: str, plan: Plan, at: tuple[int, ...]) -> str:
 
 def _check_value(verdict: Verdict, plan: Plan) -> str:
     """R21: the value against the other recipe's, which the verdict names."""
+    assert isinstance(verdict.expect, Is)
     role: Role = verdict.role  # type: ignore[assignment]
     return (
         "run(input, weight, grad_output)\n"
-        f"got = {_value(role, verdict.side, plan, verdict.index)}\n"
-        # nine digits name one fp32 number; as a float64 they would be another
-        f'want = torch.tensor(float("{verdict.allowed.split()[0]}"), dtype=torch.float32).item()\n'
+        f"got = {_value(role, verdict.at.side, plan, verdict.at.index)}\n"
+        f'want = float.fromhex("{verdict.expect.value}")\n'
         f"{_same_number(verdict)}"
     )
 
@@ -229,9 +230,9 @@ def _check_value(verdict: Verdict, plan: Plan) -> str:
 def _check_copies(verdict: Verdict, plan: Plan) -> str:
     """R22: one element of the column copy against the row copy's."""
     role: Role = verdict.role  # type: ignore[assignment]
-    row, column = next(p for p in COPIES.values() if p[1] == (role, verdict.side))
-    at, turned = verdict.index, (verdict.index[1], verdict.index[0])
-    if verdict.symptom.startswith("value"):
+    row, column = next(p for p in COPIES.values() if p[1] == (role, verdict.at.side))
+    at, turned = verdict.at.index, (verdict.at.index[1], verdict.at.index[0])
+    if verdict.at.what == "values":
         want, got = _value(*row, plan, turned), _value(*column, plan, at)
     else:
         want, got = (

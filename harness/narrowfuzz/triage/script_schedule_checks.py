@@ -131,7 +131,7 @@ def after(event, fp8, weight=False, gradients=False):
 
 def _precision(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     narrow = _narrow(evidence)
-    weights = verdict.symptom.startswith("weight")
+    weights = verdict.at.what == "cast"
     wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
     numbers = iter(range(64))
 

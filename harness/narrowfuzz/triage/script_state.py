@@ -88,7 +88,7 @@ def check_state(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScri
 
     def mark(i: int, event: Event, made: list[str]) -> str:
         number = next(numbers) if isinstance(event, Forward) else 0
-        if isinstance(event, Open | Switch) and i != verdict.index[0]:
+        if isinstance(event, Open | Switch) and i != verdict.at.event:
             return ""
         told = "leave the region" if isinstance(event, Close) else sentence(event, number)
         args = [quoted(told), *(_move(m, policy) for m in by_event.get(i, []))]
@@ -192,7 +192,7 @@ def _hooked(
 ) -> bool:
     """True where hooks see what is quantised: a linear's input, weight and gradient."""
     schedule = evidence.schedule
-    if schedule.layer != "linear" or "another scale" in verdict.symptom:
+    if schedule.layer != "linear" or verdict.at.what == "cast":
         return False
     if slot.direction == "forward":
         weight = slot.index == 1
@@ -223,6 +223,6 @@ def _listen(evidence: ScheduleEvidence, verdict: Verdict, slot: SlotName) -> str
     forward = slot.direction == "forward"
     return _LISTEN.format(
         first_run=" and torch._C._current_graph_task_id() == -1" if forward else "",
-        used=_USED if "another scale" in verdict.symptom else "",
+        used=_USED if verdict.at.what == "cast" else "",
         largest=_largest(evidence, "seen.input"),
     )

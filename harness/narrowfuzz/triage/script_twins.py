@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, order_lost
+from narrowfuzz.oracles.schedule_rules import AFTER_OTHERS
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
 from narrowfuzz.schedule.text import sentence
 from narrowfuzz.stateful import ScheduleScript
@@ -92,7 +93,7 @@ def _twin(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) ->
 def _company(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     play = Play(evidence.case.spec, text, verdict.arm != "eager")
     before = _COMPARE.replace("    reset()\n", "").replace("**how", "")
-    if "after other models" in verdict.symptom:
+    if verdict.at.run == AFTER_OTHERS:
         before = before.replace("    train()\n", _RAISES)
     after = "alone, later = logged(), logged()"
     after += _compared("alone", "later", "alone             ", "after other models")

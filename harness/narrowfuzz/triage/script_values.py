@@ -67,7 +67,7 @@ def check_values(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str
         )
     if name == "R13":
         gemm = recipe.plan(case.spec).gemms[verdict.role]  # type: ignore[index]
-        return _check_monotone(verdict, gemm.a if verdict.side == "a" else gemm.b, tail)
+        return _check_monotone(verdict, gemm.a if verdict.at.side == "a" else gemm.b, tail)
     raise ValueError(f"no stand-alone script for {name}")
 
 
@@ -84,9 +84,9 @@ def _check_monotone(verdict: Verdict, plan: OperandPlan, tail: str) -> str:
         ("grad_input", "a"): "grad_output", ("grad_input", "b"): "weight.t()",
         ("grad_weight", "a"): "grad_output.t()", ("grad_weight", "b"): "input.t()",
     }  # fmt: skip
-    slot = SLOT[verdict.side]
+    slot = SLOT[verdict.at.side]
     return (
-        f"run(input, weight, grad_output)\nx = {tensors[verdict.role, verdict.side]}\n"
+        f"run(input, weight, grad_output)\nx = {tensors[verdict.role, verdict.at.side]}\n"
         f"codes = seen[{SITE[verdict.role]}][{slot}].float().{granules}\n"
         f"order = x.{granules}.float().argsort(1, stable=True)\n"
         f"got = codes.gather(1, order)\nwant = got.cummax(1).values{tail}"

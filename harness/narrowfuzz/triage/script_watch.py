@@ -7,7 +7,7 @@ each linear gets.
 from __future__ import annotations
 
 from narrowfuzz.arms.ladder import Arm
-from narrowfuzz.oracles.kernels import WRONG_PRODUCT
+from narrowfuzz.expect import Own, read
 from narrowfuzz.verdict import Verdict
 
 _WATCH = """
@@ -142,7 +142,7 @@ def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
 
     Raises ValueError for what a plain script cannot see.
     """
-    if verdict.symptom == WRONG_PRODUCT:
+    if verdict.at.what == "product":
         return _WATCH_GEMMS + inside(arm), False
     if verdict.oracle not in ("O13", "O18"):
         return "", False
@@ -150,18 +150,19 @@ def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
         return _WATCH + (inside(arm) if arm.compiler else ""), not arm.compiler
     if arm.compiler:
         return _WATCH_GEMMS + inside(arm), False
-    if verdict.side:
+    if verdict.at.side:
         raise ValueError("codes of a recomputed layer are out of a plain script's reach")
     return _WATCH_LINEARS, False
 
 
 def check_watched(verdict: Verdict, arm: Arm) -> str:
     """Run, and check what was recorded."""
-    if verdict.symptom == WRONG_PRODUCT:
+    if verdict.at.what == "product":
         products = "forwards" if verdict.oracle == "O5" else "backwards"
         return 'run("guilty")\n' + _PRODUCTS.strip().replace("PRODUCTS", products)
     if verdict.oracle == "O13":
         return 'run("guilty")\n' + (_RECOMPUTED if arm.compiler else _LINEARS_AGAIN).strip()
     # where q, k or v moved, the sums may well have stayed
-    allowed = repr(verdict.hi) if verdict.hi else "math.inf"
+    limit = verdict.expect.limit if isinstance(verdict.expect, Own) else ""
+    allowed = repr(read(limit)) if limit else "math.inf"
     return 'run("guilty")\n' + _STATISTICS.strip().replace("ALLOWED", allowed)

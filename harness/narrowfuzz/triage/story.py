@@ -15,7 +15,7 @@ from narrowfuzz.verdict import Verdict
 
 def tell(evidence: ScheduleEvidence, verdict: Verdict) -> Story:
     """The story of one first cause."""
-    event = verdict.index[0] if verdict.index else _failed(evidence, verdict)
+    event = verdict.at.event
     slot = told_slot(verdict) or _followed(evidence.traces)
     return Story(
         lines=[heading(evidence.schedule), *lines(evidence.schedule)],
@@ -29,16 +29,10 @@ def tell(evidence: ScheduleEvidence, verdict: Verdict) -> Story:
 
 def told_slot(verdict: Verdict) -> SlotName | None:
     """The slot that a verdict names, if it names one."""
-    if len(verdict.index) < 2:
+    at = verdict.at
+    if at.what not in ("state", "cast") or at.name not in ("forward", "backward"):
         return None
-    direction = verdict.symptom.split()[0] if verdict.role == "state" else verdict.role
-    assert direction in ("forward", "backward"), direction
-    return SlotName(verdict.side, direction, verdict.index[1])  # type: ignore[arg-type]
-
-
-def _failed(evidence: ScheduleEvidence, verdict: Verdict) -> int:
-    trace = evidence.traces.get(verdict.arm)
-    return trace.error.event if trace is not None and trace.error is not None else -1
+    return SlotName(at.layer, at.name, at.index[0])  # type: ignore[arg-type]
 
 
 def _followed(traces: Mapping[str, StateTrace]) -> SlotName | None:

@@ -87,6 +87,10 @@ def triage(
         role=final.role,
         symptom=final.symptom,
         sentence=final.sentence(),
+        at=final.at,
+        got=final.got,
+        expect=final.expect,
+        given=final.given,
         strength=rules_of(case.spec)[final.oracle].strength,
         reach=reach_of(minimal),
         case=case,
@@ -137,7 +141,8 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[str]:
         recipe = judge.stateful_recipe(case.spec)
         yield write_schedule_script(judge.look(case), verdict, recipe)
         return
-    layer = judge.layer(case, verdict.layer, last=verdict.last_call) if verdict.layer else None
+    at = verdict.at
+    layer = judge.layer(case, at.layer, at.call) if at.layer else None
     yield write_script(case, verdict, judge.recipe(case.spec), layer)
     if layer is not None and case.spec.steps > 1 and verdict.oracle in OPERAND_RULES:
         yield write_script(case, verdict, judge.recipe(case.spec), layer, trained=True)
@@ -161,13 +166,13 @@ def _only_as_dear(case: Case, arm: str) -> Case:
 
 def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     """The largest element of the operand row a quantiser rule was broken in."""
-    if verdict.oracle not in OPERAND_RULES or not verdict.index:
+    if verdict.oracle not in OPERAND_RULES or not verdict.at.index:
         return None
     role: Role = verdict.role  # type: ignore[assignment]
     tensors = tensors_of(case, judge.recipe(case.spec))
     a, b = canonical_operands(role, tensors)
-    row = (a if verdict.side == "a" else b)[verdict.index[0]]
-    name, _ = OPERANDS[role][verdict.side == "b"]
+    row = (a if verdict.at.side == "a" else b)[verdict.at.index[0]]
+    name, _ = OPERANDS[role][verdict.at.side == "b"]
     value = row[np.argmax(np.abs(row))]
     bits = f"0x{int(np.float32(value).view(np.uint32)):08x}"
     return Spike(name, 0, 0, bits)

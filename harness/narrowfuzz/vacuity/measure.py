@@ -91,8 +91,8 @@ def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass
     assert evidence.rerun is not None
     evidence = replace(evidence, rerun=remembering(evidence.rerun))
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
-        for layer, check, seen in checks(evidence, oracles):
-            yield from probe(check, seen, table.RELEVANT, _ALL, layer)
+        for at, check, seen in checks(evidence, oracles):
+            yield from probe(check, seen, table.RELEVANT, _ALL, at.layer)
 
 
 def drawn(

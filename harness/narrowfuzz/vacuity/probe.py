@@ -61,13 +61,13 @@ def probe(
                 # another verdict's business, as results are where this one compared operands
                 others = {t for t in own - noticed if any(found[t][j] for j in like)}
                 yield Pass(
-                    verdict.oracle, arm, verdict.role, verdict.layer or layer,
+                    verdict.oracle, arm, verdict.role, verdict.at.layer or layer,
                     frozenset(own - others), noticed,
                 )  # fmt: skip
 
 
 def _alike(x: Verdict, y: Verdict) -> bool:
-    return (x.oracle, x.role, x.layer) == (y.oracle, y.role, y.layer)
+    return (x.oracle, x.role, x.at.layer) == (y.oracle, y.role, y.at.layer)
 
 
 def _by_arm(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:

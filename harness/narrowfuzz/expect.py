@@ -1,0 +1,163 @@
+"""What a rule expects at an address, as data: sentences and scripts are made of it.
+
+Numbers are kept as hexadecimal text, which JSON carries exactly, NaN and infinities included.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, SupportsFloat
+
+import msgspec
+
+from narrowfuzz.address import At
+
+
+class Is(msgspec.Struct, frozen=True, tag="is", forbid_unknown_fields=True):
+    """One number and no other; NaN is NaN."""
+
+    value: str
+    #: A scale that is a byte, not a number.
+    byte: bool = False
+    #: The sign of a zero counts.
+    signed: bool = False
+
+    def __str__(self) -> str:
+        value = read(self.value)
+        return f"byte {int(value)}" if self.byte else number(value)
+
+
+class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=True):
+    """A number of a closed interval."""
+
+    lo: str
+    hi: str
+
+    def __str__(self) -> str:
+        lo, hi = read(self.lo), read(self.hi)
+        if (lo, hi) == (-math.inf, math.inf):
+            return "a number"
+        return f"in [{number(lo)}, {number(hi)}]"
+
+
+class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
+    """The bits of another place; ``value`` is what was there when it was judged."""
+
+    at: At
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.value or 'as'} {'as ' * bool(self.value)}{self.at.run or 'in its forward'}"
+
+
+class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
+    """No farther from float64 than a multiple of eager's error, in root mean square."""
+
+    limit: str
+    eager: str
+
+    def __str__(self) -> str:
+        return f"at most {number(read(self.limit))} (eager's error {number(read(self.eager))})"
+
+
+class Ordered(msgspec.Struct, frozen=True, tag="ordered", forbid_unknown_fields=True):
+    """No smaller than the element before it, in the order of what was quantised."""
+
+    least: str
+
+    def __str__(self) -> str:
+        return f"at least {number(read(self.least))}"
+
+
+class Sum(msgspec.Struct, frozen=True, tag="sum", forbid_unknown_fields=True):
+    """The sum of what the parts gave one by one."""
+
+    of: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.value}, the sum of {self.of}"
+
+
+class Runs(msgspec.Struct, frozen=True, tag="runs", forbid_unknown_fields=True):
+    """A result. ``raised`` is the type of error that came instead, "" where the process ended."""
+
+    raised: str = ""
+
+    def __str__(self) -> str:
+        return "a result or an exception" if not self.raised else "a result"
+
+
+#: What a refusal lacks: it comes too late, or its message leaves something out.
+Lacking = Literal["time", "rule", "shape", "layer", "clarity"]
+
+
+class Refuses(msgspec.Struct, frozen=True, tag="refuses", forbid_unknown_fields=True):
+    """An error at conversion or first call that names the layer, its shape and the rule."""
+
+    rule: str = ""
+    #: The type of the error that came, "" where none did, and what is wrong with it.
+    raised: str = ""
+    lacking: Lacking = "clarity"
+
+    def __str__(self) -> str:
+        return f"a refusal: {self.rule}" if self.rule else "a clear refusal"
+
+
+class Present(msgspec.Struct, frozen=True, tag="present", forbid_unknown_fields=True):
+    """Results that must be there."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "a gradient for every parameter that requires one"
+
+
+class State(msgspec.Struct, frozen=True, tag="state", forbid_unknown_fields=True):
+    """A slot's scale and window of maxima."""
+
+    scale: str
+    window: tuple[str, ...]
+
+    def __str__(self) -> str:
+        window = ", ".join(number(read(x)) for x in self.window)
+        return f"scale {number(read(self.scale))} window [{window}]"
+
+
+class Own(msgspec.Struct, frozen=True, tag="own", forbid_unknown_fields=True):
+    """What the rule's own check states; ``limit`` is its number, if it has one."""
+
+    text: str
+    limit: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Expect = Is | Within | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | Own
+
+
+class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that an expectation rests on, and where it was seen."""
+
+    name: str
+    at: At
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {number(read(self.value))}"
+
+
+def bits(x: SupportsFloat) -> str:
+    """A number as exact text."""
+    return float(x).hex()
+
+
+def read(text: str) -> float:
+    """The number that ``bits`` wrote. Raises ValueError if it is none."""
+    return float.fromhex(text)
+
+
+def number(x: float) -> str:
+    """A number as a reader wants it: short, but never two different fp32 ones alike."""
+    return f"{float(x):.9g}"

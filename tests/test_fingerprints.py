@@ -1,0 +1,80 @@
+"""Fingerprints are identities: findings, ledger entries and other people's notes name them, so
+their words stay. ``python tests/test_fingerprints.py`` writes them down afresh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernels import skip_without_kernel
+from narrowfuzz.arms.ladder import EAGER, climb, unavailable
+from narrowfuzz.case import Case, load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles import rules_of
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.verdict import BAD, fingerprint
+
+prepare()
+settle()
+
+HERE = Path(__file__).parent
+FROZEN: dict[str, list[str]] = json.loads((HERE / "fingerprints.json").read_text())
+CASES = {
+    name: load_case(json.dumps(case).encode())
+    for name, case in json.loads((HERE / "fault_cases.json").read_text()).items()
+}
+
+
+#: What memory holds that nobody wrote is another thing each time: here, one rule tells.
+UNWRITTEN = {"empty-gemm-unwritten": "O1"}
+
+
+def fingerprints(case: Case, fault: str) -> list[str]:
+    """Of every bad verdict that the fault alone brings, causes or not."""
+
+    def bad() -> set[str]:
+        judgement = Judge(load_recipes(), Ledger([])).judge(case)
+        rules = [UNWRITTEN[fault]] if fault in UNWRITTEN else rules_of(case.spec)
+        told = [v for v in judgement.verdicts if v.status in BAD and v.oracle in rules]
+        return {fingerprint(v, judgement.family) for v in told}
+
+    clean = bad()
+    with builtin_faults()[fault].plant():
+        return sorted(bad() - clean)
+
+
+def compiles(case: Case) -> bool:
+    """Inductor takes its time."""
+    return case.spec.compile == "inductor"
+
+
+def params() -> list[Any]:
+    return [
+        pytest.param(name, marks=pytest.mark.heavy if compiles(case) else ())
+        for name, case in sorted(CASES.items())
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", params())
+def test_a_faults_fingerprints_keep_their_words(name: str) -> None:
+    case = CASES[name]
+    missing = [arm.name for arm in climb(case.spec) if arm is not EAGER and unavailable(arm)]
+    if missing:
+        pytest.skip(f"cannot run {missing[0]} here")
+    skip_without_kernel(case)
+    assert fingerprints(case, name) == FROZEN[name]
+
+
+def test_every_fault_case_is_frozen() -> None:
+    assert set(FROZEN) == set(CASES)
+
+
+if __name__ == "__main__":
+    found = {name: fingerprints(case, name) for name, case in sorted(CASES.items())}
+    (HERE / "fingerprints.json").write_text(json.dumps(found, indent=1) + "\n")
