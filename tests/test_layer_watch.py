@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.ladder import EAGER, with_checkpoint
-from narrowfuzz.arms.layers import LayerWatch
+from narrowfuzz.arms.layers import watch_layers
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, Checkpoint, DataSpec, ModelName, Spec
 from narrowfuzz.environment import prepare, settle
@@ -269,16 +269,16 @@ def test_a_linear_with_a_forward_of_its_own_is_no_linear_to_judge() -> None:
     model = MODELS["own_forward"].build(spec_of(PLAIN, "own_forward"), dtype=torch.float32,
                                         device="cpu")  # fmt: skip
     assert linear_names(model) == ("proj",)
-    assert not LayerWatch(model, ("proj",), None).layers
+    assert not watch_layers(model, ("proj",), None).layers
     patched = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     patched[0].forward = lambda x: x  # type: ignore[method-assign]
-    assert set(LayerWatch(patched, ("0", "1"), None).layers) == {"1"}
+    assert set(watch_layers(patched, ("0", "1"), None).layers) == {"1"}
 
 
 def test_nothing_stays_attached() -> None:
     model = MODELS["llama_block"].build(spec_of(PLAIN, "llama_block"), dtype=torch.float32,
                                         device="cpu")  # fmt: skip
-    watch = LayerWatch(model, linear_names(model), None)
+    watch = watch_layers(model, linear_names(model), None)
     with watch.recording():
         model(torch.zeros(4, 32))
     seen = len(watch.calls)

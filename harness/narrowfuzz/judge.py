@@ -42,7 +42,7 @@ from narrowfuzz.schedule.carries import check_carried
 from narrowfuzz.schedule.rules import check_schedule
 from narrowfuzz.schedule.trace import StateTrace
 from narrowfuzz.stateful import Stateful, Subject
-from narrowfuzz.trace import Trace
+from narrowfuzz.trace import LayerCall, Trace
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
@@ -246,14 +246,36 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def layer(self, case: Case, module: str, call: int = 0) -> tuple[Spec, dict[str, F32]] | None:
-        """What a model's linear was and got at this eager call of it; None without one."""
+    def call(self, case: Case, module: str, index: int = 0) -> LayerCall | None:
+        """This eager call of a model's linear; None without one."""
         tensors = tensors_of(case, self.recipe(case.spec))
         trace = self._program(case.spec, EAGER).run(tensors, tap=True, spec=case.spec)
         for seen in trace.calls:
-            if (seen.module, seen.index, seen.phase) == (module, call, "forward"):
-                return layer_spec(case.spec, seen), layer_tensors(seen)
+            if (seen.module, seen.index, seen.phase) == (module, index, "forward"):
+                return seen
         return None
+
+    def first_of(self, case: Case, verdict: Verdict) -> Verdict:
+        """The same divergence at the first call of its layer that shows it: of a model's layers
+        only first and last calls are judged."""
+        at, rule = verdict.at, [BY_NAME[verdict.oracle]]
+        if not (at.layer and at.call) or verdict.arm != EAGER.name:
+            return verdict
+        evidence = self.observe(case, frozenset({EAGER.name}), repeat=False)
+        eager, name = evidence.traces[EAGER.name], fingerprint(verdict, "")
+        for call in eager.calls:
+            if call.module == at.layer and call.index < at.call:
+                seen = replace(evidence, traces={EAGER.name: replace(eager, calls=(call,))})
+                found = [v for v in _verdicts(seen, rule) if v.status in BAD]
+                same = next((v for v in found if fingerprint(v, "") == name), None)
+                if same is not None:
+                    return same
+        return verdict
+
+    def layer(self, case: Case, module: str, call: int = 0) -> tuple[Spec, dict[str, F32]] | None:
+        """The single linear that this eager call was, and what it got; None without one."""
+        seen = self.call(case, module, call)
+        return None if seen is None else (layer_spec(case.spec, seen), layer_tensors(seen))
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; eager is always among them."""

@@ -19,8 +19,7 @@ from torch import nn
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.ladder import Arm
-from narrowfuzz.arms.layers import LayerWatch
-from narrowfuzz.arms.recompute import recomputing
+from narrowfuzz.arms.layers import calls_of, watch_layers
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import AttentionWatch, CompiledTap, Records, tapped_backend
 from narrowfuzz.arms.tensors import (
@@ -36,6 +35,8 @@ from narrowfuzz.case import LEARNING_RATE, Spec
 from narrowfuzz.machine import lacking_kernel
 from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.checkpoint import HOW, recomputing
+from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.recipe import Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Seen, Trace
 
@@ -78,7 +79,10 @@ class Program:
         return model
 
     def _callable(self) -> Call:
-        call = recomputing(self._model, self.arm.checkpoint, self.description.regions)
+        call: Call = self._model
+        if self.arm.checkpoint:
+            how = HOW[self.arm.checkpoint]
+            call = recomputing(self._model, how, self.description.regions)
         if not self.arm.compiler:
             return call
         options = dict(self.arm.options)
@@ -138,7 +142,7 @@ class _Run:
         #: Watching attention means watching every operator: not worth it on every draw.
         self.attention = focus is None or focus % 4 == 0
         if tap and not self.arm.compiler and not spec.direct:
-            self.layers = LayerWatch(self.model, program._linears, focus)
+            self.layers = watch_layers(self.model, program._linears, focus)
 
     def trace(self) -> Trace:
         program, spec = self.program, self.spec
@@ -163,7 +167,7 @@ class _Run:
         plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
-            calls = self.layers.finished(plan, shared)
+            calls = calls_of(self.layers, plan, shared)
             attention = tuple(self.records.attention)
             return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
         records = program._tap.records if self.arm.compiler else self.records

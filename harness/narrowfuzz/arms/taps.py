@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from narrowfuzz.arms.layers import in_backward
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
+from narrowfuzz.play.layers import in_backward
 from narrowfuzz.trace import AttentionCall, Multiplied, Phase, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}

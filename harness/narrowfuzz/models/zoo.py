@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from narrowfuzz.case import ModelName, Spec
-from narrowfuzz.models import blocks
+from narrowfuzz.play import models as blocks
 
 Arguments = tuple[Any, ...]
 

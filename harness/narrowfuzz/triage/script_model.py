@@ -6,20 +6,15 @@ single linear. Here are the findings about a run as a whole.
 
 from __future__ import annotations
 
-import base64
-import inspect
-import zlib
-
-import numpy as np
-
-from narrowfuzz.arms import recompute
 from narrowfuzz.arms.ladder import Arm
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
-from narrowfuzz.models.zoo import MODELS, source_of, tied_names
+from narrowfuzz.models.zoo import MODELS, source_of, ties
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play import checkpoint
 from narrowfuzz.recipe import ScriptText
+from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_model_checks import check_whole
-from narrowfuzz.triage.script_parts import GUARD
+from narrowfuzz.triage.script_parts import GUARD, blob
 from narrowfuzz.triage.script_watch import check_watched, watching
 from narrowfuzz.verdict import Verdict
 
@@ -49,7 +44,7 @@ def write_model_script(
         source_of(spec.model),
         _recompute_source(arm),
         watch,
-        _blob(tensors),
+        blob(tensors),
         _run(spec, arm, text, watched=watched),
         check,
     ]
@@ -72,35 +67,14 @@ def _budget(spec: Spec) -> str:
 def _recompute_source(arm: Arm) -> str:
     if not arm.checkpoint:
         return ""
-    text = inspect.getsource(recompute)
-    return (
-        text[text.index("_aten = ") :]
-        .replace("Callable[..., Any]", "Any")
-        .replace("Callable[..., CheckpointPolicy]", "Any")
-    )
-
-
-def _blob(tensors: dict[str, F32]) -> str:
-    """All tensors as fp32 in one zlib-compressed literal."""
-    raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
-    literal = base64.b85encode(zlib.compress(raw, 9)).decode()
-    lines = "\n".join(f"    {literal[i : i + 92]!r}" for i in range(0, len(literal), 92))
-    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-    return (
-        f"SHAPES = {shapes!r}\n"
-        f"raw = bytearray(zlib.decompress(base64.b85decode(\n{lines}\n)))\n"
-        "flat, tensors = torch.frombuffer(raw + bytes(4), dtype=torch.float32), {}\n"
-        "for name, shape in SHAPES.items():\n"
-        "    size = math.prod(shape)\n"
-        "    tensors[name], flat = flat[:size].reshape(shape), flat[size:]"
-    )
+    return pasted(("recomputing", arm.checkpoint), (checkpoint,))
 
 
 def _run(spec: Spec, arm: Arm, text: ScriptText, *, watched: bool) -> str:
     """run("guilty" | "plain" | "eager" | "exact") -> named results of the last step, of all its
     microbatches or of those in ``turns``."""
     model = MODELS[spec.model]
-    tied = tied_names(model.build(spec, dtype=recompute.torch.float32, device="meta"))
+    tied = ties(spec)
     options = dict(arm.options) | (
         {"fallback_random": True} if model.random and arm.compiler == "inductor" else {}
     )
@@ -118,7 +92,7 @@ def _run(spec: Spec, arm: Arm, text: ScriptText, *, watched: bool) -> str:
         spec.grad_mode, "torch.inference_mode"
     )
     recomputed = (
-        f"recomputing(model, {arm.checkpoint!r}, {model.regions!r})" if arm.checkpoint else "model"
+        f"recomputing(model, {arm.checkpoint}, {model.regions!r})" if arm.checkpoint else "model"
     )
     after = 'results[name] = getattr(parameter, "_data", parameter).detach()'
     body = f"""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
+from collections.abc import Mapping
+
 import numpy as np
 
 from narrowfuzz.arms.ladder import Arm
@@ -65,4 +69,20 @@ def equal_check(label: str) -> str:
         "\nequal = torch.equal(got.nan_to_num(nan=0.5) + 0.0, want.nan_to_num(nan=0.5) + 0.0)\n"
         f'print("{label}:", "holds" if equal else "BROKEN")\n'
         "sys.exit(0 if equal else 1)"
+    )
+
+
+def blob(tensors: Mapping[str, F32]) -> str:
+    """All tensors as fp32 in one zlib-compressed literal."""
+    raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
+    literal = base64.b85encode(zlib.compress(raw, 9)).decode()
+    lines = "\n".join(f"    {literal[i : i + 92]!r}" for i in range(0, len(literal), 92))
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    return (
+        f"SHAPES = {shapes!r}\n"
+        f"raw = bytearray(zlib.decompress(base64.b85decode(\n{lines}\n)))\n"
+        "flat, tensors = torch.frombuffer(raw + bytes(4), dtype=torch.float32), {}\n"
+        "for name, shape in SHAPES.items():\n"
+        "    size = math.prod(shape)\n"
+        "    tensors[name], flat = flat[:size].reshape(shape), flat[size:]"
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.script_schedule import write_schedule_script
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun, run_script
@@ -113,15 +115,18 @@ def _proven(
 ) -> tuple[str, str, str]:
     """The first script that shows it, or the last that was tried; what it prints; why it does not
     show it, "" if it does."""
-    script, output, why = "", "", "no script was written"
-    try:
-        for script in _scripts(judge, case, verdict):
-            output, why = _confirm(script, plant, scripts)
-            if not why:
-                break
-    except ValueError as error:
-        return f"# no stand-alone script: {error}\n", output, str(error)
-    return script, output, why
+    tried: list[tuple[str, str, str]] = []
+    for write in _scripts(judge, case, verdict):
+        try:
+            script = write()
+        except ValueError as error:
+            tried.append((f"# no stand-alone script: {error}\n", "", str(error)))
+            continue
+        tried.append((script, *_confirm(script, plant, scripts)))
+        if not tried[-1][-1]:
+            return tried[-1]
+    # what ran says more than what was not written
+    return next((one for one in tried if one[1]), tried[0])
 
 
 def _carried(judge: Judge, spec: Spec) -> bool:
@@ -134,18 +139,21 @@ def _carried(judge: Judge, spec: Spec) -> bool:
     return True
 
 
-def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[str]:
-    """The simplest script that may show it, then one that tells more. Raises ValueError if no
-    script can."""
+def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[], str]]:
+    """Writers of scripts that may show it, the simplest first; each raises ValueError where it has
+    none."""
     if case.spec.schedule is not None:
-        recipe = judge.stateful_recipe(case.spec)
-        yield write_schedule_script(judge.look(case), verdict, recipe)
+        stateful = judge.stateful_recipe(case.spec)
+        yield lambda: write_schedule_script(judge.look(case), verdict, stateful)
         return
-    at = verdict.at
+    at, recipe = verdict.at, judge.recipe(case.spec)
     layer = judge.layer(case, at.layer, at.call) if at.layer else None
-    yield write_script(case, verdict, judge.recipe(case.spec), layer)
+    yield partial(write_script, case, verdict, recipe, layer)
     if layer is not None and case.spec.steps > 1 and verdict.oracle in OPERAND_RULES:
-        yield write_script(case, verdict, judge.recipe(case.spec), layer, trained=True)
+        yield partial(write_script, case, verdict, recipe, layer, trained=True)
+    first = judge.first_of(case, verdict)
+    call = judge.call(case, first.at.layer or "proj", first.at.call)
+    yield partial(write_played_script, case, first, recipe, tensors_of(case, recipe), call)
 
 
 def _only_as_dear(case: Case, arm: str) -> Case:

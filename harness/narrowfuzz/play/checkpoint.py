@@ -28,33 +28,33 @@ _KEPT = (
 )
 
 
-def recomputing(model: nn.Module, mode: str, regions: tuple[str, ...]) -> Callable[..., Any]:
-    """``model`` as a callable that recomputes in backward; "" runs it as it is.
+def recomputing(model: nn.Module, how: Callable[..., Any], regions: tuple[str, ...]) -> Any:
+    """``model`` as a callable that recomputes in backward, as ``full``, ``reentrant`` or
+    ``selective`` does.
 
     ``regions`` are submodules checkpointed one by one; without any, the whole model is one region.
     """
-    if not mode:
-        return model
     if not regions:
-        return partial(_checkpointed(mode), model)
+        return partial(how, model)
     for name in regions:
         region = model.get_submodule(name)
         if "forward" not in vars(region):
-            region.forward = partial(_checkpointed(mode), region.forward)
+            region.forward = partial(how, region.forward)
     return model
 
 
-def _checkpointed(mode: str) -> Callable[..., Any]:
-    if mode == "reentrant":
-        return partial(checkpoint, use_reentrant=True)
-    if mode == "full":
-        return partial(checkpoint, use_reentrant=False)
-    assert mode == "selective", mode
-    return partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
+full = partial(checkpoint, use_reentrant=False)
+reentrant = partial(checkpoint, use_reentrant=True)
 
 
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_every_second_matmul())
+def selective(function: Callable[..., Any], *args: Any) -> Any:
+    """Keeps what the policy says."""
+    contexts = partial(create_selective_checkpoint_contexts, _every_second_matmul())
+    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+
+
+#: By the name that a Spec gives them.
+HOW: dict[str, Callable[..., Any]] = {"full": full, "reentrant": reentrant, "selective": selective}
 
 
 def _every_second_matmul() -> Callable[..., CheckpointPolicy]:

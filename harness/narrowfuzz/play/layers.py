@@ -1,0 +1,144 @@
+"""Every call of every linear in a model, seen from the layer's own edges.
+
+Hooks and identity autograd nodes stand before and behind each linear, so its input, its output and
+both their gradients are what that very call got and returned, however its tensors are shared. The
+recipe's tap adds the operands of its GEMMs. Nothing the library computes changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+
+class Probe(torch.autograd.Function):
+    """Identity that tells its gradient to ``note``."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, note: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        ctx.note = note
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.note(grad)
+        return grad, None
+
+
+@dataclass
+class Call:
+    """One call of a linear; ``tensors`` are what it got, ``outputs`` what it returned."""
+
+    module: str
+    #: This module's how many-th call of the same phase.
+    index: int
+    phase: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: Whose GEMMs were being recorded when this call began: a recompute interrupts a backward.
+    interrupted: list[Any] | None = None
+    forward_gemms: list[Any] = field(default_factory=list)
+    backward_gemms: list[Any] = field(default_factory=list)
+
+
+class LayerWatch:
+    """Records the calls of linears during one run."""
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        self.layers = layers
+        self.calls: list[Call] = []
+        self._current: list[Any] | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, *operands: Any) -> None:
+        """The recipe's tap: one GEMM, of the call that is running."""
+        if self._current is not None:
+            self._current.append(operands)
+
+    def wanted(self) -> bool:
+        """True while a watched layer multiplies."""
+        return self._current is not None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Watch until the context ends."""
+        self.calls, self._current, self._counts = [], None, Counter()
+        with ExitStack() as stack:
+            # a recompute that stops early would leave its last call open
+            stack.enter_context(set_checkpoint_early_stop(False))
+            for name, module in self.layers.items():
+                self._attach(name, module, stack)
+            yield
+
+    def _attach(self, name: str, module: nn.Module, stack: ExitStack) -> None:
+        running: list[Call] = []
+
+        def before(module: Any, args: Any) -> Any:
+            phase = "recompute" if in_backward() else "forward"
+            bias = getattr(module, "bias", None)
+            number = self._counts[name, phase]
+            call = Call(
+                name, number, phase, kept(module.weight), None if bias is None else kept(bias)
+            )
+            self._counts[name, phase] += 1
+            self.calls.append(call)
+            running.append(call)
+            call.tensors["input"] = args[0].detach()
+            call.interrupted, self._current = self._current, call.forward_gemms
+
+            def note(grad: torch.Tensor) -> None:
+                call.outputs["grad_input"] = grad.detach()
+                if self._current is call.backward_gemms:
+                    self._current = None  # what comes next may be a layer that is not watched
+
+            return (Probe.apply(args[0], note), *args[1:])
+
+        def after(module: Any, args: Any, output: Any) -> Any:
+            call = running.pop()
+            self._current = call.interrupted
+            call.outputs["output"] = output.detach()
+
+            def note(grad: torch.Tensor) -> None:
+                call.tensors["grad_output"] = grad.detach()
+                self._current = call.backward_gemms
+
+            return Probe.apply(output, note)
+
+        stack.callback(module.register_forward_pre_hook(before).remove)
+        stack.callback(module.register_forward_hook(after, prepend=True).remove)
+        for role in ("weight", "bias"):
+            parameter = getattr(module, role, None)
+            if parameter is not None and parameter.requires_grad:
+                stack.callback(parameter.register_hook(self._grad_of(name, role)).remove)
+
+    def _grad_of(self, name: str, role: str) -> Callable[[torch.Tensor], None]:
+        """A parameter's gradient belongs to a call only if no other call adds to it."""
+
+        def note(grad: torch.Tensor) -> None:
+            calls = [c for c in self.calls if c.module == name and "grad_output" in c.tensors]
+            fresh = [c for c in calls if f"grad_{role}" not in c.outputs]
+            if len(fresh) == 1:
+                fresh[0].outputs[f"grad_{role}"] = grad.detach().clone()
+
+        return note
+
+
+def kept(parameter: torch.Tensor) -> torch.Tensor:
+    """Its values now: an optimizer may step before they are looked at. Taken from inside a
+    library's tensor, which need not support what a plain one does (inference mode, for one)."""
+    inner: torch.Tensor = getattr(parameter, "_data", parameter)
+    return inner.detach().clone()
+
+
+def in_backward() -> bool:
+    """True while autograd runs a backward, recomputation included."""
+    return torch._C._current_graph_task_id() != -1

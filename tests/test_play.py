@@ -1,0 +1,183 @@
+"""The player: it leaves what the arms leave, bit for bit, and its source makes scripts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from kernels import skip_without_kernel
+from narrowfuzz.arms.ladder import BY_NAME, EAGER, climb, unavailable
+from narrowfuzz.arms.program import Program
+from narrowfuzz.arms.tensors import TORCH_DTYPE, fp32_array
+from narrowfuzz.case import Case, DataSpec, Spec, load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.play.player import Trace, play
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.script_played import play_arguments, write_played_script
+from narrowfuzz.triage.verify import RunScript
+from narrowfuzz.verdict import Verdict
+
+prepare()
+settle()
+
+HERE = Path(__file__).parent
+CASES = {
+    name: case
+    for name, raw in json.loads((HERE / "fault_cases.json").read_text()).items()
+    if (case := load_case(json.dumps(raw).encode())).spec.schedule is None
+}
+_OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes()
+
+
+#: What memory holds that nobody wrote is another thing each time.
+UNSTEADY = {"empty-gemm-unwritten", "rows-unwritten"}
+
+
+def played(case: Case, arm: str, trace: Trace) -> Trace:
+    """The case, by the player."""
+    spec, recipe = case.spec, recipes()[case.spec.recipe]
+    tensors = tensors_of(case, recipe)
+    if spec.direct:
+        tensors = {_OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+    return play(
+        trace,
+        lambda: MODELS[spec.model].build(spec, dtype=TORCH_DTYPE[spec.dtype], device="cpu"),
+        lambda model: recipe.convert(model, spec),
+        {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
+        dtype=TORCH_DTYPE[spec.dtype],
+        **play_arguments(spec, BY_NAME[arm]),
+    )
+
+
+def of_arm(case: Case, arm: str) -> dict[str, Any]:
+    """The same by the arm, or how it failed."""
+    recipe = recipes()[case.spec.recipe]
+    trace = Program(case.spec, recipe, BY_NAME[arm]).run(tensors_of(case, recipe), tap=False)
+    if trace.error is not None:
+        return {"error": trace.error.phase}
+    names = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
+    return {names.get(name, name): x for name, x in trace.outputs.items()}
+
+
+def params() -> list[Any]:
+    return [
+        pytest.param(
+            name, arm.name, marks=pytest.mark.heavy if arm.compiler == "inductor" else (),
+        )
+        for name, case in sorted(CASES.items())
+        for arm in climb(case.spec)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["clean", "planted"])
+@pytest.mark.parametrize(("name", "arm"), params())
+def test_player_and_arm_agree_bit_for_bit(name: str, arm: str, planted: bool) -> None:
+    case = CASES[name]
+    if unavailable(BY_NAME[arm]):
+        pytest.skip(unavailable(BY_NAME[arm]))
+    if planted and name in UNSTEADY:
+        pytest.skip("what memory holds that nobody wrote is another thing each time")
+    skip_without_kernel(case)
+
+    def plant() -> AbstractContextManager[object]:
+        """Anew for each run: what a fault counts starts again."""
+        torch._dynamo.reset()
+        return builtin_faults()[name].plant() if planted else nullcontext()
+
+    with plant():
+        want = of_arm(case, arm)
+    trace = Trace()
+    with plant():
+        if "error" in want:
+            with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the library raises
+                played(case, arm, trace)
+            assert trace.phase == want["error"]
+            return
+        found = played(case, arm, trace).results
+    assert set(found) == set(want)
+    for result, x in want.items():
+        assert same_bits(fp32_array(found[result]).reshape(x.shape), x).all(), result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "oracle", "arm"),
+    [
+        ("scale-doubled", "O3", "eager"),
+        ("cast-truncates", "O2", "eager"),
+        ("amax-ignores-negatives", "O4", "eager"),
+        ("gemm-gain", "O5", "eager"),
+        ("recompute-drifts", "O13", "eager+checkpoint"),
+    ],
+)
+@pytest.mark.parametrize("model", ["linear", "mlp_swiglu", "used_twice", "two_blocks"])
+def test_a_played_script_shows_what_is_planted_and_nothing_else(
+    model: str, fault: str, oracle: str, arm: str, tmp_path: Path, scripts: RunScript
+) -> None:
+    """In the second step of a copied model, which a single linear would not show."""
+    spec = Spec(
+        recipe="torchao.float8.rowwise", backend="emulated", model=model, m=16, k=32, n=48,  # type: ignore[arg-type]
+        steps=2, checkpoint="full", lifecycle="deepcopy",
+    )  # fmt: skip
+    case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(recipes(), Ledger([]))
+    with builtin_faults()[fault].plant():
+        verdict = _cause(judge, case, oracle, arm)
+        text = _written(judge, case, judge.first_of(case, verdict))
+    path = tmp_path / "repro.py"
+    path.write_text(text)
+    shown, gone = scripts(path, plant=("", fault)), scripts(path)
+    assert shown.shown, shown.output
+    assert gone.code == 0, gone.output
+
+
+def _cause(judge: Judge, case: Case, oracle: str, arm: str) -> Verdict:
+    found = judge.judge(case).verdicts
+    return next(v for v in found if (v.oracle, v.arm, v.status) == (oracle, arm, "diverged"))
+
+
+def _written(judge: Judge, case: Case, verdict: Verdict) -> str:
+    recipe = recipes()[case.spec.recipe]
+    call = judge.call(case, verdict.at.layer or "proj", verdict.at.call)
+    return write_played_script(case, verdict, recipe, tensors_of(case, recipe), call)
+
+
+def test_a_script_whose_layer_is_given_something_else_cannot_tell(
+    tmp_path: Path, scripts: RunScript
+) -> None:
+    spec = Spec(recipe="torch.fp32", model="mlp_gelu", dtype="fp32", m=4, k=8, n=8)
+    case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
+    verdict = next(
+        v for v in judge.judge(case).verdicts if v.oracle == "O5" and v.at.layer == "down"
+    )
+    from narrowfuzz.expect import Within, bits
+
+    at = msgspec.structs.replace(verdict.at, name="output", index=(0, 0))
+    wrong = Verdict("O5", "eager", "output", "diverged", "", at, "2", Within(bits(5), bits(6)))
+    path = tmp_path / "repro.py"
+    path.write_text(_written(judge, case, wrong))
+    assert scripts(path).shown
+    # as if another version's first layer rounded otherwise
+    path.write_text(path.read_text().replace("F.gelu(", "1.5 * F.gelu("))
+    moved = scripts(path)
+    assert moved.code == 125 and "the layer was given another input" in moved.output
+
+
+def test_eager_is_among_the_arms() -> None:
+    assert all(EAGER in climb(case.spec) for case in CASES.values())
