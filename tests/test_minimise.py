@@ -301,3 +301,17 @@ def test_a_useless_hint_is_dropped() -> None:
     assert small.case.data.spikes == (SPIKE,)
     small = minimise(LARGE, lambda case: True, hint=hint)
     assert small.case.data.spikes == ()
+
+
+def test_minimising_tries_other_data_and_the_same_transformation() -> None:
+    """The seed of the data is not what a relation chooses its permutation by."""
+    tried: set[int] = set()
+
+    def shows(case: Case) -> bool:
+        tried.add(case.data.choice)
+        return case.data.seed == 3
+
+    start = msgspec.structs.replace(LARGE, data=DataSpec(seed=17, values="outlier"))
+    small = minimise(start, shows)
+    assert tried <= {17, 3} and 17 in tried
+    assert small.case.data.seed == 3

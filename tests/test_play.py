@@ -23,6 +23,7 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.oracles.layers import given_of
 from narrowfuzz.play.player import Trace, play
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script_played import play_arguments, write_played_script
@@ -139,7 +140,7 @@ def test_a_played_script_shows_what_is_planted_and_nothing_else(
     case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(recipes(), Ledger([]))
     with builtin_faults()[fault].plant():
         verdict = _cause(judge, case, oracle, arm)
-        text = _written(judge, case, judge.first_of(case, verdict))
+        text = _written(case, judge.first_of(case, verdict))
     path = tmp_path / "repro.py"
     path.write_text(text)
     shown, gone = scripts(path, plant=("", fault)), scripts(path)
@@ -152,10 +153,32 @@ def _cause(judge: Judge, case: Case, oracle: str, arm: str) -> Verdict:
     return next(v for v in found if (v.oracle, v.arm, v.status) == (oracle, arm, "diverged"))
 
 
-def _written(judge: Judge, case: Case, verdict: Verdict) -> str:
+def _written(case: Case, verdict: Verdict) -> str:
     recipe = recipes()[case.spec.recipe]
-    call = judge.call(case, verdict.at.layer or "proj", verdict.at.call)
-    return write_played_script(case, verdict, recipe, tensors_of(case, recipe), call)
+    return write_played_script(case, verdict, recipe, tensors_of(case, recipe))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "spec"),
+    [
+        ("torch.bf16", {"model": "used_twice"}),
+        ("torchao.float8.tensorwise", {"model": "used_twice", "backend": "emulated"}),
+        ("torchao.mxfp8.floor", {"microbatches": 2, "model": "mlp_gelu"}),
+    ],
+)
+def test_a_weight_used_twice_has_a_script_of_its_gradient(
+    recipe: str, spec: dict[str, Any], tmp_path: Path, scripts: RunScript
+) -> None:
+    case = Case(spec=Spec(recipe=recipe, k=32, n=32, **spec), data=DataSpec(seed=2))
+    fault = "gradient-accumulated-twice" if "microbatches" in spec else "tied-gradient-doubled"
+    with builtin_faults()[fault].plant():
+        verdict = _cause(Judge(recipes(), Ledger([])), case, "O21", "eager")
+        (tmp_path / "repro.py").write_text(_written(case, verdict))
+    shown = scripts(tmp_path / "repro.py", plant=("", fault))
+    assert shown.shown, shown.output
+    gone = scripts(tmp_path / "repro.py")
+    assert gone.code == 0, gone.output
 
 
 def test_a_script_whose_layer_is_given_something_else_cannot_tell(
@@ -168,15 +191,20 @@ def test_a_script_whose_layer_is_given_something_else_cannot_tell(
     )
     from narrowfuzz.expect import Within, bits
 
+    call = judge.call(case, "down")
+    assert call is not None
     at = msgspec.structs.replace(verdict.at, name="output", index=(0, 0))
-    wrong = Verdict("O5", "eager", "output", "diverged", "", at, "2", Within(bits(5), bits(6)))
+    wrong = Verdict(
+        "O5", "eager", "output", "diverged", "", at, "2", Within(bits(5), bits(6)),
+        given_of(call, "output"),
+    )  # fmt: skip
     path = tmp_path / "repro.py"
-    path.write_text(_written(judge, case, wrong))
+    path.write_text(_written(case, wrong))
     assert scripts(path).shown
     # as if another version's first layer rounded otherwise
     path.write_text(path.read_text().replace("F.gelu(", "1.5 * F.gelu("))
     moved = scripts(path)
-    assert moved.code == 125 and "the layer was given another input" in moved.output
+    assert moved.code == 125 and "rests on another down input" in moved.output
 
 
 def test_eager_is_among_the_arms() -> None:

@@ -123,7 +123,12 @@ def places() -> Iterator[tuple[str, str]]:
             inside = oracle.name in TAPPED and (name == "empty" or spec.recipe == "torch.fp32")
             amax = oracle.name == "O4" and spec.recipe == MX
             empty = oracle.name in VARIANTS and name == "empty"  # an operand without elements
-            models = oracle.name in ("O9", "O18", "R23")  # tests/test_script_model.py
+            models = oracle.name in (
+                "O9",
+                "O18",
+                "O21",
+                "R23",
+            )  # test_script_model.py, test_play.py
             if not (inside or amax or empty or models) and says_something(oracle.name, spec):
                 yield oracle.name, name
 

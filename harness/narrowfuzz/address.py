@@ -17,11 +17,12 @@ import msgspec
 
 #: result: an output, a gradient or a parameter. codes, scale, amax, values: what is seen of an
 #: operand. source: an operand before it is quantised. product: what one kernel returned.
+#: tensor: all of an operand, by its checksum.
 #: attention: an argument of an attention kernel. state: scale and window of a slot. pending: what a
 #: library set aside. error: how a run ended. module: what a conversion made of a model.
 What = Literal[
-    "result", "codes", "scale", "amax", "values", "source", "product", "attention", "state",
-    "cast", "pending", "error", "module",
+    "result", "codes", "scale", "amax", "values", "source", "tensor", "product", "attention",
+    "state", "cast", "pending", "error", "module",
 ]  # fmt: skip
 AtPhase = Literal["", "convert", "forward", "recompute", "backward"]
 Side = Literal["", "a", "b"]

@@ -19,8 +19,8 @@ from msgspec import Meta
 
 from narrowfuzz.schedule.events import Schedule
 
-#: 2 added models, schedules and more rungs; a file of schema 1 means the same as ever.
-SCHEMA = 2
+#: 2 added models, schedules and more rungs, 3 the variant; files of 1 and 2 mean the same as ever.
+SCHEMA = 3
 #: A case file is under 3 kB; anything much larger is not one.
 MAX_CASE_BYTES = 1 << 20
 
@@ -170,6 +170,13 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_exponent: Exponent = 0
     grad_exponent: Exponent = 0
     spikes: Annotated[tuple[Spike, ...], Meta(max_length=16)] = ()
+    #: Which permutation, scaling or other transformation a relation tries; -1: as the seed says.
+    variant: Annotated[int, Meta(ge=-1, le=(1 << 32) - 1)] = -1
+
+    @property
+    def choice(self) -> int:
+        """What relations choose their transformation by."""
+        return self.seed if self.variant < 0 else self.variant
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

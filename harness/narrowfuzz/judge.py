@@ -390,7 +390,8 @@ def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict
         for verdict in check(seen):
             if place.layer:
                 at = msgspec.structs.replace(verdict.at, layer=place.layer, call=place.call)
-                verdict = replace(verdict, at=at)
+                given = seen.given(at.name) if verdict.status in BAD else ()
+                verdict = replace(verdict, at=at, given=(*verdict.given, *given))
             yield verdict
 
 

@@ -51,7 +51,8 @@ class Verdict:
         far = f"; {self.factor:.3g}x the allowed radius" if self.factor else ""
         place = self._place()
         expected = "" if self.expect is None else f", must be {self.expect}"
-        given = f" for {' and '.join(map(str, self.given))}" if self.given else ""
+        values = [str(given) for given in self.given if given.at.what != "tensor"]
+        given = f" for {' and '.join(values)}" if values else ""
         subject = f"{self.at.layer} {self.role}" if self.at.layer else self.role
         if self.at.what in ("state", "cast"):
             subject = self.at.layer  # its direction is in the symptom

@@ -14,6 +14,7 @@ from narrowfuzz.oracles.gemm import (
     check_lattice,
     check_layer,
 )
+from narrowfuzz.oracles.gradient_sum import check_gradient_sum
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
@@ -43,7 +44,7 @@ _QUANTISER = _START | {"O2", "O3", "O4"}
 _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
 #: What explains a difference of whole runs.
-_WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18"}
+_WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18", "O21"}
 #: A result that is wrong by itself is not also wrong by comparison. A relation that looks at codes,
 #: then at results, is among its own consequences.
 _ARRANGED = _SEEN | {"O6", "O7", "O10"}
@@ -80,6 +81,10 @@ ORACLES: tuple[Oracle, ...] = (
     Oracle("O6", "layer-bound", "bound", "C", "finite operands", check_layer, _SEEN | {"O10"}),
     Oracle("O7", "lattice-equal", "exact", "C", "every sum exact", check_lattice, _SEEN | {"O6"}),
     Oracle("O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN),
+    Oracle(
+        "O21", "gradient-sum", "bound", "A", "a linear is called twice in a step",
+        check_gradient_sum, _SEEN | {"O16"}, scope="case",
+    ),
     Oracle(
         "O12", "checkpoint-equal", "exact", "C", "eager checkpoint", check_checkpoint, _WHOLE,
         scope="case",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.expect import Given
 from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, decode
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, Role
@@ -169,6 +170,8 @@ class Evidence:
     pointwise: bool = True
     #: Other recipes that run this Spec with power-of-two scales, and their plans.
     peers: Callable[[], dict[str, Plan]] = dict
+    #: What a result of a model's layer rests on, by the result's name.
+    given: Callable[[str], tuple[Given, ...]] = lambda role: ()
     #: Arms that did not do what their name says, and why; they have no trace.
     void: Mapping[str, str] = field(default_factory=dict)
 

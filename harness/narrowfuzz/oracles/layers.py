@@ -6,13 +6,17 @@ comes after. The rules are those of a single linear; nothing about them is weake
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import msgspec
+import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.expect import Given, bits
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.trace import LayerCall, Trace
@@ -27,10 +31,33 @@ def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
     last = {call.module: call.index for call in calls}
     for call in calls:
         if call.index in (0, last[call.module]):
-            yield At(layer=call.module, call=call.index), _evidence(evidence, call)
+            yield At(layer=call.module, call=call.index), layer_evidence(evidence, call)
 
 
-def _evidence(evidence: Evidence, call: LayerCall) -> Evidence:
+#: What a result of a linear depends on.
+_RESTS_ON = {
+    "output": ("input", "weight", "bias"),
+    "grad_input": ("weight", "grad_output"),
+    "grad_weight": ("input", "grad_output"),
+    "grad_bias": ("grad_output",),
+}
+
+
+def given_of(call: LayerCall, role: str) -> tuple[Given, ...]:
+    """Checksums of the tensors that ``role`` of this call rests on."""
+    return tuple(
+        Given(
+            name,
+            At(what="tensor", layer=call.module, call=call.index, phase="forward", name=name),
+            bits(zlib.crc32(np.ascontiguousarray(call.tensors[name], dtype="<f4").tobytes())),
+        )
+        for name in _RESTS_ON.get(role, ())
+        if name in call.tensors
+    )
+
+
+def layer_evidence(evidence: Evidence, call: LayerCall) -> Evidence:
+    """One call, as the evidence of a single linear."""
     spec = layer_spec(evidence.spec, call)
     assert evidence.plan_of is not None
     data = msgspec.structs.replace(evidence.case.data, regime="wild")
@@ -44,6 +71,7 @@ def _evidence(evidence: Evidence, call: LayerCall) -> Evidence:
         repeats={},
         rerun=None,
         twin=None,
+        given=partial(given_of, call),
     )
 
 

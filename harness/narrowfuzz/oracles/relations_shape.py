@@ -57,7 +57,7 @@ def variants(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tupl
     """The variants of a case for one relation; none where it says nothing about the case."""
     spec = case.spec
     if name in _PERMUTED:
-        return _permuted(spec, plan, tensors, _PERMUTED[name], case.data.seed)
+        return _permuted(spec, plan, tensors, _PERMUTED[name], case.data.choice)
     if name == "R8":
         return (_padded(spec, plan, tensors, "k"),)
     if name == "R9":

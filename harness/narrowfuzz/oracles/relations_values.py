@@ -36,7 +36,7 @@ SCALED_BY = {"input": "R1", "grad_output": "R2", "weight": "R3"}
 def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     """R1-R3: tensor * 2^k multiplies the results it enters by 2^k exactly; codes stay."""
     name = SCALED_BY[tensor]
-    k = scaling_exponent(evidence.case.data.seed)
+    k = scaling_exponent(evidence.case.data.choice)
     base = base_of(evidence)
     with np.errstate(over="ignore"):
         scaled = {**evidence.tensors, tensor: np.ldexp(evidence.tensors[tensor], k)}
@@ -186,7 +186,7 @@ def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
     """R14: moving one element, still below amax, changes no other code of its row."""
     base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
-    moved = move_below_amax(operand.x, operand.plan, evidence.case.data.seed)
+    moved = move_below_amax(operand.x, operand.plan, evidence.case.data.choice)
     if site is None or moved is None:
         yield plain("R14", "eager", "output", "not_applicable", "no element to move")
         return
@@ -219,8 +219,8 @@ def check_locality(evidence: Evidence) -> Iterator[Verdict]:
     if site is None or one or plan.format is None or x.shape[0] < 2:
         yield plain("R15", "eager", "output", "not_applicable", "one granule")
         return
-    moved = replace_row(x, evidence.case.data.seed, evidence.spec.dtype)
-    row = evidence.case.data.seed % x.shape[0]
+    moved = replace_row(x, evidence.case.data.choice, evidence.spec.dtype)
+    row = evidence.case.data.choice % x.shape[0]
     others = np.ones(x.shape, dtype=bool)
     others[row] = False
     yield _codes_stay(evidence, "R15", site.a.codes, moved, others)

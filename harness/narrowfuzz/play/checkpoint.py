@@ -47,12 +47,11 @@ full = partial(checkpoint, use_reentrant=False)
 reentrant = partial(checkpoint, use_reentrant=True)
 
 
-def selective(function: Callable[..., Any], *args: Any) -> Any:
-    """Keeps what the policy says."""
-    contexts = partial(create_selective_checkpoint_contexts, _every_second_matmul())
-    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_every_second_matmul())
 
 
+selective = partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
 #: By the name that a Spec gives them.
 HOW: dict[str, Callable[..., Any]] = {"full": full, "reentrant": reentrant, "selective": selective}
 

@@ -98,8 +98,9 @@ class _Search:
         if rebuilds and self.builds is not None:
             self.builds -= 1
         for draw in range(self.draws):
-            seed = candidate.data.seed if draw == 0 else draw
-            drawn = _with_data(candidate, seed=seed)
+            # other data, and the same transformation of it
+            choice = candidate.data.choice
+            drawn = _with_data(candidate, seed=draw, variant=choice) if draw else candidate
             self.attempts += 1
             if self.shows(drawn):
                 self.best = drawn
@@ -145,7 +146,7 @@ class _Search:
         """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""
         for i in reversed(range(len(self.best.data.spikes))):
             yield f"spike {i}", partial(_without_spike, index=i)
-        for name in ("regime", "input_exponent", "weight_exponent", "grad_exponent"):
+        for name in ("regime", "input_exponent", "weight_exponent", "grad_exponent", "variant"):
             yield name, partial(_with_data, **{name: _default(DataSpec, name)})
         for values in REACH:
             yield f"values={values}", partial(_tamer, values=values)

@@ -6,7 +6,6 @@ does not: what needs a second step, a shared weight, a copy of the model, a reco
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.play import checkpoint, layers, player
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.trace import LayerCall
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_census import TORCH_NAME, quoted
 from narrowfuzz.triage.script_parts import GUARD, SLOT, blob
@@ -56,10 +54,15 @@ def tap(emit):
 _GIVEN = """
 def crc(t):
     return zlib.crc32(bytes(t.float().flatten().view(torch.uint8).tolist()))
-held = {{"weight": call.weight, "bias": call.bias, **call.tensors}}
-moved = [name for name, was in {given!r}.items() if crc(held[name]) != was]
+def held(layer, index, name):
+    call = trace.call(layer, index)
+    return {{"weight": call.weight, "bias": call.bias, **call.tensors}}[name]
+given = {{
+{given}
+}}
+moved = sorted({{f"{{at[0]}} {{at[2]}}" for at, was in given.items() if crc(held(*at)) != was}})
 if moved:
-    print("cannot tell: the layer was given another", " and another ".join(moved))
+    print("cannot tell: the expectation rests on another", " and another ".join(moved))
     sys.exit(125)
 """
 
@@ -69,24 +72,22 @@ def write_played_script(
     verdict: Verdict,
     recipe: Recipe,
     tensors: Mapping[str, F32],
-    call: LayerCall | None,
 ) -> str:
-    """The script's text; ``call`` is the call of the layer that the verdict is about, as it was
-    judged. Raises ValueError for a place or an expectation that it cannot look at."""
+    """The script's text. Raises ValueError for a place or an expectation that it cannot look at."""
     spec, at, arm = case.spec, verdict.at, BY_NAME[verdict.arm]
     if arm.compiler:
         raise ValueError("a player sees layers in eager runs only")
     if spec.direct:
         tensors = {_OF_LINEAR.get(name, name): t for name, t in tensors.items()}
         at = at if at.layer else msgspec.structs.replace(at, layer="proj")
-    if not at.layer:
+    if at.what not in ("result", "codes", "scale", "amax", "source"):
         raise ValueError(f"a player has no eyes for {at}")
     text = recipe.script(spec)
-    looks = at.what in ("codes", "scale", "amax", "values")
+    looks = at.what in ("codes", "scale", "amax")
     if looks and not text.tap:
         raise ValueError(f"{recipe.name} has no tap that a script can use")
     constants = {name: repr(value) for name, value in play_arguments(spec, arm).items()}
-    constants |= {"dtype": "dtype", "watch": repr((at.layer,))}
+    constants |= {"dtype": "dtype", "watch": repr(_watched(verdict, at))}
     if looks:
         constants["tap"] = "tap"
     parts = [
@@ -105,7 +106,7 @@ def write_played_script(
         f"def build():\n    return {MODELS[spec.model].expression(spec)}.to(dtype)\n"
         f"def convert(model):\n    return {text.convert}",
         "trace = play(Trace(), build, convert, tensors)",
-        _check(verdict, at, recipe.plan(spec), call),
+        _check(verdict, at, recipe.plan(spec)),
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
 
@@ -143,10 +144,18 @@ def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
     }
 
 
-def _check(verdict: Verdict, at: At, plan: Plan, call: LayerCall | None) -> str:
+def _watched(verdict: Verdict, at: At) -> tuple[str, ...]:
+    """The layers that the check looks at."""
+    layers = (at.layer, *(given.at.layer for given in verdict.given))
+    return tuple(dict.fromkeys(layer for layer in layers if layer))
+
+
+def _check(verdict: Verdict, at: At, plan: Plan) -> str:
     """Looks at the address, and says whether what is there is as expected."""
     expect = verdict.expect
-    lines = [f"call = trace.call({at.layer!r}, {at.call}, {_phase(at)!r})"]
+    lines = []
+    if at.layer:
+        lines.append(f"call = trace.call({at.layer!r}, {at.call}, {_phase(at)!r})")
     if isinstance(expect, Same):
         if (expect.at.layer, expect.at.call, expect.at.run) != (verdict.at.layer, at.call, ""):
             raise ValueError(f"a player plays one run, and {expect.at} is in another")
@@ -155,8 +164,12 @@ def _check(verdict: Verdict, at: At, plan: Plan, call: LayerCall | None) -> str:
         lines.append(f"want = {_element(expect.at, plan)}")
         told, holds = "as {want}", "got == want or (got != got and want != want)"
     else:
-        if call is not None:
-            lines.append(_GIVEN.format(given=_given(call, at)).strip("\n"))
+        given = [
+            f"    {(g.at.layer, g.at.call, g.at.name)!r}: {int(read(g.value))},"
+            for g in verdict.given
+            if g.at.what == "tensor"
+        ]
+        lines.append(_GIVEN.format(given="\n".join(given)).strip("\n") if given else "")
         lines.append(f"got = {_element(at, plan)}")
         told = str(expect)
         if isinstance(expect, Within):
@@ -171,7 +184,7 @@ def _check(verdict: Verdict, at: At, plan: Plan, call: LayerCall | None) -> str:
         else:
             raise ValueError(f"a player cannot check {type(expect).__name__}")
     lines.append(f'print(f"{at}: {{got}}, must be {told}")\nsys.exit(0 if {holds} else 1)')
-    return "\n".join(lines)
+    return "\n".join(filter(None, lines))
 
 
 def _phase(at: At) -> str:
@@ -183,7 +196,7 @@ def _element(at: At, plan: Plan) -> str:
     """The number at an address of ``call``, as an expression."""
     index = list(at.index)
     if at.what == "result":
-        got = f"call.outputs[{at.name!r}]"
+        got = f"call.outputs[{at.name!r}]" if at.layer else f"trace.results[{at.name!r}]"
         return f"{_rows(got)}{index}.item()"
     if at.what == "source" and not at.side:  # what the layer was handed
         got = "call.weight" if at.name == "weight" else f"call.tensors[{at.name!r}]"
@@ -205,18 +218,3 @@ def _element(at: At, plan: Plan) -> str:
 
 def _rows(got: str) -> str:
     return f'getattr({got}, "_data", {got}).flatten(0, -2).float()'
-
-
-def _given(call: LayerCall, at: At) -> dict[str, int]:
-    """Checksums of what the layer was given, as far as the place depends on it."""
-    needed = {
-        "output": ("input", "weight", "bias"),
-        "grad_input": ("weight", "grad_output"),
-        "grad_weight": ("input", "grad_output"),
-        "grad_bias": ("grad_output",),
-    }[at.name]
-    return {
-        name: zlib.crc32(np.ascontiguousarray(call.tensors[name], dtype="<f4").tobytes())
-        for name in needed
-        if name in call.tensors
-    }

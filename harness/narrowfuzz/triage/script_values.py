@@ -20,7 +20,7 @@ from narrowfuzz.verdict import Verdict
 
 def check_values(case: Case, verdict: Verdict, recipe: Recipe, tensors: dict[str, F32]) -> str:
     """The transformed run and what it must be."""
-    name, role, seed = verdict.oracle, verdict.role, case.data.seed
+    name, role, seed = verdict.oracle, verdict.role, case.data.choice
     base = "base = run(input, weight, grad_output)\n"
     tail = equal_check(f"{name} {role}")
     by_name = {relation: tensor for tensor, relation in SCALED_BY.items()}

@@ -34,6 +34,8 @@ from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
 
 _BUILDS = 14
+#: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
+_MARGIN = 8.0
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
 
@@ -52,13 +54,15 @@ def triage(
     ``plant``: what is planted, so that its script must show it with that and not without.
     """
     wanted = fingerprint(verdict, judge.family(case.spec))
+    least = min(verdict.factor / 2, _MARGIN)
     rules = ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES
     oracles = needed(verdict.oracle, rules)
 
     def shows(candidate: Case) -> bool:
         if candidate.spec.schedule is not None and not _carried(judge, candidate.spec):
             return False
-        return judge.judge(candidate, oracles).cause(wanted) is not None
+        found = judge.judge(candidate, oracles).cause(wanted)
+        return found is not None and found.factor >= least
 
     case = _only_as_dear(case, verdict.arm)
     repeats = shows(case)
@@ -152,8 +156,7 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     if layer is not None and case.spec.steps > 1 and verdict.oracle in OPERAND_RULES:
         yield partial(write_script, case, verdict, recipe, layer, trained=True)
     first = judge.first_of(case, verdict)
-    call = judge.call(case, first.at.layer or "proj", first.at.call)
-    yield partial(write_played_script, case, first, recipe, tensors_of(case, recipe), call)
+    yield partial(write_played_script, case, first, recipe, tensors_of(case, recipe))
 
 
 def _only_as_dear(case: Case, arm: str) -> Case:

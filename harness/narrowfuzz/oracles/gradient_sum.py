@@ -1,0 +1,106 @@
+"""O21: a parameter's gradient is the sum of what the calls of its layer computed.
+
+Where a linear is called once, O15 holds its gradient to the operands that were multiplied. Where a
+weight is used several times, autograd adds what the calls gave, and no call's own share is seen:
+the sum is held to all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from narrowfuzz.address import At
+from narrowfuzz.expect import Within, bits, number
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F64, FORMATS, round_to
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.gemm import NOTHING, centre_and_radius, interval, observed
+from narrowfuzz.oracles.layers import given_of, layer_evidence
+from narrowfuzz.oracles.oracle import first, plain
+from narrowfuzz.trace import LayerCall, Trace
+from narrowfuzz.verdict import Verdict
+
+_NAME, _ARM, _ROLE = "O21", "eager", "grad_parameter"
+
+
+def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
+    """Every weight of a linear that several calls of the last step used."""
+    eager = evidence.traces.get(_ARM)
+    if eager is None or eager.error is not None or not evidence.spec.trains:
+        yield plain(_NAME, _ARM, _ROLE, "not_applicable")
+        return
+    used = {n: calls for n, calls in _last_step(evidence, eager).items() if len(calls) > 1}
+    if not used:
+        yield plain(_NAME, _ARM, _ROLE, "not_applicable", "no linear is called twice in a step")
+    for layer, calls in used.items():
+        yield _judge(evidence, eager, layer, calls)
+
+
+def _last_step(evidence: Evidence, eager: Trace) -> dict[str, list[LayerCall]]:
+    """The calls of each linear since gradients were last cleared, where a gradient came back to
+    all; a weight that something else uses, too, is left out."""
+    calls: dict[str, list[LayerCall]] = defaultdict(list)
+    for call in eager.calls:
+        if call.phase == "forward":
+            calls[call.module].append(call)
+    shared = {*evidence.tied, *evidence.tied.values()}
+    last: dict[str, list[LayerCall]] = {}
+    for layer, every in calls.items():
+        mine = every[-(len(every) // evidence.spec.steps) :]
+        if f"{layer}.weight" not in shared and all("grad_output" in c.tensors for c in mine):
+            last[layer] = mine
+    return last
+
+
+def _judge(evidence: Evidence, eager: Trace, layer: str, calls: Sequence[LayerCall]) -> Verdict:
+    """The sum's interval: each call's by bound 3.2, then additions in any order.
+
+    Proof. The share of call i lies in [lo_i, hi_i]. n - 1 rounded additions in any order err by at
+    most gamma_{n-1} of the sum of magnitudes (Higham 4.2), with the unit roundoff of the narrower
+    of both dtypes, and the stored sum is one more rounding of it.
+    """
+    name = f"{layer}.weight.grad"
+    got = eager.outputs.get(name)
+    if got is None:
+        return plain(_NAME, _ARM, _ROLE, "not_applicable", "the weight has no gradient")
+    shares = [_share(evidence, call) for call in calls]
+    seen = [share for share in shares if share is not None]
+    if len(seen) < len(shares):
+        return plain(_NAME, _ARM, _ROLE, "inconclusive", "operands were not seen")
+    dtype = FORMATS[evidence.spec.dtype]
+    unit = max(dtype.unit_roundoff, *(FORMATS[call.dtype].unit_roundoff for call in calls))
+    with np.errstate(all="ignore"):
+        low, high = (np.sum([share[end] for share in seen], axis=0) for end in (0, 1))
+        size = np.sum([np.maximum(np.abs(lo), np.abs(hi)) for lo, hi, _ in seen], axis=0)
+        slack = len(seen) * unit / (1.0 - len(seen) * unit) * size
+        lo, hi = (round_to(end, dtype, overflow="ieee") for end in (low - slack, high + slack))
+        skip = np.logical_or.reduce([share[2] for share in seen]) | ~(size < dtype.max * 0.5)
+    if got.size and skip.all():
+        return plain(_NAME, _ARM, _ROLE, "inconclusive", "every sum may overflow or is NaN")
+    bad = ~(bounds.contains(lo, hi, got) | skip)
+    if not bad.any():
+        told = (bounds.excludes_zero(lo, hi) & ~skip).any()
+        return plain(_NAME, _ARM, _ROLE, "ok" if told else "inconclusive", "" if told else NOTHING)
+    at = first(bad)
+    middle, radius = (low[at] + high[at]) / 2, (high[at] - low[at]) / 2 + slack[at]
+    return Verdict(
+        _NAME, _ARM, _ROLE, "diverged", "is not the sum of its layer's calls",
+        At(name=name, index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
+        given=tuple(g for call in calls for g in given_of(call, "grad_weight")),
+        factor=abs(float(got[at]) - middle) / radius if radius else 0.0,
+    )  # fmt: skip
+
+
+def _share(evidence: Evidence, call: LayerCall) -> tuple[F64, F64, F64] | None:
+    """What one call may have added to the weight's gradient, and where nothing is known of it;
+    None where its operands were not seen."""
+    layer = layer_evidence(evidence, call)
+    a, b = observed(layer, layer.traces[_ARM], "grad_weight")
+    if a is None or b is None:
+        return None
+    centre, radius = centre_and_radius(layer, "grad_weight", a, b)
+    lo, hi = interval(layer, _ARM, "grad_weight", centre, radius, None)
+    return lo, hi, layer.reference.may_overflow("grad_weight") | np.isnan(centre)
