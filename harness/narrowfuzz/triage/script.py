@@ -43,14 +43,11 @@ def write_script(
     verdict: Verdict,
     recipe: Recipe,
     layer: tuple[Spec, dict[str, F32]] | None = None,
-    *,
-    trained: bool = False,
 ) -> str:
     """The script's text. Raises ValueError for a finding no script can show by itself.
 
     What was found at one ``layer`` of a model is shown by a single linear with that layer's own
-    tensors; what was found about a model's whole run, by the model. ``trained``: the linear comes
-    to its weight by a step of training, for what only a second step shows.
+    tensors; what was found about a model's whole run, by the model.
     """
     arm = BY_NAME[verdict.arm]
     if verdict.oracle == "census":
@@ -85,7 +82,7 @@ def write_script(
         f"{sites(recipe.plan(case.spec), arm)}\nseen = []\n{tap.strip()}" if needs_tap else "",
         rerun_function(case.spec, text, verdict.oracle)
         if verdict.oracle in RERUN
-        else _run_function(case.spec, arm, text, trained, "grad_output" in tensors),
+        else _run_function(case.spec, arm, text, "grad_output" in tensors),
         check_rule(verdict)
         or check_relation(case, verdict, recipe.plan(case.spec), tensors)
         or check_values(case, verdict, recipe, tensors),
@@ -130,21 +127,7 @@ def _literals(tensors: dict[str, F32], spec: Spec) -> str:
     return "\n".join(lines)
 
 
-#: A step of SGD, from half the weight to the weight.
-_TRAINED = """\
-    with torch.no_grad():
-        model.proj.weight.copy_(weight / 2)
-    model(x).backward(g)
-    x.grad, model.proj.weight.grad = None, weight / -2
-    torch.optim.SGD([model.proj.weight], lr=1.0).step()
-    model.proj.weight.grad = None
-    seen.clear()
-"""
-
-
-def _run_function(
-    spec: Spec, arm: Arm, text: ScriptText, trained: bool, gradient: bool = True
-) -> str:
+def _run_function(spec: Spec, arm: Arm, text: ScriptText, gradient: bool = True) -> str:
     """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came. Without
     a ``gradient`` the layer runs forward only, as it did."""
     m, k, n = spec.tokens, spec.k, spec.n
@@ -164,7 +147,7 @@ def _run_function(
         ends = f"""\
     x, g = input.reshape({shape_in}), grad_output.reshape({shape_out})
 {layouts(spec)}    x = x.detach().requires_grad_(True)
-{_TRAINED if trained else ""}{forward}    phase = "backward"
+{forward}    phase = "backward"
     y.backward(g)
     w, b = model.proj.weight.grad, model.proj.bias
     return dict(output=y.detach().reshape({m}, {n}), grad_input=x.grad.reshape({m}, {k}),

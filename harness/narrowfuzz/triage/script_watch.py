@@ -1,7 +1,6 @@
 """Script text that watches a model from inside: attention's arguments, what GEMMs multiply.
 
-Inside Inductor's graphs a dispatch mode sees the kernels that are called; in eager, hooks see what
-each linear gets.
+Inside Inductor's graphs a dispatch mode sees the kernels that are called.
 """
 
 from __future__ import annotations
@@ -109,28 +108,6 @@ print(f"{len(PRODUCTS)} products; the worst is off by {worst:.3g} of what any or
 sys.exit(1 if worst > 1.0 else 0)
 """
 
-_WATCH_LINEARS = """
-forwards, backwards = [], []
-def note(layer, args):
-    again = torch._C._current_graph_task_id() != -1
-    held = (args[0], layer.weight, *([] if layer.bias is None else [layer.bias]))
-    values = [getattr(t, "_data", t).detach().double().nan_to_num(nan=0.5) + 0.0 for t in held]
-    (backwards if again else forwards).append((layer, values))
-nn.modules.module.register_module_forward_pre_hook(
-    lambda layer, args: note(layer, args) if isinstance(layer, nn.Linear) else None)
-"""
-
-_LINEARS_AGAIN = """
-moved = repeated = 0
-for layer in {id(layer): layer for layer, _ in backwards}.values():
-    first, again = ([v for other, v in calls if other is layer] for calls in (forwards, backwards))
-    for x, y in zip(first, again):
-        repeated += 1
-        moved += any(s.shape != t.shape or not torch.equal(s, t) for s, t in zip(x, y))
-print(f"{repeated} linears called again in backward, {moved} of them with other operands")
-sys.exit(1 if moved else 0)
-"""
-
 
 def inside(arm: Arm) -> str:
     """Text that runs what a compiler makes inside the script's ``Watch()``."""
@@ -148,11 +125,9 @@ def watching(verdict: Verdict, arm: Arm) -> tuple[str, bool]:
         return "", False
     if verdict.oracle == "O18":
         return _WATCH + (inside(arm) if arm.compiler else ""), not arm.compiler
-    if arm.compiler:
-        return _WATCH_GEMMS + inside(arm), False
-    if verdict.at.side:
-        raise ValueError("codes of a recomputed layer are out of a plain script's reach")
-    return _WATCH_LINEARS, False
+    if not arm.compiler:
+        raise ValueError("what a recomputed layer gets is the player's to show")
+    return _WATCH_GEMMS + inside(arm), False
 
 
 def check_watched(verdict: Verdict, arm: Arm) -> str:
@@ -161,7 +136,7 @@ def check_watched(verdict: Verdict, arm: Arm) -> str:
         products = "forwards" if verdict.oracle == "O5" else "backwards"
         return 'run("guilty")\n' + _PRODUCTS.strip().replace("PRODUCTS", products)
     if verdict.oracle == "O13":
-        return 'run("guilty")\n' + (_RECOMPUTED if arm.compiler else _LINEARS_AGAIN).strip()
+        return 'run("guilty")\n' + _RECOMPUTED.strip()
     # where q, k or v moved, the sums may well have stayed
     limit = verdict.expect.limit if isinstance(verdict.expect, Own) else ""
     allowed = repr(read(limit)) if limit else "math.inf"

@@ -153,8 +153,6 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     at, recipe = verdict.at, judge.recipe(case.spec)
     layer = judge.layer(case, at.layer, at.call) if at.layer else None
     yield partial(write_script, case, verdict, recipe, layer)
-    if layer is not None and case.spec.steps > 1 and verdict.oracle in OPERAND_RULES:
-        yield partial(write_script, case, verdict, recipe, layer, trained=True)
     first = judge.first_of(case, verdict)
     yield partial(write_played_script, case, first, recipe, tensors_of(case, recipe))
 

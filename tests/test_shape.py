@@ -1,0 +1,79 @@
+"""What the code may not do, counted on its syntax: ``python tests/test_shape.py`` prints it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ROOT / "harness" / "narrowfuzz"
+#: Attributes of verdicts, findings and errors that hold words for people.
+WORDS = {"got", "why", "sentence", "symptom", "why_suspected"}
+#: What takes words apart.
+STRING_OPERATIONS = {
+    "split", "rsplit", "partition", "rpartition", "startswith", "endswith", "removeprefix",
+    "removesuffix", "find", "index", "replace", "match", "search", "fullmatch", "splitlines",
+}  # fmt: skip
+#: Modules that write one kind of script each, for some rules only.
+WRITERS = sorted((OURS / "triage").glob("script*.py"))
+
+
+def words(node: ast.AST) -> bool:
+    """Is this the words of a verdict, or a sentence made of one?"""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return isinstance(node, ast.Attribute) and node.attr in WORDS
+
+
+def parsed(tree: ast.AST) -> Iterator[int]:
+    """Lines that take the words of a verdict apart."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            told = words(node.func.value) or any(words(argument) for argument in node.args)
+            if node.func.attr in STRING_OPERATIONS and told:
+                yield node.lineno
+        contains = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In)
+        if contains and isinstance(node.left, ast.Constant) and any(map(words, node.comparators)):
+            yield node.lineno
+
+
+def places() -> list[str]:
+    """Every such line of the package."""
+    return [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted(OURS.rglob("*.py"))
+        for line in parsed(ast.parse(path.read_text()))
+    ]
+
+
+def lines_of_scripts() -> int:
+    """Lines that write scripts: triage's writers, and what recipes and models add as text."""
+    texts = [OURS / "models" / "te_script.py", OURS / "models" / "delayed_script.py"]
+    recipes = 0
+    for path in sorted((ROOT / "recipes").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in ("_script", "script"):
+                assert node.end_lineno is not None
+                recipes += node.end_lineno - node.lineno + 1
+                break
+    return recipes + sum(len(path.read_text().splitlines()) for path in (*WRITERS, *texts))
+
+
+def test_no_code_takes_a_sentence_apart() -> None:
+    assert not places()
+
+
+def test_the_count_sees_what_it_counts() -> None:
+    source = 'verdict.symptom.startswith("x")\n"bound" in verdict.symptom\nre.search("a", v.got)\n'
+    assert list(parsed(ast.parse(source + "name.split()\nlayer in names\n"))) == [1, 2, 3]
+
+
+def test_scripts_take_no_more_text_than_they_did() -> None:
+    """The special writers go as the player takes their place; they do not grow."""
+    assert lines_of_scripts() <= 3140
+
+
+if __name__ == "__main__":
+    print(f"{len(places())} lines take sentences apart")
+    print(f"{lines_of_scripts()} lines of text and of writers, {len(WRITERS)} writers")
