@@ -244,6 +244,14 @@ def gradient_name(backward: int, forward: int, event: Backward) -> str:
     return f"g{backward}" if len(event.of) == 1 else f"g{backward}_{forward}"
 
 
+#: A fresh model has other values than the one that was saved.
+_OVERWRITTEN = (
+    "with torch.no_grad():",
+    "    for p in layers.parameters():",
+    "        p.copy_(torch.ones(p.shape))",
+)
+
+
 def _between(play: Play, event: Event, settings: Settings) -> list[str]:
     if isinstance(event, Step):
         return ["optimizer.step()"]
@@ -253,6 +261,7 @@ def _between(play: Play, event: Event, settings: Settings) -> list[str]:
         "torch.save(layers.state_dict(), file)",
         "file.seek(0)",
         "layers, state = build(), torch.load(file, weights_only=False)",
+        *(_OVERWRITTEN if play.optional_reload else ()),
         *play.text.load.splitlines(),
     ]
     if any(isinstance(e, Step) for e in play.schedule.events):

@@ -93,6 +93,9 @@ def _twin(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) ->
 def _company(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     play = Play(evidence.case.spec, text, verdict.arm != "eager")
     before = _COMPARE.replace("    reset()\n", "").replace("**how", "")
+    # as a model that is gone, not one that is still there
+    before = before.replace("global log\n", "global log, layers\n")
+    before = before.replace("    return log", "    layers = nn.ModuleList()\n    return log")
     if verdict.at.run == AFTER_OTHERS:
         before = before.replace("    train()\n", _RAISES)
     after = "alone, later = logged(), logged()"
