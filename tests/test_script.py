@@ -127,6 +127,7 @@ def places() -> Iterator[tuple[str, str]]:
                 "O9",
                 "O18",
                 "O21",
+                "O22",
                 "R23",
             )  # test_script_model.py, test_play.py
             if not (inside or amax or empty or models) and says_something(oracle.name, spec):

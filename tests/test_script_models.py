@@ -47,6 +47,8 @@ SHOWN = [
     ("O13", "recompute-drifts", _SWIGLU | {"checkpoint": "full"}),
     pytest.param("O13", "inductor-backward-drift", _BLOCK, marks=_INDUCTOR),
     ("O18", "attention-keys-move", {"recipe": "torch.bf16", "model": "attention", "m": 8, "k": 16}),
+    ("O22", "checkpoint-forgets-generator",
+     {"recipe": "torch.bf16", "model": "dropout", "m": 8, "k": 16, "checkpoint": "full"}),
     ("R23", "gradient-accumulated-twice", {"recipe": "torch.bf16", "model": "mlp_gelu", "m": 8,
                                            "k": 16, "microbatches": 3}),
     pytest.param("O18", "inductor-backward-drift", _BLOCK, marks=_INDUCTOR),

@@ -169,6 +169,7 @@ class Judge:
             tied=ties(case.spec),
             layers=layer_names(case.spec),
             pointwise=model.pointwise,
+            last=model.last,
         )
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:

@@ -99,6 +99,15 @@ HUNTS = [
     Hunt("O21", "tied-gradient-doubled", spec={"model": "used_twice"}),
     Hunt("O21", "tied-gradient-doubled", recipe="torchao.mxfp8.even", spec={"model": "used_twice"}),
     Hunt("O21", "gradient-accumulated-twice", recipe="torch.bf16", spec={"microbatches": 2}),
+    *(
+        Hunt(
+            "O22",
+            "checkpoint-forgets-generator",
+            recipe="torch.fp32",
+            spec={"model": "dropout", "checkpoint": how},
+        )
+        for how in ("full", "reentrant")
+    ),
     Hunt("R1", "input-flushed"),
     Hunt("R2", "gradient-flushed"),
     Hunt("R3", "weight-flushed"),

@@ -189,7 +189,9 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
         _watch_inductor()
 
     def backend(graph: Any, example_inputs: Any, *, options: Any = None) -> Any:
-        with functorch_config.patch(activation_memory_budget=memory_budget):
+        # a budget of 1 is the default: then what a user has set holds
+        limited = {"activation_memory_budget": memory_budget} if memory_budget < 1 else {}
+        with functorch_config.patch(limited):
             if compiler == "inductor":
                 from torch._inductor.compile_fx import compile_fx
 

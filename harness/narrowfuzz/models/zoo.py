@@ -37,6 +37,8 @@ class Model:
     #: outside a GEMM, no libm function, no sum of two GEMMs (a compiler makes it one addmm).
     pointwise: bool = False
     attends: bool = False
+    #: The linear that makes the output, used once and by nothing else; "" if none does.
+    last: str = ""
     #: Submodules that are recomputed one by one; () recomputes the whole model.
     regions: tuple[str, ...] = ()
 
@@ -73,19 +75,19 @@ MODELS: dict[ModelName, Model] = {
         Model(
             "linear", "one linear inside a container", blocks.OneLinear, _wide, pointwise=True
         ),
-        Model("mlp_gelu", "up, GELU, down", blocks.GeluMLP, _wide),
-        Model("mlp_swiglu", "SwiGLU feed-forward", blocks.SwiGLU, _wide),
+        Model("mlp_gelu", "up, GELU, down", blocks.GeluMLP, _wide, last="down"),
+        Model("mlp_swiglu", "SwiGLU feed-forward", blocks.SwiGLU, _wide, last="w2"),
         Model(
             "rmsnorm_linear", "RMSNorm and a linear", blocks.NormLinear,
-            lambda spec: ("rms", *_wide(spec)),
+            lambda spec: ("rms", *_wide(spec)), last="proj",
         ),
         Model(
             "layernorm_linear", "LayerNorm and a linear", blocks.NormLinear,
-            lambda spec: ("layer", *_wide(spec)),
+            lambda spec: ("layer", *_wide(spec)), last="proj",
         ),
         Model(
             "attention", "causal self-attention", blocks.Attention, _attention,
-            attends=True,
+            attends=True, last="wo",
         ),
         Model(
             "llama_block", "RMSNorm, attention, RMSNorm, SwiGLU", blocks.LlamaBlock, _block,
@@ -103,14 +105,14 @@ MODELS: dict[ModelName, Model] = {
             "tied_embedding", "embedding whose weight is the head's too", blocks.TiedHead,
             lambda spec: (spec.n, spec.k), takes_ids=True,
         ),
-        Model("dropout", "MLP with dropout", blocks.DroppedOut, _wide, random=True),
+        Model("dropout", "MLP with dropout", blocks.DroppedOut, _wide, random=True, last="down"),
         Model(
             "used_twice", "one linear called twice", blocks.UsedTwice,
             lambda spec: (spec.k, spec.bias),
         ),
         Model(
             "frozen_first", "MLP whose first layer does not train", blocks.FrozenFirst, _wide,
-            pointwise=True,
+            pointwise=True, last="second",
         ),
         Model(
             "hooked", "a linear with hooks and attributes", blocks.Hooked, _wide, pointwise=True

@@ -16,6 +16,7 @@ from narrowfuzz.oracles.gemm import (
 )
 from narrowfuzz.oracles.gradient_sum import check_gradient_sum
 from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.own_backward import check_own_backward
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
 from narrowfuzz.oracles.relations_recipe import check_copies, check_recipe
@@ -96,6 +97,10 @@ ORACLES: tuple[Oracle, ...] = (
     Oracle(
         "O9", "error-ratio", "ratio", "C", "eager and float64 are finite", check_ratio,
         _WHOLE | {"O8"}, scope="case",
+    ),
+    Oracle(
+        "O22", "backward of its own forward", "ratio", "C", "one linear makes the output",
+        check_own_backward, _WHOLE | {"O8", "O9"}, scope="case",
     ),
     Oracle(
         "R1", "scale the input", "exact", "C", "scaling is exact",

@@ -168,6 +168,8 @@ class Evidence:
     gradients: frozenset[str] = frozenset()
     #: True: nothing but linears and pointwise operations.
     pointwise: bool = True
+    #: The linear that makes the model's output, used once and by nothing else; "" if none does.
+    last: str = ""
     #: Other recipes that run this Spec with power-of-two scales, and their plans.
     peers: Callable[[], dict[str, Plan]] = dict
     #: What a result of a model's layer rests on, by the result's name.

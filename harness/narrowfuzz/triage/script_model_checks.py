@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import Near, Present, Refuses
+from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
 from narrowfuzz.triage.script_checks import (
     ACCEPTED,
@@ -57,6 +59,23 @@ print("not the sum of the microbatches' gradients:", ", ".join(different) or "no
 sys.exit(1 if different else 0)
 """
 
+_OWN = """
+found, last = run("guilty"), {last!r}
+g, y = (t.double().reshape(-1, t.shape[-1]) for t in (tensors["grad_output"], found["output"]))
+w, grad = tensors[last + ".weight"].double(), found[last + ".weight.grad"].double()
+left, right = (g * y).sum(0), (grad * w).sum(1)
+size = (g * y).abs().sum(0) + (grad * w).abs().sum(1)
+if last + ".bias.grad" in found:
+    share = found[last + ".bias.grad"].double() * tensors[last + ".bias"].double()
+    right, size = right + share, size + share.abs()
+far = (left - right).abs() / ({allowed!r} * size)
+far = far[size.isfinite() & (size < {largest!r}) & (size > 2.0**-60)]
+worst = far.nan_to_num(nan=math.inf).max().item() if far.numel() else 0.0
+print(f"the output times its gradient, and the last weight times its: sums differ by {{worst:.3g}}"
+      " of what rounding allows")
+sys.exit(1 if worst > 1.0 else 0)
+"""
+
 _MISSING = """
 found = run("guilty")
 missing = [name for name in {names!r} if name not in found]
@@ -80,6 +99,11 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
         return _EQUAL.format(first="guilty", second="guilty", between=POISON)
     if oracle in ("O8", "O12"):
         return _EQUAL.format(first="eager", second="guilty", between="")
+    if oracle == "O22":
+        return _OWN.format(
+            last=MODELS[spec.model].last, allowed=allowed(spec.dtype, autocast=spec.autocast),
+            largest=largest(spec.dtype),
+        )  # fmt: skip
     if oracle == "R23":
         return _ADDED.format(microbatches=spec.microbatches)
     if oracle == "O9":

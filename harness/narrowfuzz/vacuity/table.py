@@ -89,6 +89,7 @@ RELEVANT: dict[str, tuple[Perturbation, ...]] = {
     "O16": _BIAS,
     "O18": _STATISTICS,
     "O21": _RESULTS,
+    "O22": _RESULTS,
     **dict.fromkeys(("R1", "R2", "R3", "R4", "R10", "R19", "R23"), _AGAIN_RESULTS),
     **dict.fromkeys(("R5", "R6", "R7", "R8", "R9", "R11", "R16", "R17", "R18", "R20"), _ARRANGED),
     **dict.fromkeys(("R14", "R15"), _AGAIN_OPERANDS),

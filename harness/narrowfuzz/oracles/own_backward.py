@@ -1,0 +1,107 @@
+"""O22: backward belongs to the forward that was run.
+
+The last linear of a model is y = h W^T + b, so for each of its output features n, whatever h was,
+
+    sum_m g[m, n] y[m, n] = sum_k grad_W[n, k] W[n, k] + grad_b[n] b[n].
+
+Both sides come from one run and need no other one to compare with: this judges models that draw
+random numbers, of which a compiler draws others than eager does. Where backward recomputes h from
+other random numbers, or from other roundings of it, the sides differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.address import At
+from narrowfuzz.expect import Within, bits, number
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.oracle import first, plain
+from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import Verdict
+
+_NAME, _ROLE = "O22", "grad_parameter"
+#: Unit roundoffs of the results' dtype that each product may be off by: those of y, of grad_W, of
+#: the bias and of h, twice over.
+ROUNDINGS = 8.0
+#: What sums in fp32 may add to that where products cancel.
+FLOOR = 2.0**-12
+
+
+def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
+    """Every arm of an unquantised model whose output one linear makes."""
+    why = _why_not(evidence)
+    for arm, trace in evidence.traces.items():
+        if trace.error is not None or why:
+            yield plain(_NAME, arm, _ROLE, "not_applicable", why)
+        else:
+            yield _judge(evidence, arm, trace)
+
+
+def _why_not(evidence: Evidence) -> str:
+    spec = evidence.spec
+    if not evidence.last:
+        return "no linear makes the output by itself"
+    if evidence.plan.quantised:
+        return "forward and backward quantise other operands"
+    if not spec.trains or spec.steps > 1 or spec.microbatches > 1:
+        return "not one backward"
+    return ""
+
+
+def sides(results: Any, tensors: Any, last: str) -> tuple[F64, F64, F64] | None:
+    """Both sums and the sum of magnitudes, per output feature; None where a gradient is missing."""
+    grad = results.get(f"{last}.weight.grad")
+    if grad is None:
+        return None
+    held = (results["output"], tensors["grad_output"], tensors[f"{last}.weight"], grad)
+    y, g, w, grad = (np.asarray(t, np.float64) for t in held)
+    bias, grad_bias = tensors.get(f"{last}.bias"), results.get(f"{last}.bias.grad")
+    with np.errstate(all="ignore"):
+        output, shares = g * y, [grad * w]
+        if bias is not None and grad_bias is not None:
+            shares.append((np.asarray(grad_bias, np.float64) * bias)[:, None])
+        right = np.sum([share.sum(axis=1) for share in shares], axis=0)
+        size = np.sum([np.abs(share).sum(axis=1) for share in shares], axis=0)
+        return output.sum(axis=0), right, size + np.abs(output).sum(axis=0)
+
+
+def allowed(dtype: str, *, autocast: bool) -> float:
+    """What the sides may differ by, in units of the magnitudes."""
+    unit = FORMATS["bf16" if autocast else dtype].unit_roundoff
+    return max(ROUNDINGS * unit, FLOOR)
+
+
+def largest(dtype: str) -> float:
+    """Magnitudes from which on a sum may have left the dtype's range on the way."""
+    return FORMATS[dtype].max * 2.0**-10
+
+
+def _judge(evidence: Evidence, arm: str, trace: Trace) -> Verdict:
+    found = sides(trace.outputs, evidence.tensors, evidence.last)
+    if found is None:
+        return plain(_NAME, arm, _ROLE, "not_applicable", "the last weight has no gradient")
+    left, right, size = found
+    spec = evidence.spec
+    with np.errstate(all="ignore"):
+        limit = allowed(spec.dtype, autocast=spec.autocast) * size
+        judged = np.isfinite(size) & (size < largest(spec.dtype)) & (size > 2.0**-60)
+        bad = judged & ~(np.abs(left - right) <= limit)
+    if left.size and not judged.any():
+        return plain(_NAME, arm, _ROLE, "inconclusive", "sums out of range")
+    if not bad.any():
+        told = (judged & (np.abs(left) > limit)).any()
+        return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive",
+                     "" if told else "no sum is known to be other than zero")  # fmt: skip
+    at = first(bad)
+    name = f"{evidence.last}.weight.grad"
+    return Verdict(
+        _NAME, arm, _ROLE, "diverged", "belongs to another forward", At(name=name, index=at),
+        f"gradient times weight {number(right[at])} in sum",
+        Within(bits(left[at] - limit[at]), bits(left[at] + limit[at])),
+        factor=float(abs(left[at] - right[at]) / limit[at]),
+    )  # fmt: skip
