@@ -123,10 +123,13 @@ class TestDraw:
         assert set(shares) == {*FEATURES, "weak"}
         assert {name for name, share in shares.items() if share < 0.03} - {"weak"} == set()
 
-    def test_few_schedules_are_weak_and_all_of_them_are_short(self) -> None:
-        assert 0.01 < histogram(many())["weak"] < 0.1
+    def test_few_schedules_are_weak_and_those_are_short_or_in_high_precision(self) -> None:
+        assert 0.01 < histogram(many())["weak"] < 0.15
+        high = [s for s in many() if not any(isinstance(e, Open) for e in s.events)
+                and not any(isinstance(e, Forward) and e.inside for e in s.events)]  # fmt: skip
+        assert 0.02 < len(high) / len(many()) < 0.1
         for schedule in many():
-            if weakness(schedule):
+            if weakness(schedule) and schedule not in high:
                 assert sum(isinstance(event, Step) for event in schedule.events) == 1
 
     def test_the_simplest_is_two_plain_steps(self) -> None:

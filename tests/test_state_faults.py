@@ -87,6 +87,8 @@ FOUND_BY: dict[str, set[str]] = {
     "kept-weight-newer-scale": {"O3", "O12"},
     "weight-cache-unfilled": {"O3", "O13"},
     "cast-unsaturated": {"O2", "O14"},
+    "bias-added-twice": {"O22"},
+    "bias-never-added": {"contract"},
 }
 
 

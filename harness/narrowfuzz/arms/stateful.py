@@ -77,7 +77,8 @@ def run_schedule(
         run.regions.close()
     except Exception as raised:  # after another error it is that one's consequence
         error = error or _error(raised, run.event)
-    return StateTrace(arm, tuple(moments), run.outputs, error)
+    trained = frozenset(n for n, p in run.layers.named_parameters() if p.requires_grad)
+    return StateTrace(arm, tuple(moments), run.outputs, error, trained, run.parameters, run.sent)
 
 
 @dataclass
@@ -96,6 +97,8 @@ class _Run:
     forwards: int = 0
     backwards: int = 0
     outputs: dict[str, F32] = field(default_factory=dict)
+    parameters: dict[str, F32] = field(init=False)
+    sent: dict[tuple[int, int], F32] = field(default_factory=dict)
     #: Where execution stands.
     event: int = 0
     backward: bool = False
@@ -110,6 +113,9 @@ class _Run:
         torch.manual_seed(0)
         self.layers = self._build()
         fill(self.layers, self.case.data)
+        plain = not self.schedule.quantized_init
+        named = self.layers.named_parameters() if plain else ()
+        self.parameters = {name: _values(p) for name, p in named}
 
     def _build(self) -> nn.ModuleDict:
         spec = msgspec.structs.replace(
@@ -179,6 +185,7 @@ class _Run:
         pairs = [self.live[f] for f in event.of]
         number, self.backwards = self.backwards, self.backwards + 1
         grads = [gradient(self.case, number, f, event, self.live[f][1]) for f in event.of]
+        self.sent |= {(self.event, f): _values(g) for f, g in zip(event.of, grads, strict=True)}
         self.backward = True
         try:
             with self._listening():

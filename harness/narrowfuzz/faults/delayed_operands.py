@@ -121,6 +121,25 @@ def _unsaturated(cast: Any, *args: Any) -> Any:
         return cast(*args)
 
 
+def _bias_again(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
+    """Outside a region the caller adds the bias, and so does the product."""
+    from narrowfuzz.models.delayed import _state
+
+    out = forward(layer, x, is_first_microbatch)
+    if _state.recipe is None and layer.bias is not None:
+        return out + layer.bias.detach()
+    return out
+
+
+def _bias_left_out(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
+    """The product is told that there is no bias to add."""
+    bias, layer.bias = layer.bias, None
+    try:
+        return forward(layer, x, is_first_microbatch)
+    finally:
+        layer.bias = bias
+
+
 _TE = "https://github.com/NVIDIA/TransformerEngine"
 
 
@@ -158,6 +177,10 @@ FAULTS = [
            f"{_TE}/issues/1047", _calls("DelayedLinear.forward", _kept_with_newer_scale)),
     _fault("weight-cache-unfilled", "a checkpoint's first pass leaves the kept weight empty",
            f"{_TE}/issues/539", _calls("DelayedLinear.forward", _never_filled)),
+    _fault("bias-added-twice", "in high precision the bias is added twice",
+           f"{_TE}/issues/26", _calls("DelayedLinear.forward", _bias_again)),
+    _fault("bias-never-added", "no product adds its bias, which gets no gradient",
+           f"{_TE}/issues/26", _calls("DelayedLinear.forward", _bias_left_out)),
     _fault("cast-unsaturated", "a tensor that outgrows its scale becomes NaN",
            "https://github.com/meta-pytorch/float8_experimental/pull/33",
            _calls("DelayedLinear.cast", _unsaturated)),

@@ -3,12 +3,14 @@ runs where the promise is the same."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.schedule_casts import check_casts
 from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_operands import check_operands
+from narrowfuzz.oracles.schedule_own_backward import check_own_backward
 from narrowfuzz.oracles.schedule_rules import (
     check_balance,
     check_company,
@@ -40,6 +42,13 @@ SCHEDULE_ORACLES: tuple[Oracle, ...] = (
     _rule("O13", "recompute-consistency", "A", "a product is recomputed", check_recompute, _RUN),
     _rule("O19", "balance", "A", "a step ends outside regions", check_balance, _RUN),
     _rule("O12", "checkpoint-equal", "C", "a checkpoint", check_twin, _SEEN | {"O13"}),
+    replace(
+        _rule(
+            "O22", "backward of its own forward", "C", "a step after one high-precision pass",
+            check_own_backward, _SEEN | {"O13"},
+        ),
+        strength="ratio",
+    ),
     # what a run sets aside for good, a later one finds
     _rule(
         "O1", "self-repeat", "C", "a dropped forward, or one in four", check_company,

@@ -11,15 +11,12 @@ import itertools
 from functools import cache
 from typing import Any, Literal
 
+import msgspec
 from hypothesis import strategies as st
 
 from narrowfuzz.choices import one_of
 from narrowfuzz.schedule.carries import Carries
-from narrowfuzz.schedule.events import (
-    Schedule,
-    Settings,
-    Stimulus,
-)
+from narrowfuzz.schedule.events import Close, Forward, Open, Schedule, Settings, Stimulus
 from narrowfuzz.schedule.stimulus import repair
 from narrowfuzz.schedule.walk import Choose, Habits, walk
 
@@ -37,6 +34,8 @@ _TREND = ((0, 0), (0, 0), (0, 0), (0, -3), (0, -6), (4, -8), (0, 4), (-12, 0))
 _TRENDS = tuple(itertools.product(_TREND, _TREND))
 #: Steps of a training; one in twenty takes a single one, which is too few to judge a state by.
 _STEPS = (*[2] * 11, *[3] * 6, *[4] * 2, 1)
+#: One schedule in so many runs outside every region.
+_REGIONS = (*[True] * 15, False)
 #: Whether forwards without a graph come in between, and whether graphs are kept.
 _ODDITIES = (*[(False, False), (True, False)] * 2, (False, True), (True, True))
 #: Special values that one schedule may hold; each comes as often as it stands there.
@@ -70,7 +69,21 @@ def _schedules(draw: st.DrawFn, carries: Carries, vary: frozenset[str]) -> Sched
     model = _model(choose, carries)
     habits = _habits(choose, carries, steps=steps, branches=model["layout"] == "branch")
     schedule = Schedule(events=walk(choose, habits), **model)
-    return schedule if steps == 1 else repair(schedule)
+    if choose("nesting", *_REGIONS):
+        return schedule if steps == 1 else repair(schedule)
+    return in_high_precision(schedule)
+
+
+def in_high_precision(schedule: Schedule) -> Schedule:
+    """The same events outside every region: what a library's layers compute unquantised."""
+    events = tuple(
+        msgspec.structs.replace(event, inside=False, first=None)
+        if isinstance(event, Forward)
+        else event
+        for event in schedule.events
+        if not isinstance(event, Open | Close)
+    )
+    return msgspec.structs.replace(schedule, events=events, quantized_init=False)
 
 
 def _model(choose: Choose, carries: Carries) -> dict[str, Any]:

@@ -141,3 +141,9 @@ class StateTrace:
     #: y<forward>, x<forward>.grad and <parameter>.grad@<event>.
     outputs: Mapping[str, F32] = field(default_factory=dict)
     error: ScheduleError | None = None
+    #: Parameters that train.
+    trained: frozenset[str] = frozenset()
+    #: Every parameter as the schedule began.
+    parameters: Mapping[str, F32] = field(default_factory=dict)
+    #: (event, forward) -> what this backward sent into the forward's output.
+    sent: Mapping[tuple[int, int], F32] = field(default_factory=dict)

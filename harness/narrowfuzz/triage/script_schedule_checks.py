@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from narrowfuzz.expect import Present
+from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
+from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
 from narrowfuzz.schedule.events import Backward, Event, Forward, Step
 from narrowfuzz.schedule.text import sentence
 from narrowfuzz.stateful import ScheduleScript
-from narrowfuzz.triage.script_training import Mark, Play, checkpoint_call, quoted
+from narrowfuzz.triage.script_training import (
+    Mark,
+    Play,
+    checkpoint_call,
+    gradient_name,
+    quoted,
+)
 from narrowfuzz.verdict import Verdict
 
 
@@ -49,8 +59,26 @@ def _play(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) ->
     return Play(evidence.case.spec, text, verdict.arm != "eager")
 
 
+_MISSING = """\
+broken = False
+def check():
+    '''Every parameter that trains has a gradient.'''
+    global broken
+    trained = [(name, p) for name, p in layers.named_parameters() if p.requires_grad]
+    missing = [name for name, p in trained if p.grad is None]
+    print("no gradient of:", ", ".join(missing) or "nothing")
+    broken = broken or bool(missing)"""
+
+
+def _at(step: int) -> Mark:
+    """Checks before this event."""
+    return lambda i, event, made: "check()" if i == step else ""
+
+
 def _contract(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     trace, play = evidence.traces.get(verdict.arm), _play(evidence, verdict, text)
+    if isinstance(verdict.expect, Present):
+        return Check(play, (), _MISSING, no_mark, f"train(){EXIT}", lead=_at(verdict.at.event))
     if trace is None or trace.error is None:  # it ended or stalled the process
         return Check(play, (), "", no_mark, "train()\nsys.exit(0)")
     after = (
@@ -185,7 +213,48 @@ def _balance(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript)
     return Check(_play(evidence, verdict, text), ("pending",), _BALANCE, mark, after)
 
 
+_OWN = """\
+broken, passes = False, []
+def after(layer):
+    '''Output times gradient, and the last parameters times theirs, have the same sums.'''
+    global broken
+    y, g = (torch.cat([t.detach().double().flatten(0, -2) for t in each]) for each in zip(*passes))
+    pairs = [(p.detach().double(), p.grad.double()) for p in (layer.{weight}, layer.{bias})
+             if p is not None and p.numel() and p.grad is not None]
+    shares = [(p * grad).reshape(y.shape[1], -1) for p, grad in pairs]
+    left, right = (g * y).sum(0), sum(share.sum(1) for share in shares)
+    size = (g * y).abs().sum(0) + sum(share.abs().sum(1) for share in shares)
+    far = (left - right).abs() / ({allowed!r} * size)
+    far = far[size.isfinite() & (size < {largest!r}) & (size > 2.0**-60)]
+    worst = far.nan_to_num(nan=math.inf).max().item() if far.numel() else 0.0
+    print(f"sums differ by {{worst:.3g}} of what rounding allows")
+    broken = broken or worst > 1.0"""
+
+
+def _own_backward(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    step, dtype = first_step(evidence.schedule), evidence.case.spec.dtype
+    assert step is not None
+    weight, bias = LAST[evidence.schedule.layer]
+    before = _OWN.format(
+        weight=weight, bias=bias, allowed=allowed(dtype, autocast=False), largest=largest(dtype)
+    )
+    numbers = itertools.count()
+
+    def lead(i: int, event: Event, made: list[str]) -> str:
+        if isinstance(event, Backward) and i < step.event:
+            number = next(numbers)
+            pairs = [f"(y{f}, {gradient_name(number, f, event)})" for f in event.of]
+            return f"passes.extend([{', '.join(pairs)}])"
+        if i != step.event:
+            return ""
+        return f"after(layers[{evidence.schedule.layers - 1}])"
+
+    play = _play(evidence, verdict, text)
+    return Check(play, (), before, no_mark, f"train(){EXIT}", lead=lead)
+
+
 CHECKS: dict[str, Maker] = {
+    "O22": _own_backward,
     "contract": _contract,
     "O13": _recompute,
     "O20": _precision,

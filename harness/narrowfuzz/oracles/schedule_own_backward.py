@@ -1,0 +1,116 @@
+"""O22 of a schedule: a backward in high precision belongs to its forward.
+
+The last linear of the last layer is y = h W^T + b, as in ``own_backward``; where the forward ran
+outside every region, nothing is quantised and the same bound holds. A library's fused layers, whose
+own products nobody sees, are held to their outputs by it: to a bias that is forgotten, for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from narrowfuzz.address import At
+from narrowfuzz.expect import Within, bits, number
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.oracles.oracle import first, plain
+from narrowfuzz.oracles.own_backward import allowed, largest, sides
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
+from narrowfuzz.schedule.events import Backward, Forward, Reload, Schedule, Step
+from narrowfuzz.schedule.trace import StateTrace
+from narrowfuzz.verdict import Verdict
+
+_NAME, _ROLE = "O22", "gradient"
+#: The last linear's weight and bias, by kind of layer; of the others no linear makes the output.
+LAST = {
+    "linear": ("weight", "bias"),
+    "layernorm_linear": ("weight", "bias"),
+    "rmsnorm_linear": ("weight", "bias"),
+    "layernorm_mlp": ("fc2_weight", "fc2_bias"),
+}
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """What the first step's gradients are the sum of."""
+
+    #: Event of the step.
+    event: int
+    #: (event of a backward, forward), in order.
+    passes: tuple[tuple[int, int], ...]
+
+
+def first_step(schedule: Schedule) -> FirstStep | None:
+    """The first step, if all that was sent back before it went through forwards in high precision;
+    None otherwise."""
+    layouts = ("chain", "frozen_first", "dangling")
+    if schedule.layer not in LAST or schedule.layout not in layouts or schedule.quantized_init:
+        return None
+    passes: list[tuple[int, int]] = []
+    narrow: set[int] = set()
+    forwards = 0
+    for i, event, progress in steps_of(schedule):
+        if isinstance(event, Forward):
+            if progress.inner(event) is not None:
+                narrow.add(forwards)
+            forwards += 1
+        elif isinstance(event, Backward):
+            passes += [(i, f) for f in event.of]
+        elif isinstance(event, Step):
+            high = bool(passes) and not narrow & {f for _, f in passes}
+            return FirstStep(i, tuple(passes)) if high else None
+        elif isinstance(event, Reload):
+            return None
+    return None
+
+
+def check_own_backward(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+    """Every arm, at the first step."""
+    step = first_step(evidence.schedule)
+    for arm, trace in evidence.traces.items():
+        if step is None or trace.error is not None:
+            why = "" if step is not None else "no first step in high precision"
+            yield plain(_NAME, arm, _ROLE, "not_applicable", why)
+        else:
+            yield _judge(evidence, arm, trace, step)
+
+
+def _judge(evidence: ScheduleEvidence, arm: str, trace: StateTrace, step: FirstStep) -> Verdict:
+    schedule, dtype = evidence.schedule, evidence.case.spec.dtype
+    layer, (weight, bias) = str(schedule.layers - 1), LAST[schedule.layer]
+    # one pass below the other: sums over all rows are sums over all passes
+    results = {"output": np.vstack([_rows(trace.outputs[f"y{f}"]) for _, f in step.passes])}
+    tensors = {"grad_output": np.vstack([_rows(trace.sent[at]) for at in step.passes])}
+    for ours, theirs in (("weight", weight), ("bias", bias)):
+        grad = trace.outputs.get(f"{layer}.{theirs}.grad@{step.event}")
+        if grad is not None:
+            results[f"last.{ours}.grad"] = grad
+        values = trace.parameters.get(f"{layer}.{theirs}")
+        if values is not None and values.size:
+            tensors[f"last.{ours}"] = values
+    found = sides(results, tensors, "last")
+    if found is None:
+        return plain(_NAME, arm, _ROLE, "not_applicable", "the last weight has no gradient")
+    left, right, size = found
+    with np.errstate(all="ignore"):
+        limit = allowed(dtype, autocast=False) * size
+        judged = np.isfinite(size) & (size < largest(dtype)) & (size > 2.0**-60)
+        bad = judged & ~(np.abs(left - right) <= limit)
+    if not bad.any():
+        told = bool((judged & (np.abs(left) > limit)).any())
+        return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive",
+                     "" if told else "no sum is known to be other than zero")  # fmt: skip
+    at = first(bad)
+    return Verdict(
+        _NAME, arm, _ROLE, "diverged", f"belongs to another forward, {schedule.layer}",
+        At(event=step.event, name=f"{layer}.{weight}.grad", index=at),
+        f"gradient times weight {number(right[at])} in sum",
+        Within(bits(left[at] - limit[at]), bits(left[at] + limit[at])),
+        factor=float(abs(left[at] - right[at]) / limit[at]),
+    )  # fmt: skip
+
+
+def _rows(x: F32) -> F32:
+    return x.reshape(-1, x.shape[-1])
