@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.data import hash_bits, lattice_format, make_tensors
 from narrowfuzz.numerics import reference
-from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32
+from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, FORMATS
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, Plan
+from narrowfuzz.numerics.scales import mx_scale
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.strategies import WILD
 from numpy.typing import NDArray
@@ -192,6 +193,24 @@ def test_one_step_under_a_power_of_two_is_the_very_next_number(dtype: str) -> No
     x = np.abs(wild("binade_edges", dtype=dtype))
     ulp = 2.0**-7 if dtype == "bf16" else 2.0**-23
     assert (2 * np.frexp(x)[0] == 2.0 - ulp).any()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_mined_values_are_the_maxima_of_rows_columns_and_blocks(dtype: str) -> None:
+    x = np.abs(wild("mined", dtype=dtype))
+    spacing = 2.0 ** -FORMATS[dtype].mantissa_bits
+    blocks = x[: len(x) // 32 * 32, : x.shape[1] // 32 * 32].reshape(-1, 32)
+    for granules in (x, x.T, blocks):
+        significand = 2 * np.frexp(granules.max(axis=1))[0].astype(np.float64)
+        near = np.array([1.0, 2.0, 1.5, 1.75, 1.875, 1.625, 1.8125, 1.0625])
+        assert (np.abs(significand[:, None] - near).min(axis=1) <= spacing).all()
+    assert (np.signbit(wild("mined", dtype=dtype)) & (x == 0)).any()
+
+
+def test_scale_ends_reach_the_first_and_the_last_bytes() -> None:
+    x = np.abs(wild("scale_ends", dtype="fp32"))
+    bytes_ = mx_scale(x.max(axis=1), FORMATS["e4m3fn"], "floor", inf_byte=254)
+    assert np.isfinite(x).all() and {0, 1} <= set(bytes_.tolist()) and bytes_.max() >= 244
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -46,7 +46,7 @@ def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
 
 @cache
 def many_cases() -> tuple[Case, ...]:
-    return tuple(drawn(cases(ALL), 600))
+    return tuple(drawn(cases(ALL), 800))
 
 
 @cache

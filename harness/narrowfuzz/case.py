@@ -61,7 +61,9 @@ ValueClass = Literal[
     "heavy_tail",
     "zero_rows",
     "binade_edges",
+    "mined",
     "near_max",
+    "scale_ends",
     "subnormal",
     "inf_nan",
 ]

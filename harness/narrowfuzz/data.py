@@ -92,7 +92,8 @@ def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
     if len(shape) == 1:
         x = gaussian(hash_bits(case.data.seed, name, rows, cols))[0]
         return _to_dtype(0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x, case.spec)
-    tame = case.data.values in ("near_max", "subnormal")  # as weights they leave nothing to see
+    # as weights they leave nothing to see
+    tame = case.data.values in ("near_max", "scale_ends", "subnormal")
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
     shrink = -(cols.bit_length() // 2)
     return _exponent(_wild(name, rows, cols, kind, case.spec),
@@ -153,8 +154,40 @@ def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
         )
     if kind == "subnormal":
         return _small(x, fresh, data.seed)
+    if kind in ("mined", "scale_ends"):
+        return _mined(x, h, fresh, spec, ends=kind == "scale_ends")
     assert kind == "binade_edges", kind
     return _edges(h, fresh, spec)
+
+
+#: Maxima at which some scale rule flips, in [1, 2): E4M3's 448 and E5M2's 57344 are 1.75 * 2^k, the
+#: next codes below and the ties above them, 6 * 2^k of E2M1, and where a reciprocal is inexact.
+_MINED = np.array([1.75, 1.75, 1.0, 1.5, 1.875, 1.625, 1.8125, 1.0625])
+#: Exponents of maxima at which a power-of-two scale byte is 0, 1, 253, 254 or beside them.
+_ENDS = np.array([-120, -119, -118, -113, -112, -111, -126, -125, 117, 118, 119, 124, 125, 126])
+
+
+def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
+    """Mined values and their neighbours are the largest of every row and column of eight and more
+    elements, and of every block; the others are ties of the formats, negative zeros and ordinary
+    numbers below them."""
+    rows, cols = x.shape
+    # one period for all sizes: an element keeps its value when dimensions shrink
+    diagonal = (np.arange(rows)[:, None] + np.arange(cols)[None, :]) % 8 == 0
+    spacing = 2.0 ** -FORMATS[spec.dtype].mantissa_bits
+    pick = _MINED[(h & np.uint64(7)).astype(np.int64)]
+    step = (fresh % np.uint64(3)).astype(np.int64) - 1
+    ulp = np.where((pick == 1.0) & (step < 0), spacing / 2, spacing)
+    sign = np.where((h >> np.uint64(16)) & np.uint64(1), -1.0, 1.0)
+    # of each row one exponent, so that a row's maximum is the one that is mined
+    row = h[:, :1] >> np.uint64(8)
+    exponent = _ENDS[(row % np.uint64(len(_ENDS))).astype(np.int64)] if ends else (
+        (row % np.uint64(12)).astype(np.int64) - 8
+    )  # fmt: skip
+    ties = sign * (1.0 + (2.0 * ((fresh >> np.uint64(8)) % np.uint64(8)) + 1.0) / 16.0) / 8.0
+    small = np.where(fresh % np.uint64(4) == 0, ties, np.clip(x, -4.0, 4.0) / 8.0)
+    small = np.where(fresh % np.uint64(29) == 0, -0.0, small)
+    return np.ldexp(np.where(diagonal, sign * (pick + step * ulp), small), exponent)
 
 
 def _zero_rows(x: F64, seed: int) -> F64:

@@ -62,7 +62,7 @@ def _features(schedule: Schedule) -> frozenset[str]:
 
 def _may_be_non_finite(data: DataSpec) -> bool:
     """True where the data hold an infinity or a NaN, or come near enough to make one."""
-    near = data.values in ("inf_nan", "near_max")
+    near = data.values in ("inf_nan", "near_max", "scale_ends")
     return near or any((int(s.bits, 16) & 0x7F800000) == 0x7F800000 for s in data.spikes)
 
 

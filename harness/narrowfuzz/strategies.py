@@ -27,7 +27,9 @@ WILD: tuple[ValueClass, ...] = (
     "heavy_tail",
     "zero_rows",
     "binade_edges",
+    "mined",
     "near_max",
+    "scale_ends",
     "subnormal",
     "inf_nan",
 )
@@ -71,7 +73,7 @@ def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
     if lattice and draw(one_of(False, True)):
         return DataSpec(regime="lattice", seed=seed, **exponents)
     values = draw(one_of(*WILD))
-    if values in ("near_max", "subnormal"):
+    if values in ("near_max", "scale_ends", "subnormal"):
         exponents = {}
     spikes: tuple[Spike, ...] = ()
     if values == "inf_nan":

@@ -112,11 +112,14 @@ def scale(amax_: F32, plan: OperandPlan) -> Scale:
 
 
 def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | None:
-    """The other scale that ``deviation`` allows per granule (0: none), or None if it has no say."""
+    """The scale that ``deviation`` allows beside the rule's, the rule's own for a granule where
+    there is none; None if it has no say."""
     assert plan.format is not None
     if isinstance(plan.scale, MxScale):
         if deviation == "rceil_by_log2" and plan.scale.mode == "rceil":
-            return scales.mx_rceil_by_log2(amax_, plan.format)
+            rule = scale(amax_, plan)
+            other = scales.mx_rceil_by_log2(amax_, plan.format)
+            return np.where(np.isfinite(amax_) & (amax_ > 0), other, rule)
         return None
     if isinstance(plan.scale, TwoLevelScale):
         return None
@@ -124,7 +127,8 @@ def scale_as_built(amax_: F32, plan: OperandPlan, deviation: str) -> Scale | Non
     if deviation != "pow2_floor_by_log2" or not plan.scale.power_of_two:
         return None
     raw = scales.max_over_amax(amax_, plan.format, eps=plan.scale.eps)
-    return scales.pow2_floor_by_log2(raw)
+    above = scales.pow2_floor_by_log2(raw)
+    return np.where(above > 0, above, scale(amax_, plan))
 
 
 def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:

@@ -76,7 +76,8 @@ def mx_exponent(amax: F32, fmt: Format, mode: MxMode) -> NDArray[np.int64]:
 
 
 def mx_rceil_by_log2(amax: F32, fmt: Format) -> NDArray[np.uint8]:
-    """The byte *below* the rule's where fp32 ``ceil(log2(amax / max))`` can fall short, else 0.
+    """The byte *below* the rule's where fp32 ``ceil(log2(amax / max))`` can fall short, else the
+    rule's own.
 
     log2 rounded to fp32 cannot see a quotient a few ulp above a power of two; one ulp of slack
     covers the vectorised log2.
@@ -87,7 +88,7 @@ def mx_rceil_by_log2(amax: F32, fmt: Format) -> NDArray[np.uint8]:
     lower = np.ceil(np.nextafter(log2, np.float32(-np.inf))).astype(np.int64)
     byte = encode_e8m0(lower)
     rule = encode_e8m0(mx_exponent(np.where(ordinary, amax, np.float32(1.0)), fmt, "rceil"))
-    return np.where(ordinary & (byte < rule), byte, 0).astype(np.uint8)
+    return np.where(ordinary, np.minimum(byte, rule), rule).astype(np.uint8)
 
 
 def mx_scale(amax: F32, fmt: Format, mode: MxMode, *, inf_byte: int) -> NDArray[np.uint8]:

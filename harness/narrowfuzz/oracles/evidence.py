@@ -274,7 +274,8 @@ class Evidence:
     def _ambiguous(self, role: Role, side: str, quantised: Quantised) -> bool:
         plan = self.reference.operand(role, side).plan
         others = (reference.scale_as_built(quantised.amax, plan, d) for d in reference.DEVIATIONS)
-        return any(other is not None and (other > 0).any() for other in others)
+        rule = quantised.scale
+        return any(o is not None and not same_bits(o, rule).all() for o in others)
 
     def scale_hidden(self, role: Role, seen: Seen) -> bool:
         """True where the kernel runs on unit scales and rescales afterwards, out of sight."""

@@ -121,7 +121,7 @@ def _explain_scale(
             continue
         with np.errstate(divide="ignore"):
             as_built = np.float32(1.0) / other if seen.scale_is_inverse else other
-        explained = bad & (other > 0) & (seen.scale == as_built)
+        explained = bad & (seen.scale == as_built)
         if explained.any():
             return entry, bad & ~explained
     return "", bad
@@ -267,7 +267,7 @@ def _values_as_built(evidence: Evidence, role: Role, operand: Operand, deviation
     scales: list[Any] = [scale]
     other = reference.scale_as_built(operand.quantised.amax, operand.plan, deviation)
     if other is not None:
-        scales.append(np.where(other > 0, other, scale).astype(scale.dtype))
+        scales.append(other.astype(scale.dtype))
     values = []
     for s in scales:
         codes = reference.codes(operand.x, s, operand.plan, deviation=deviation)

@@ -28,7 +28,10 @@ DRAWS = 5
 _DIMS = ("m", "k", "n", "batch")
 _KEPT = ("recipe", "backend", "compile", "model", "m", "k", "n", "batch")
 #: Tamest first: the class a finding ends with is its reach.
-REACH = ("gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "near_max", "subnormal")
+REACH = (
+    "gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "mined", "near_max",
+    "scale_ends", "subnormal",
+)  # fmt: skip
 
 
 #: What to look at inside a larger model, smallest first; every other model is tried as a linear.
