@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 
 def pasted(
@@ -66,6 +68,8 @@ class _Fold(ast.NodeTransformer):
 
     def __init__(self, values: Mapping[str, ast.expr]) -> None:
         self.values = values
+        #: What the script itself defines: no constant, and never None.
+        self.given = {value.id for value in values.values() if isinstance(value, ast.Name)}
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
@@ -75,7 +79,7 @@ class _Fold(ast.NodeTransformer):
         decides = isinstance(node.op, ast.Or)
         left = []
         for value in node.values:
-            truth = _truth(value)
+            truth = self._truth(value)
             if truth is decides:
                 left.append(value)
                 break
@@ -83,7 +87,7 @@ class _Fold(ast.NodeTransformer):
                 left.append(value)
         if len(left) == 1:
             return left[0]
-        decided = next((value for value in left if _truth(value) is decides), None)
+        decided = next((value for value in left if self._truth(value) is decides), None)
         if decided is not None and decided is left[0]:
             return decided
         node.values = left
@@ -91,7 +95,7 @@ class _Fold(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
         node.test = self.visit(node.test)
-        truth = _truth(node.test)
+        truth = self._truth(node.test)
         if truth is None:
             return self.generic_visit(node)  # type: ignore[return-value]
         body: list[ast.stmt] = []
@@ -100,42 +104,36 @@ class _Fold(ast.NodeTransformer):
             body += made if isinstance(made, list) else [made]
         return body
 
+    def _truth(self, node: ast.expr) -> bool | None:
+        """What a condition comes to; None where that is only known when it runs."""
+        if not isinstance(node, ast.Compare):
+            return None if (known := _known(node)) is None else bool(known[0])
+        how, other = node.ops[0], node.comparators[0]
+        if isinstance(node.left, ast.Name) and node.left.id in self.given:
+            none = isinstance(other, ast.Constant) and other.value is None
+            return True if none and isinstance(how, ast.IsNot) else None
+        left, right = _known(node.left), _known(other)
+        if left is None or right is None or type(how) not in _COMPARED:
+            return None
+        return bool(_COMPARED[type(how)](left[0], right[0]))
+
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
-        truth = _truth(node.test)
+        truth = self._truth(node.test)
         return node if truth is None else node.body if truth else node.orelse
 
 
-def _truth(node: ast.expr) -> bool | None:
-    """What a condition comes to; None where that is only known when it runs."""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        try:
-            left, right = ast.literal_eval(node.left), ast.literal_eval(node.comparators[0])
-        except ValueError:
-            left = right = None
-            if isinstance(node.ops[0], ast.IsNot) and _is_none(node.comparators[0]):
-                # a name that a constant was put in for is a thing of the script
-                return True if isinstance(node.left, ast.Name) and node.left.id == "tap" else None
-            return None
-        match node.ops[0]:
-            case ast.Eq():
-                return bool(left == right)
-            case ast.NotEq():
-                return bool(left != right)
-            case ast.Gt():
-                return bool(left > right)
-            case ast.IsNot():
-                return left is not right
-            case _:
-                return None
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.IsNot: operator.is_not,
+}  # fmt: skip
+
+
+def _known(node: ast.expr) -> tuple[Any] | None:
+    """The value of a literal, alone in a tuple; None for any other expression."""
     try:
-        return bool(ast.literal_eval(node))
+        return (ast.literal_eval(node),)
     except ValueError:
         return None
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _plain(node: ast.stmt) -> ast.stmt:

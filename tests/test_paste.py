@@ -1,0 +1,73 @@
+"""Source as text: constants are put in, what they decide is gone, what is used comes along."""
+
+from __future__ import annotations
+
+import ast
+from types import ModuleType
+
+import pytest
+from narrowfuzz.play import checkpoint, layers, player
+from narrowfuzz.triage import paste
+from narrowfuzz.triage.paste import pasted
+
+SOURCE = '''
+LIMIT = 3
+
+def helper(x: int) -> int:
+    """One line stays."""
+    return x + LIMIT
+
+def unused(x):
+    return x
+
+def entry(x: int, *, mode: str = "a", times: int = 1, tap=None) -> int:
+    """Two lines
+    go."""
+    y: int = x
+    if mode == "b" and x:
+        y = helper(y)
+    if tap is not None:
+        y = tap(y)
+    if times > 1 or x:
+        y = y * times
+    return y if mode != "a" else helper(y)
+'''
+
+
+def text_of(monkeypatch: pytest.MonkeyPatch, **constants: str) -> str:
+    monkeypatch.setattr(paste.inspect, "getsource", lambda module: SOURCE)
+    return pasted(("entry",), (ModuleType("source"),), {"mode": "'a'", **constants})
+
+
+def test_branches_that_are_never_taken_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(monkeypatch)
+    assert "unused" not in text and "tap" not in text and "Two lines" not in text
+    assert "LIMIT = 3" in text and "One line stays" in text
+    assert text.count("if ") == 1 and "if x:" in text, text
+    space: dict[str, object] = {}
+    exec(text, space)
+    assert space["entry"](2) == 5  # type: ignore[operator]
+
+
+def test_what_the_script_defines_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(monkeypatch, tap="mine", times="4", mode="'b'")
+    assert "y = mine(y)" in text and "if x:" in text and "helper" in text
+    space: dict[str, object] = {"mine": lambda y: -y}
+    exec(text, space)
+    assert space["entry"](2) == -20  # type: ignore[operator]
+
+
+def test_nothing_is_annotated_but_the_fields_of_dataclasses() -> None:
+    text = pasted(("play", "Trace"), (layers, checkpoint, player), {
+        "dtype": "dtype", "input_shape": "(2, 3)", "output_shape": "(2, 3)", "tied": "{}",
+    })  # fmt: skip
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.returns is None and not any(a.annotation for a in node.args.args)
+    assert "LayerWatch" not in text and "recomputing" not in text and "torch.optim" not in text
+    assert len(text.splitlines()) < 90
+
+
+def test_a_name_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(KeyError):
+        pasted(("nothing",), (player,))
