@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "ledger": LOW | {"facts"},
     "models": {"case", "numerics", "play", "schedule", "stateful"},
+    "factors": LOW | {"recipe", "stateful", "strategies"},
     "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
     "arms": DATA | {"models", "play"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},

@@ -98,7 +98,9 @@ def score(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(help="recipes, models, arms, oracles, faults or known")],
+    what: Annotated[
+        str, typer.Argument(help="recipes, models, arms, oracles, faults, known or coverage")
+    ],
     recipe_file: Files = None,
 ) -> None:
     """Show what there is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from narrowfuzz.environment import prepare, versions
 from narrowfuzz.recipe import unknown
 from narrowfuzz.verified import load_verified
 
-_KINDS = ("recipes", "models", "arms", "oracles", "faults", "known")
+_KINDS = ("recipes", "models", "arms", "oracles", "faults", "known", "coverage")
 
 
 def list_command(what: str, files: tuple[Path, ...]) -> None:
@@ -28,7 +29,8 @@ def list_command(what: str, files: tuple[Path, ...]) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    width = None if sys.stdout.isatty() else 160
+    Console(highlight=False, markup=False, width=width).print(table)
 
 
 def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
@@ -65,6 +67,12 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
 
         faults = builtin_faults().values()
         return ("fault", "family", "what"), ((f.id, f.family, f.title) for f in faults)
+    if what == "coverage":
+        from narrowfuzz.factors import rows
+        from narrowfuzz.recipe import load_recipes, runnable
+
+        able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
+        return ("recipe", "factor", "drawn", "not yet"), rows(able)
     from narrowfuzz.ledger import load_entries
 
     return ("entry", "severity", "recipes", "what"), (
