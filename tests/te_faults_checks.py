@@ -19,7 +19,7 @@ from te_on_cpu.environment import enter
 
 #: Fault -> its recipe, and how many schedules are drawn.
 HUNTED = {
-    "te-update-lost-at-evaluation": ("te.delayed", 12),
+    "te-update-lost-at-evaluation": ("te.delayed", 20),
     "te-current-power-of-two": ("te.current", 6),
     "te-mx-one-code": ("te.mxfp8", 6),
 }

@@ -230,4 +230,5 @@ RELEVANT: dict[str, tuple[Perturbation, ...]] = {
     "O12": _run(_of_trace),
     "O1": _run(_of_company),
     "R20": _run(_of_trace),
+    "O22": _run(_of_trace),
 }
