@@ -31,8 +31,8 @@ def check_rule(verdict: Verdict) -> str:
         )  # fmt: skip
     if oracle == "O12":
         return check_equal(
-            "plain = run(input, weight, grad_output, checkpointed=False)",
-            "plain", "run(input, weight, grad_output)", verdict.role,
+            "kept = run(input, weight, grad_output, checkpointed=False)",
+            "kept", "run(input, weight, grad_output)", verdict.role,
         )  # fmt: skip
     return check_recompute() if oracle == "O13" else ""
 
