@@ -88,7 +88,7 @@ FOUND_BY: dict[str, set[str]] = {
     "weight-cache-unfilled": {"O3", "O13"},
     "cast-unsaturated": {"O2", "O14"},
     "bias-added-twice": {"O22"},
-    "bias-never-added": {"contract"},
+    "bias-never-added": {"O22"},
 }
 
 

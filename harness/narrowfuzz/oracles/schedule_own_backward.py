@@ -1,4 +1,4 @@
-"""O22 of a schedule: a backward in high precision belongs to its forward.
+"""O22 of a schedule: a backward leaves every gradient, and in high precision those of its forward.
 
 The last linear of the last layer is y = h W^T + b, as in ``own_backward``; where the forward ran
 outside every region, nothing is quantised and the same bound holds. A library's fused layers, whose
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Within, bits, number
+from narrowfuzz.expect import Present, Within, bits, number
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import first, plain
 from narrowfuzz.oracles.own_backward import allowed, largest, sides
@@ -70,11 +70,36 @@ def check_own_backward(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """Every arm, at the first step."""
     step = first_step(evidence.schedule)
     for arm, trace in evidence.traces.items():
-        if step is None or trace.error is not None:
+        missing = None if trace.error is not None else _missing(evidence, trace)
+        if missing is not None:
+            yield missing
+        elif step is None or trace.error is not None:
             why = "" if step is not None else "no first step in high precision"
             yield plain(_NAME, arm, _ROLE, "not_applicable", why)
         else:
             yield _judge(evidence, arm, trace, step)
+
+
+def _missing(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict | None:
+    """A parameter that trains and has no gradient at a step that a backward came before; only in
+    other layouts need a layer not be on the way."""
+    if evidence.schedule.layout in ("chain", "twice", "frozen_first"):
+        backward = False
+        for i, event in enumerate(evidence.schedule.events):
+            backward = isinstance(event, Backward) or (backward and not isinstance(event, Reload))
+            if not (backward and isinstance(event, Step)):
+                continue
+            backward = False
+            there = {name for name in trace.trained if f"{name}.grad@{i}" in trace.outputs}
+            missing = sorted(trace.trained - there)
+            if missing:
+                return Verdict(
+                    _NAME, trace.arm, _ROLE, "diverged",
+                    f"no gradient of {missing[0].rpartition('.')[2]}",
+                    At(event=i, name=f"{missing[0]}.grad"), f"none of {', '.join(missing)}",
+                    Present(tuple(missing)),
+                )  # fmt: skip
+    return None
 
 
 def _judge(evidence: ScheduleEvidence, arm: str, trace: StateTrace, step: FirstStep) -> Verdict:

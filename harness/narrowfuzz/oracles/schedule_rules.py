@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Is, Own, Present, Runs, Same, bits
+from narrowfuzz.expect import Is, Own, Runs, Same, bits
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_blame import blamed
@@ -31,7 +31,7 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     for arm, trace in evidence.traces.items():
         error = trace.error
         if error is None:
-            yield _complete(evidence, trace)
+            yield plain("contract", arm, "schedule", "ok")
         elif error.type == "NotCarried":
             yield plain("contract", arm, "schedule", "unsupported", error.message)
         elif evidence.refusal:
@@ -44,28 +44,6 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
                 At(what="error", event=error.event, name=error.where),
                 f"{error.type}: {error.message[:200]}", Runs(error.type),
             )  # fmt: skip
-
-
-def _complete(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
-    """Every parameter that trains has a gradient at a step that a backward came before; layers that
-    need not be on the way are in other layouts."""
-    if evidence.schedule.layout in ("chain", "twice", "frozen_first"):
-        backward = False
-        for i, event in enumerate(evidence.schedule.events):
-            backward = isinstance(event, Backward) or (backward and not isinstance(event, Reload))
-            if not (backward and isinstance(event, Step)):
-                continue
-            backward = False
-            there = {name for name in trace.trained if f"{name}.grad@{i}" in trace.outputs}
-            missing = sorted(trace.trained - there)
-            if missing:
-                return Verdict(
-                    "contract", trace.arm, "schedule", "diverged",
-                    f"no gradient of {missing[0].rpartition('.')[2]}",
-                    At(event=i, name=f"{missing[0]}.grad"), f"none of {', '.join(missing)}",
-                    Present(tuple(missing)),
-                )  # fmt: skip
-    return plain("contract", trace.arm, "schedule", "ok")
 
 
 def _circumstances(schedule: Schedule, error: ScheduleError) -> str:

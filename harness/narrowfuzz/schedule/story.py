@@ -156,7 +156,11 @@ def _disabled(told: Story) -> bool:
 #: Each feature by name, as a question about a schedule's story.
 FEATURES: dict[str, Callable[[Story], bool]] = {
     "checkpoint": lambda s: s.schedule.checkpoint != "none" and bool(s.trained),
-    "nested checkpoints": lambda s: s.schedule.checkpoint == "nested" and bool(s.trained),
+    # in high precision, too: what a library keeps for recomputes it keeps there as well
+    "nested checkpoints": lambda s: (
+        s.schedule.checkpoint == "nested"
+        and any(isinstance(event, Forward) and event.mode == "train" for event in s.schedule.events)
+    ),
     "interleaved": _interleaved,
     "eval between": _looks,
     "left early": _left_early,

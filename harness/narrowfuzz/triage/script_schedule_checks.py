@@ -77,8 +77,6 @@ def _at(step: int) -> Mark:
 
 def _contract(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
     trace, play = evidence.traces.get(verdict.arm), _play(evidence, verdict, text)
-    if isinstance(verdict.expect, Present):
-        return Check(play, (), _MISSING, no_mark, f"train(){EXIT}", lead=_at(verdict.at.event))
     if trace is None or trace.error is None:  # it ended or stalled the process
         return Check(play, (), "", no_mark, "train()\nsys.exit(0)")
     after = (
@@ -232,6 +230,9 @@ def after(layer):
 
 
 def _own_backward(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
+    play = _play(evidence, verdict, text)
+    if isinstance(verdict.expect, Present):
+        return Check(play, (), _MISSING, no_mark, f"train(){EXIT}", lead=_at(verdict.at.event))
     step, dtype = first_step(evidence.schedule), evidence.case.spec.dtype
     assert step is not None
     weight, bias = LAST[evidence.schedule.layer]
@@ -249,7 +250,6 @@ def _own_backward(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleSc
             return ""
         return f"after(layers[{evidence.schedule.layers - 1}])"
 
-    play = _play(evidence, verdict, text)
     return Check(play, (), before, no_mark, f"train(){EXIT}", lead=lead)
 
 
