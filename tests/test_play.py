@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_kernel
-from narrowfuzz.arms.ladder import BY_NAME, EAGER, climb, unavailable
+from narrowfuzz.address import At
+from narrowfuzz.arms.ladder import BY_NAME, climb, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import TORCH_DTYPE, fp32_array
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.expect import Within, bits
 from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
@@ -189,8 +191,6 @@ def test_a_script_whose_layer_is_given_something_else_cannot_tell(
     verdict = next(
         v for v in judge.judge(case).verdicts if v.oracle == "O5" and v.at.layer == "down"
     )
-    from narrowfuzz.expect import Within, bits
-
     call = judge.call(case, "down")
     assert call is not None
     at = msgspec.structs.replace(verdict.at, name="output", index=(0, 0))
@@ -207,5 +207,24 @@ def test_a_script_whose_layer_is_given_something_else_cannot_tell(
     assert moved.code == 125 and "rests on another down input" in moved.output
 
 
-def test_eager_is_among_the_arms() -> None:
-    assert all(EAGER in climb(case.spec) for case in CASES.values())
+def test_a_relations_interval_is_not_looked_for_in_the_cases_own_run() -> None:
+    """There it holds: a script that looked there would pass whatever the second run does."""
+    case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", m=4, k=8, n=8), data=DataSpec())
+    at = At(name="output", index=(0, 0))
+    for oracle in ("R5", "R10", "R21"):
+        wrong = Verdict(
+            oracle, "eager", "output", "diverged", "", at, "2", Within(bits(5), bits(6))
+        )
+        with pytest.raises(ValueError, match="a relation is about two"):
+            _written(case, wrong)
+
+
+def test_a_sum_over_a_row_is_not_looked_up_as_an_element() -> None:
+    spec = Spec(
+        recipe="torch.fp32", dtype="fp32", model="dropout", checkpoint="full", m=8, k=8, n=1
+    )
+    case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
+    with builtin_faults()["checkpoint-forgets-generator"].plant():
+        verdict = _cause(judge, case, "O22", "eager+checkpoint")
+    with pytest.raises(ValueError, match="cannot check Own"):
+        _written(case, verdict)

@@ -12,12 +12,14 @@ other random numbers, or from other roundings of it, the sides differ.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Within, bits, number
+from narrowfuzz.expect import Own, Within, bits, number
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import first, plain
@@ -83,25 +85,44 @@ def largest(dtype: str) -> float:
 
 def _judge(evidence: Evidence, arm: str, trace: Trace) -> Verdict:
     found = sides(trace.outputs, evidence.tensors, evidence.last)
+    at = At(name=f"{evidence.last}.weight.grad")
+    nothing = plain(_NAME, arm, _ROLE, "ok")
+    limit = allowed(evidence.spec.dtype, autocast=evidence.spec.autocast)
+    return compared(nothing, "belongs to another forward", at, found, evidence.spec.dtype, limit)
+
+
+def compared(
+    passed: Verdict,
+    symptom: str,
+    at: At,
+    found: tuple[F64, F64, F64] | None,
+    dtype: str,
+    allowed: float,
+) -> Verdict:
+    """``passed``, or what is wrong with the sides that were ``found`` at the last weight's
+    gradient, whose rows are the output's features."""
     if found is None:
-        return plain(_NAME, arm, _ROLE, "not_applicable", "the last weight has no gradient")
+        return replace(passed, status="not_applicable", why="the last weight has no gradient")
     left, right, size = found
-    spec = evidence.spec
     with np.errstate(all="ignore"):
-        limit = allowed(spec.dtype, autocast=spec.autocast) * size
-        judged = np.isfinite(size) & (size < largest(spec.dtype)) & (size > 2.0**-60)
+        limit = allowed * size
+        judged = np.isfinite(size) & (size < largest(dtype)) & (size > 2.0**-60)
         bad = judged & ~(np.abs(left - right) <= limit)
+        told = judged & (np.abs(left) > limit)
     if left.size and not judged.any():
-        return plain(_NAME, arm, _ROLE, "inconclusive", "sums out of range")
+        return replace(passed, status="inconclusive", why="sums out of range")
     if not bad.any():
-        told = (judged & (np.abs(left) > limit)).any()
-        return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive",
-                     "" if told else "no sum is known to be other than zero")  # fmt: skip
-    at = first(bad)
-    name = f"{evidence.last}.weight.grad"
-    return Verdict(
-        _NAME, arm, _ROLE, "diverged", "belongs to another forward", At(name=name, index=at),
-        f"gradient times weight {number(right[at])} in sum",
-        Within(bits(left[at] - limit[at]), bits(left[at] + limit[at])),
-        factor=float(abs(left[at] - right[at]) / limit[at]),
-    )  # fmt: skip
+        why = "" if told.any() else "no sum is known to be other than zero"
+        return replace(passed, status="inconclusive", why=why) if why else passed
+    n = first(bad)
+    interval = Within(bits(left[n] - limit[n]), bits(left[n] + limit[n]))
+    return replace(
+        passed,
+        status="diverged",
+        symptom=symptom,
+        at=msgspec.structs.replace(at, index=n),
+        got=f"gradient times weight {number(right[n])} in sum",
+        # of a sum over the row, not of an element that a script could look up
+        expect=Own(str(interval)),
+        factor=float(abs(left[n] - right[n]) / limit[n]),
+    )

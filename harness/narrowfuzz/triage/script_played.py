@@ -19,6 +19,7 @@ from narrowfuzz.expect import Is, Same, Within, read
 from narrowfuzz.models.zoo import MODELS, source_of, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
+from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.play import checkpoint, layers, player
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
@@ -77,6 +78,8 @@ def write_played_script(
     spec, at, arm = case.spec, verdict.at, BY_NAME[verdict.arm]
     if arm.compiler:
         raise ValueError("a player sees layers in eager runs only")
+    if RULES[verdict.oracle].reruns:  # what came, came in another run than the case's
+        raise ValueError("a player plays one run, and a relation is about two")
     if spec.direct:
         tensors = {_OF_LINEAR.get(name, name): t for name, t in tensors.items()}
         at = at if at.layer else msgspec.structs.replace(at, layer="proj")
