@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from narrowfuzz.arms.ladder import EAGER, climb, unavailable
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
@@ -18,3 +19,11 @@ def skip_without_kernel(case: Case) -> None:
     """Skip where no kernel of this CPU runs the case, which is then no subject of any rule."""
     if _LACKS and (void := Judge(load_recipes(), Ledger([])).observe(case, repeat=False).void):
         pytest.skip(next(iter(void.values())))
+
+
+def skip_unless_every_arm_runs(case: Case) -> None:
+    """Skip where this machine lacks an arm that the case asks for, or every kernel of it."""
+    missing = [arm.name for arm in climb(case.spec) if arm is not EAGER and unavailable(arm)]
+    if missing:
+        pytest.skip(f"cannot run {missing[0]} here")
+    skip_without_kernel(case)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernels import skip_without_kernel
-from narrowfuzz.arms.ladder import EAGER, climb, unavailable
+from kernels import skip_unless_every_arm_runs
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.registry import builtin_faults
@@ -117,10 +116,7 @@ def causes(case: Case) -> set[str]:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_case_shows_the_fault(name: str) -> None:
     case = CASES[name]
-    missing = [arm.name for arm in climb(case.spec) if arm is not EAGER and unavailable(arm)]
-    if missing:
-        pytest.skip(f"cannot run {missing[0]} here")
-    skip_without_kernel(case)
+    skip_unless_every_arm_runs(case)
     clean = causes(case)
     with FAULTS[name].plant():
         assert causes(case) - clean, "no rule sees it"

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from kernels import skip_without_kernel
-from narrowfuzz.arms.ladder import EAGER, climb, unavailable
+from kernels import skip_unless_every_arm_runs
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.registry import builtin_faults
@@ -51,10 +50,7 @@ def fingerprints(case: Case, fault: str) -> list[str]:
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_faults_fingerprints_keep_their_words(name: str) -> None:
     case = CASES[name]
-    missing = [arm.name for arm in climb(case.spec) if arm is not EAGER and unavailable(arm)]
-    if missing:
-        pytest.skip(f"cannot run {missing[0]} here")
-    skip_without_kernel(case)
+    skip_unless_every_arm_runs(case)
     assert fingerprints(case, name) == FROZEN[name]
 
 
