@@ -17,7 +17,7 @@ from narrowfuzz.recipe import Recipe, ScriptText
 from narrowfuzz.triage.script_census import TORCH_NAME, quoted, write_census_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_model import write_model_script
-from narrowfuzz.triage.script_parts import GUARD, hex_rows, layouts, sites
+from narrowfuzz.triage.script_parts import GUARD, OF_LINEAR, hex_rows, layouts, sites
 from narrowfuzz.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
 from narrowfuzz.triage.script_values import check_values
 from narrowfuzz.triage.script_watch import inside
@@ -59,7 +59,7 @@ def write_script(
         case, tensors = msgspec.structs.replace(case, spec=layer[0]), layer[1]
     elif _needs_model(case.spec, verdict, arm):
         if case.spec.direct:
-            tensors = {_LINEAR.get(name, name): t for name, t in tensors.items()}
+            tensors = {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
         return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
     text = recipe.script(case.spec)
     needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.at.side != "")
@@ -88,9 +88,6 @@ def write_script(
         or check_values(case, verdict, recipe, tensors),
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
 
 
 def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:

@@ -17,6 +17,8 @@ from narrowfuzz.numerics.plan import ROLES, Plan
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 #: The slots of a side's codes and scale in an entry of ``seen``.
 SLOT = {"a": 0, "b": 2}
+#: How a model calls a single linear's parameters.
+OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
 
 
 #: After the standard library's imports: whatever is not the script's subject ends it with 125.

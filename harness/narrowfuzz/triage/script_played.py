@@ -24,7 +24,7 @@ from narrowfuzz.play import checkpoint, layers, player
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_census import TORCH_NAME, quoted
-from narrowfuzz.triage.script_parts import GUARD, SLOT, blob
+from narrowfuzz.triage.script_parts import GUARD, OF_LINEAR, SLOT, blob
 from narrowfuzz.verdict import Verdict
 
 _IMPORTS = f"""
@@ -81,7 +81,7 @@ def write_played_script(
     if RULES[verdict.oracle].reruns:  # what came, came in another run than the case's
         raise ValueError("a player plays one run, and a relation is about two")
     if spec.direct:
-        tensors = {_OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+        tensors = {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
         at = at if at.layer else msgspec.structs.replace(at, layer="proj")
     if at.what not in ("result", "codes", "scale", "amax", "source"):
         raise ValueError(f"a player has no eyes for {at}")
@@ -112,10 +112,6 @@ def write_played_script(
         _check(verdict, at, recipe.plan(spec)),
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-#: How a model calls a single linear's parameters.
-_OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
 
 
 def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
