@@ -22,10 +22,10 @@ from narrowfuzz.models.zoo import (
     heads_of,
     linear_names,
     parameter_shapes,
-    source_of,
     tied_names,
 )
 from narrowfuzz.recipe import load_recipes
+from narrowfuzz.triage.script_parts import model_source
 
 ALL: tuple[ModelName, ...] = get_args(ModelName)
 BF16 = load_recipes()["torch.bf16"]
@@ -54,7 +54,7 @@ def test_its_text_builds_the_same_model_in_an_empty_namespace(
     spec = spec_of(name, bias=bias, attention=attention, heads=4)
     imports = "import math\nfrom typing import Any\nimport torch\nimport torch.nn.functional as F\n"
     namespace: dict[str, Any] = {}
-    text = f"{imports}from torch import nn\n{source_of(name)}\nmodel = "
+    text = f"{imports}from torch import nn\n{model_source(name)}\nmodel = "
     exec(text + MODELS[name].expression(spec), namespace)
     ours, theirs = built(spec), namespace["model"]
     assert {k: v.shape for k, v in theirs.state_dict().items()} == {
@@ -80,7 +80,7 @@ def rows(spec: Spec) -> Any:
 
 @pytest.mark.parametrize("name", ALL)
 def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> None:
-    classes = [n.name for n in ast.parse(source_of(name)).body if isinstance(n, ast.ClassDef)]
+    classes = [n.name for n in ast.parse(model_source(name)).body if isinstance(n, ast.ClassDef)]
     assert len(classes) == len(set(classes))
     assert classes[-1] == MODELS[name].module.__name__
     assert {type(m).__name__ for m in built(spec_of(name)).modules()
@@ -204,5 +204,5 @@ def test_dropout_is_the_one_random_model_and_the_norms_sum() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_no_model_attends_that_does_not_say_so(name: ModelName) -> None:
     """Otherwise nobody would watch its attention."""
-    assert MODELS[name].attends == ("scaled_dot_product_attention" in source_of(name))
-    assert MODELS[name].random == ("Dropout" in source_of(name))
+    assert MODELS[name].attends == ("scaled_dot_product_attention" in model_source(name))
+    assert MODELS[name].random == ("Dropout" in model_source(name))

@@ -71,3 +71,26 @@ def test_nothing_is_annotated_but_the_fields_of_dataclasses() -> None:
 def test_a_name_that_does_not_exist_is_refused() -> None:
     with pytest.raises(KeyError):
         pasted(("nothing",), (player,))
+
+
+def test_an_argument_of_the_same_name_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        SOURCE
+        + """
+def other(mode, *, times):
+    return mode * times
+def second(*, mode="a", times=2):
+    return other(3, times=times) + len(mode)
+"""
+    )
+    monkeypatch.setattr(paste.inspect, "getsource", lambda module: source)
+    text = pasted(("second",), (ModuleType("source"),), {"mode": "'a'", "times": "2"})
+    space: dict[str, object] = {}
+    exec(text, space)
+    assert space["second"]() == 7 and "def other(mode):" in text  # type: ignore[operator]
+
+
+def test_what_stays_open_is_still_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paste.inspect, "getsource", lambda module: SOURCE)
+    text = pasted(("entry",), (ModuleType("source"),), {"mode": "'a'"}, ("times",))
+    assert "def entry(x, *, times=1):" in text and "mode" not in text

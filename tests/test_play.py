@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_kernel
-from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import BY_NAME, climb, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import TORCH_DTYPE, fp32_array
@@ -26,8 +25,9 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
-from narrowfuzz.play.player import Trace, play
+from narrowfuzz.play.player import Trace, default_events, play
 from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.script_parts import OF_LINEAR
 from narrowfuzz.triage.script_played import play_arguments, write_played_script
 from narrowfuzz.triage.verify import RunScript
 from narrowfuzz.verdict import Verdict
@@ -41,7 +41,6 @@ CASES = {
     for name, raw in json.loads((HERE / "fault_cases.json").read_text()).items()
     if (case := load_case(json.dumps(raw).encode())).spec.schedule is None
 }
-_OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
 
 
 @cache
@@ -58,12 +57,14 @@ def played(case: Case, arm: str, trace: Trace) -> Trace:
     spec, recipe = case.spec, recipes()[case.spec.recipe]
     tensors = tensors_of(case, recipe)
     if spec.direct:
-        tensors = {_OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+        tensors = {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+    optimizes = spec.steps > 1 and spec.trains
     return play(
         trace,
         lambda: MODELS[spec.model].build(spec, dtype=TORCH_DTYPE[spec.dtype], device="cpu"),
         lambda model: recipe.convert(model, spec),
         {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
+        default_events(spec.steps, spec.microbatches, optimizes=optimizes),
         dtype=TORCH_DTYPE[spec.dtype],
         **play_arguments(spec, BY_NAME[arm]),
     )
@@ -205,26 +206,3 @@ def test_a_script_whose_layer_is_given_something_else_cannot_tell(
     path.write_text(path.read_text().replace("F.gelu(", "1.5 * F.gelu("))
     moved = scripts(path)
     assert moved.code == 125 and "rests on another down input" in moved.output
-
-
-def test_a_relations_interval_is_not_looked_for_in_the_cases_own_run() -> None:
-    """There it holds: a script that looked there would pass whatever the second run does."""
-    case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", m=4, k=8, n=8), data=DataSpec())
-    at = At(name="output", index=(0, 0))
-    for oracle in ("R5", "R10", "R21"):
-        wrong = Verdict(
-            oracle, "eager", "output", "diverged", "", at, "2", Within(bits(5), bits(6))
-        )
-        with pytest.raises(ValueError, match="a relation is about two"):
-            _written(case, wrong)
-
-
-def test_a_sum_over_a_row_is_not_looked_up_as_an_element() -> None:
-    spec = Spec(
-        recipe="torch.fp32", dtype="fp32", model="dropout", checkpoint="full", m=8, k=8, n=1
-    )
-    case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
-    with builtin_faults()["checkpoint-forgets-generator"].plant():
-        verdict = _cause(judge, case, "O22", "eager+checkpoint")
-    with pytest.raises(ValueError, match="cannot check Own"):
-        _written(case, verdict)

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,39 +17,66 @@ from narrowfuzz.arms.ladder import BY_NAME as ARMS
 from narrowfuzz.arms.ladder import climb, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.expect import Near, Own, Present, Refuses, Within, bits
+from narrowfuzz.expect import (
+    FINITE,
+    Is,
+    Near,
+    Own,
+    Present,
+    Refuses,
+    Runs,
+    Same,
+    State,
+    Sum,
+    Within,
+    bits,
+)
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.kernels import WRONG_PRODUCT
+from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.oracles.whole import SMALL_RATIO, ratio_limit
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.verify import RunScript, run_script
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 FLOAT8 = "torchao.float8.rowwise"
 GRADIENT = "layers.0.attention.wq.weight.grad"
 _NEAR = Near(bits(1.0), bits(0.5))
-#: Without its data: the model's source, its schedule, the recomputation's policy, the check.
-MAX_LINES = 240
+#: Without its data: the model's source, the player, the recomputation's policy, the check.
+MAX_LINES = 350
 #: Rules that judge a model as a whole, as their verdicts would look.
 RULES: dict[str, dict[str, Any]] = {
-    "crash": {"oracle": "contract", "role": "forward", "status": "crashed",
-              "symptom": "fails although nothing forbids it (RuntimeError in f)"},
+    "crash": {"oracle": "contract", "role": "forward", "status": "crashed", "at": At(what="error"),
+              "symptom": "fails although nothing forbids it (RuntimeError in f)",
+              "expect": Runs("RuntimeError")},
     "missing": {"oracle": "contract", "role": "backward", "status": "diverged",
                 "symptom": "no grad_parameter", "expect": Present((GRADIENT,))},
-    "O1": {"oracle": "O1", "symptom": "differs on repeat"},
-    "O8": {"oracle": "O8", "symptom": "differs from eager", "arm": "aot_eager"},
+    "O1": {"oracle": "O1", "symptom": "differs on repeat",
+           "expect": Same(At(name="output", index=(0, 0), run=AGAIN))},
+    "O8": {"oracle": "O8", "symptom": "differs from eager", "arm": "aot_eager",
+           "expect": Same(At(name="output", index=(0, 0), run="eager"))},
     "O9": {"oracle": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
-           "arm": "aot_eager_decomp_partition"},
+           "at": At(name="output"), "arm": "aot_eager_decomp_partition"},
     "O9 row": {"oracle": "O9", "symptom": "error beyond eager's", "expect": _NEAR,
                "at": At(name="grad_input", index=(21,)),
                "arm": "aot_eager_decomp_partition"},
+    "O9 finite": {"oracle": "O9", "symptom": "not finite", "expect": FINITE,
+                  "arm": "aot_eager_decomp_partition"},
     "O12": {"oracle": "O12", "symptom": "differs from no checkpoint",
-            "arm": "eager+checkpoint_selective"},
+            "arm": "eager+checkpoint_selective",
+            "expect": Same(At(name="output", index=(0, 0), run="eager"))},
+    "O13": {"oracle": "O13", "symptom": "codes differ in recompute",
+            "arm": "aot_eager+checkpoint",
+            "at": At(what="codes", name="output", side="a", phase="recompute", index=(0, 0)),
+            "expect": Same(At(what="codes", name="output", side="a", phase="forward"))},
     "O18": {"oracle": "O18", "symptom": "probabilities do not sum to 1",
             "expect": Own("1", bits(2.0**-10)), "at": At(what="attention")},
-    "R23": {"oracle": "R23", "symptom": "is not the sum of the microbatches'"},
+    "product": {"oracle": "O15", "arm": "aot_eager", "role": "gradient", "symptom": WRONG_PRODUCT,
+                "at": At(what="product")},
+    "R23": {"oracle": "R23", "symptom": "is not the sum of the microbatches'",
+            "expect": Sum("the microbatches' gradients")},
 }  # fmt: skip
 
 
@@ -69,14 +97,14 @@ def spec_of(model: str, **changes: Any) -> Spec:
 def verdict_of(rule: str, **changes: Any) -> Verdict:
     fields = {"arm": "eager", "role": "output", "status": "diverged", "got": "2",
               "at": At(name="output", index=(0, 0)), **RULES[rule], **changes}  # fmt: skip
-    if rule == "O9":
-        fields["at"] = At(name="output")
     return Verdict(**fields)
 
 
 def written(rule: str, spec: Spec, data: DataSpec | None = None, **changes: Any) -> str:
-    case = Case(spec=spec, data=data or DataSpec(seed=3))
-    return write_script(case, verdict_of(rule, **changes), recipes()[spec.recipe])
+    case, recipe = Case(spec=spec, data=data or DataSpec(seed=3)), recipes()[spec.recipe]
+    if rule == "R23":
+        changes["runs"] = (OtherRun("microbatch 0 alone", spec, tensors_of(case, recipe)),)
+    return write_script(case, verdict_of(rule, **changes), recipe)
 
 
 def assert_stands_alone(text: str) -> None:
@@ -91,11 +119,11 @@ def assert_stands_alone(text: str) -> None:
             names.add((node.module or "").split(".")[0])
     assert names <= {*sys.stdlib_module_names, "torch", "torchao"}
     assert "sys.exit(" in text
-    data = [n for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)
-            and getattr(n.value.func, "id", "") == "bytearray"]  # fmt: skip
-    assert len(data) == 1
-    literal = (data[0].end_lineno or 0) - data[0].lineno + 1
-    assert len(text.splitlines()) - literal <= MAX_LINES
+    literals = [n for n in ast.walk(tree) if isinstance(n, ast.Call)
+                and getattr(n.func, "id", "") == "unpacked"]  # fmt: skip
+    assert literals
+    data = sum((n.end_lineno or 0) - n.lineno for n in literals)
+    assert len(text.splitlines()) - data <= MAX_LINES
 
 
 @pytest.mark.parametrize("model", [m for m in get_args(ModelName) if m != "linear"])
@@ -110,21 +138,30 @@ RICH = {**SMALL, "batch": 2, "input_layout": "strided", "grad_layout": "expanded
         "memory_budget": 50}  # fmt: skip
 
 
+#: Rules that are about compiled arms.
+COMPILED = ("O8", "O9", "O9 row", "O9 finite", "O13", "product")
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != "reference"])
 def test_every_rung_has_a_script(rule: str, arm: str) -> None:
+    if rule in COMPILED and not ARMS[arm].compiler:
+        pytest.skip("judged on compiled arms")
     assert_stands_alone(written(rule, spec_of("two_blocks", **RICH), arm=arm))
 
 
-@pytest.mark.parametrize("oracle", ["O2", "O5", "O15"])
-def test_a_rule_that_looks_inside_a_model_has_no_script_of_the_whole(oracle: str) -> None:
-    with pytest.raises(ValueError, match=f"no stand-alone script for {oracle} on a model"):
-        written("O1", spec_of("mlp_gelu"), oracle=oracle)
+def test_what_no_player_can_show_is_refused() -> None:
+    for at in (At(what="pending"), At(what="codes", name="bias", layer="up", side="a")):
+        with pytest.raises(ValueError, match="no eyes for"):
+            written("O1", spec_of("mlp_gelu"), oracle="O5", at=at, expect=Is(bits(1)))
+    at = At(name="output", index=(0, 0), run="another life")
+    with pytest.raises(ValueError, match="does not play 'another life'"):
+        written("O1", spec_of("mlp_gelu"), oracle="O5", at=at, expect=Is(bits(1)))
+    with pytest.raises(ValueError, match="cannot check State"):
+        written("O1", spec_of("mlp_gelu"), oracle="O14", expect=State(bits(1), ()))
 
 
 def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
-    spec = spec_of("mlp_gelu")
-    case = Case(spec=spec, data=DataSpec())
     layer = Spec(recipe=FLOAT8, m=2, k=32, n=3)
     tensors = {"input": np.ones((2, 32), np.float32), "weight": np.ones((3, 32), np.float32),
                "grad_output": np.ones((2, 3), np.float32)}  # fmt: skip
@@ -132,19 +169,16 @@ def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
         "O1", oracle="O5", at=At(name="output", layer="up", index=(1, 2)),
         expect=Within(bits(0), bits(1)),
     )  # fmt: skip
-    text = write_script(case, verdict, recipes()[FLOAT8], (layer, tensors))
+    case = Case(spec=layer, data=DataSpec())
+    text = write_script(case, verdict.of_linear(), recipes()[FLOAT8], tensors)
     assert "class GeluMLP" not in text and "torch.nn.Linear(32, 3, False" in text
     assert len(text.splitlines()) <= 60
 
 
-def executed(text: str, check: str = "sys.exit(") -> dict[str, Any]:
-    """The script's namespace before it judges: everything up to its check."""
-    tree = ast.parse(text)
-    last = max(i for i, n in enumerate(tree.body) if isinstance(n, ast.FunctionDef)
-               and n.name == "run")  # fmt: skip
-    tree.body = tree.body[: last + 1]
+def played(text: str) -> dict[str, Any]:
+    """The script's namespace before it judges."""
     namespace: dict[str, Any] = {}
-    exec(compile(tree, "repro.py", "exec"), namespace)
+    exec(compile(text[: text.rindex("told, shows = ")], "repro.py", "exec"), namespace)
     return namespace
 
 
@@ -190,7 +224,9 @@ def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> 
     trace = Program(spec, recipe, arm).run(tensors_of(case, recipe), tap=False)
     assert trace.error is None, trace.error.traceback
     rng = torch.get_rng_state()
-    found = executed(written("O1", spec, case.data, arm=arm.name))["run"]("guilty")
+    excepthook = sys.excepthook
+    found = played(written("O1", spec, case.data, arm=arm.name))["trace"].results
+    sys.excepthook = excepthook
     torch.set_rng_state(rng)
     ours = {_OF_LINEAR.get(name, name): values for name, values in trace.outputs.items()}
     assert set(found) == set(ours)
@@ -204,34 +240,29 @@ def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> 
 _OF_LINEAR = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 
 
-def test_results_are_rows_so_that_a_row_of_the_verdict_is_one() -> None:
-    spec = spec_of("mlp_gelu", batch=2, m=32)
-    run = executed(written("O9 row", spec))["run"]
-    assert tuple(run("eager")["grad_input"].shape) == (64, 32)
-    assert tuple(run("exact")["output"].shape) == (64, 32)
-
-
 def test_the_float64_run_is_neither_converted_nor_narrowed() -> None:
-    spec = spec_of("mlp_gelu", recipe="torch.fp32", dtype="fp32", autocast=True)
-    run = executed(written("O9", spec))["run"]
-    assert run("exact")["output"].dtype == torch.float64
-    assert run("eager")["output"].dtype == torch.bfloat16
+    spec = spec_of("mlp_gelu", recipe="torch.fp32", dtype="fp32", autocast=True, batch=2)
+    excepthook = sys.excepthook
+    runs = played(written("O9 row", spec))
+    sys.excepthook = excepthook
+    assert runs["exact"].results["output"].dtype == torch.float64
+    assert runs["eager"].results["output"].dtype == torch.bfloat16
+    assert tuple(runs["eager"].results["grad_input"].shape) == (64, 32)
 
 
-@pytest.mark.parametrize(("row", "ratio"), [(False, "10.0 if guilty.numel() < 1000 else 3.0"),
-                                            (True, "10.0")])  # fmt: skip
-def test_a_ratios_script_has_the_rules_own_limit(row: bool, ratio: str) -> None:
+@pytest.mark.parametrize(("rule", "large"), [("O9", True), ("O9 row", False)])
+def test_a_ratios_script_has_the_rules_own_limit(rule: str, large: bool) -> None:
     spec = spec_of("mlp_gelu")
-    text = written("O9 row" if row else "O9", spec)
-    assert f"\nratio = {ratio}\n" in text
-    assert ratio_limit(spec)[0] == 3.0 and SMALL_RATIO == 10.0
-    assert f"+ {ratio_limit(spec)[1]!r} * rms(" in text
+    text = written(rule, spec)
+    assert f"ratio=3.0 if exact.results[{'output' if large else 'grad_input'!r}]" in text
+    assert f"and not {not large} else 10.0" in text and SMALL_RATIO == 10.0
+    assert ratio_limit(spec)[0] == 3.0 and f"floor={ratio_limit(spec)[1]!r} *" in text
 
 
 def test_a_missing_gradient_of_one_linear_goes_by_its_parameters_name() -> None:
     spec = spec_of("linear", lifecycle="deepcopy")
     text = written("missing", spec, expect=Present(("grad_bias", "grad_weight")))
-    assert "['proj.bias.grad', 'proj.weight.grad']" in text
+    assert "('proj.bias.grad', 'proj.weight.grad')" in text
 
 
 def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
@@ -240,45 +271,14 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
     assert 'int("proj" not in text) if type(error).__name__ == "AssertionError" else 125' in text
 
 
-STATISTICS = """
-import math, sys, torch
-torch.manual_seed(0)
-q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
-scores = (q @ k.transpose(-1, -2) / 2.0).masked_fill(torch.ones(8, 8).triu(1).bool(), -math.inf)
-lse, out = scores.logsumexp(-1), scores.softmax(-1) @ v
-forwards, backwards = [[q, k, v, out, lse]], [[q, k, v, out, lse]]
-def run(which): pass
-"""
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ("", 0),
-        ("lse[0, 0, 0] = out[0, 0, 0, 0] = math.nan", 0),  # no number to compare
-        ("backwards = [[q, k, v, out, lse + 1]]", 1),
-        ("backwards = [[q, k, v, out + 1, lse]]", 1),
-        ("backwards = [[q, k, v * 2, out, lse]]", 1),
-        ("forwards += [[q * 2, k, v, out + 1, lse + 1]]", 0),
-        ("forwards, backwards = [[q, k, v, out, lse + 1]], [[q, k, v, out, lse + 1]]", 1),
-    ],
-)
-def test_statistics_are_held_to_their_own_forward(
-    change: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = written("O18", spec_of("attention"))
-    check = text[text.index('run("guilty")\n') :]
-    with pytest.raises(SystemExit) as ended:
-        exec(f"{STATISTICS}\n{change}\n{check}", {})
-    assert ended.value.code == code, capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_on_a_clean_library_it_exits_0(tmp_path: Path, scripts: RunScript, rule: str) -> None:
     spec = spec_of("two_blocks", batch=2, m=16, checkpoint="selective",
                    compile="aot_eager_decomp_partition")  # fmt: skip
     path = tmp_path / "repro.py"
+    if rule == "R23":
+        spec = msgspec.structs.replace(spec, microbatches=1)  # its one part is the whole
     path.write_text(written(rule, spec))
     ended = scripts(path, timeout=120)
     assert ended.code == 0, ended

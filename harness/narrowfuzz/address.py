@@ -17,12 +17,12 @@ import msgspec
 
 #: result: an output, a gradient or a parameter. codes, scale, amax, values: what is seen of an
 #: operand. source: an operand before it is quantised. product: what one kernel returned.
-#: tensor: all of an operand, by its checksum.
+#: tensor: all of an operand, by its checksum. significand: of a code, without its exponent.
 #: attention: an argument of an attention kernel. state: scale and window of a slot. pending: what a
 #: library set aside. error: how a run ended. module: what a conversion made of a model.
 What = Literal[
-    "result", "codes", "scale", "amax", "values", "source", "tensor", "product", "attention",
-    "state", "cast", "pending", "error", "module",
+    "result", "codes", "scale", "amax", "values", "significand", "source", "tensor", "product",
+    "attention", "state", "cast", "pending", "error", "module",
 ]  # fmt: skip
 AtPhase = Literal["", "convert", "forward", "recompute", "backward"]
 Side = Literal["", "a", "b"]
@@ -32,8 +32,8 @@ class At(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """A place in a run. What is left at its default is not said."""
 
     what: What = "result"
-    #: The run, where it is not the verdict's arm on the case itself: another arm, or a relation's
-    #: second run by its title.
+    #: The run, where it is not the verdict's arm on the case itself: another arm, or another run by
+    #: its title; " + " between titles is their sum.
     run: str = ""
     rank: int = 0
     #: Index into the schedule; -1: none.

@@ -5,7 +5,6 @@ Numbers are kept as hexadecimal text, which JSON carries exactly, NaN and infini
 
 from __future__ import annotations
 
-import math
 from typing import Literal, SupportsFloat
 
 import msgspec
@@ -34,20 +33,21 @@ class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=Tr
     hi: str
 
     def __str__(self) -> str:
-        lo, hi = read(self.lo), read(self.hi)
-        if (lo, hi) == (-math.inf, math.inf):
+        if self == FINITE:
             return "a number"
-        return f"in [{number(lo)}, {number(hi)}]"
+        return f"in [{number(read(self.lo))}, {number(read(self.hi))}]"
 
 
 class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
-    """The bits of another place; ``value`` is what was there when it was judged."""
+    """The bits of another place, times a power of two; ``value`` is what they came to."""
 
     at: At
     value: str = ""
+    times: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.value or 'as'} {'as ' * bool(self.value)}{self.at.run or 'in its forward'}"
+        there = self.at.run or ("in its forward" if self.at.phase == "forward" else "without it")
+        return f"{self.value or 'as'} {'as ' * bool(self.value)}{there}"
 
 
 class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
@@ -61,9 +61,10 @@ class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered", forbid_unknown_fields=True):
-    """No smaller than the element before it, in the order of what was quantised."""
+    """No smaller than the element before it, ``than``, in the order of what was quantised."""
 
     least: str
+    than: At
 
     def __str__(self) -> str:
         return f"at least {number(read(self.least))}"
@@ -161,3 +162,8 @@ def read(text: str) -> float:
 def number(x: float) -> str:
     """A number as a reader wants it: short, but never two different fp32 ones alike."""
     return f"{float(x):.9g}"
+
+
+_LARGEST = (2.0 - 2.0**-23) * 2.0**127
+#: Any number of fp32.
+FINITE = Within(bits(-_LARGEST), bits(_LARGEST))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
 from narrowfuzz.address import At
-from narrowfuzz.expect import Expect, Given
+from narrowfuzz.case import Spec
+from narrowfuzz.expect import Expect, Given, Same
+from narrowfuzz.numerics.formats import F32
 
 Status = Literal[
     "ok", "diverged", "crashed", "hung", "unsupported", "inconclusive", "not_applicable", "known"
@@ -16,6 +21,18 @@ Strength = Literal["exact", "bound", "ratio"]
 FOLLOWED = "followed"
 #: Statuses that are claims against the library under test.
 BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """A run in eager besides the case's own that a rule asked for."""
+
+    #: As an address names it.
+    name: str
+    spec: Spec
+    tensors: Mapping[str, F32] = field(compare=False)
+    #: What happens before it: steps, reload or reload_trusted.
+    event: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,8 @@ class Verdict:
     #: None where nothing diverged.
     expect: Expect | None = None
     given: tuple[Given, ...] = ()
+    #: The runs that addresses point into.
+    runs: tuple[OtherRun, ...] = ()
     #: How far off, in units of what is allowed; of a pass, the share of it that is used.
     factor: float = 0.0
     #: Why nothing could be judged.
@@ -45,6 +64,16 @@ class Verdict:
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""
         return replace(self, status="known", explained_by=by)
+
+    def of_linear(self) -> Verdict:
+        """The same of a single linear that is what this verdict's layer was."""
+        here = {"layer": "", "call": 0}
+        expect = self.expect
+        if isinstance(expect, Same):
+            expect = msgspec.structs.replace(expect, at=msgspec.structs.replace(expect.at, **here))
+        own = tuple(given for given in self.given if given.at.what != "tensor")
+        at = msgspec.structs.replace(self.at, **here)  # type: ignore[arg-type]
+        return replace(self, at=at, expect=expect, given=own)
 
     def sentence(self) -> str:
         """One line: what, where, how far."""

@@ -21,7 +21,7 @@ from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.ladder import Arm
 from narrowfuzz.arms.layers import calls_of, watch_layers
 from narrowfuzz.arms.sites import name_sites
-from narrowfuzz.arms.taps import AttentionWatch, CompiledTap, Records, tapped_backend
+from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, tapped_backend
 from narrowfuzz.arms.tensors import (
     TORCH_DTYPE,
     as_rows,
@@ -37,6 +37,7 @@ from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.checkpoint import HOW, recomputing
 from narrowfuzz.play.layers import LayerWatch
+from narrowfuzz.play.taps import AttentionWatch
 from narrowfuzz.recipe import Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Seen, Trace
 
@@ -137,7 +138,7 @@ class _Run:
         self.phase: ErrorPhase = "forward"
         self.seen: list[tuple[Seen, Seen]] = []
         self.forward_count = 0
-        self.records = Records()
+        self.watch = AttentionWatch()
         self.layers: LayerWatch | None = None
         #: Watching attention means watching every operator: not worth it on every draw.
         self.attention = focus is None or focus % 4 == 0
@@ -168,10 +169,9 @@ class _Run:
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
             calls = calls_of(self.layers, plan, shared)
-            attention = tuple(self.records.attention)
+            attention = attention_of(self.watch)
             return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
-        records = program._tap.records if self.arm.compiler else self.records
-        multiplied, attention = tuple(records.multiplied), tuple(records.attention)
+        multiplied, attention = multiplied_of(program._tap.watch), attention_of(program._tap.watch)
         if not self.tap or not plan.quantised or not spec.direct:
             return Trace(
                 self.arm.name, outputs, multiplied=multiplied, attention=attention, census=census
@@ -195,7 +195,7 @@ class _Run:
                 emit = Emit(self.layers.emit, self.layers.wanted)
                 stack.enter_context(self.program.recipe.tap(emit))
                 if self.program.description.attends and self.attention:
-                    stack.enter_context(AttentionWatch(self.records))
+                    stack.enter_context(self.watch)
             elif self.tap:
                 stack.enter_context(self.program.recipe.tap(Emit(self._emit)))
             yield

@@ -1,169 +1,67 @@
-"""Seeing what was multiplied, without changing what is compiled.
+"""Seeing what compiled arms multiply: the player's watch inside every artefact, made plain data.
 
-Eager recipes bring their own tap. Compiled arms are watched from *inside* the compiled artefact's
-call: a dispatch mode entered there sees the kernels that are called with their operands, and the
-generated code stays as it was. (A mode around torch.compile would change what is traced.)
+Eager recipes bring their own tap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
-from narrowfuzz.play.layers import in_backward
-from narrowfuzz.trace import AttentionCall, Multiplied, Phase, Seen
+from narrowfuzz.play.taps import Attended, AttentionWatch, KernelWatch, Product, let_rng_pass
+from narrowfuzz.trace import AttentionCall, Multiplied, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
-_aten = torch.ops.aten
-_ATTENTION = (
-    _aten._scaled_dot_product_flash_attention_for_cpu,
-    _aten._scaled_dot_product_flash_attention,
-)
-_ATTENTION_BACKWARD = (
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    _aten._scaled_dot_product_flash_attention_backward,
-)
-#: Scaled multiplies and the names of their positional arguments.
-_SCALED = {
-    _aten._scaled_mm: ("a", "b", "scale_a", "scale_b", "bias"),
-    _aten._scaled_mm_v2: (
-        "a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias",
-    ),
-}  # fmt: skip
 #: Innermost last: the taps whose programs are running now.
 _recording: list[CompiledTap] = []
 
 
-@dataclass
-class Records:
-    """What one run handed to kernels."""
-
-    multiplied: list[Multiplied] = field(default_factory=list)
-    attention: list[AttentionCall] = field(default_factory=list)
+def multiplied_of(watch: KernelWatch) -> tuple[Multiplied, ...]:
+    """Every multiply that was seen whose result has a dtype that rules know."""
+    return tuple(_multiplied(p) for p in watch.products if p.result.dtype in DTYPE_NAME)
 
 
-class AttentionWatch(TorchDispatchMode):
-    """Records the arguments of attention kernels, forward and backward."""
-
-    def __init__(self, records: Records) -> None:
-        super().__init__()
-        self._records = records
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
-            return NotImplemented  # the library's own tensor comes first
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        self._note(func.overloadpacket, args, kwargs, result)
-        return result
-
-    def _note(self, packet: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if packet in _ATTENTION:
-            causal = bool(args[4]) if len(args) > 4 else bool(kwargs.get("is_causal", False))
-            self._attention("forward", args[:3], result[0], result[1], causal, kwargs)
-        elif packet in _ATTENTION_BACKWARD:
-            # the CPU operator has no block of sequence lengths before its flags
-            causal = bool(args[7]) if packet is _ATTENTION_BACKWARD[0] else bool(args[11])
-            self._attention("backward", args[1:4], args[4], args[5], causal, kwargs)
-
-    def _attention(
-        self, phase: Phase, qkv: Any, out: Any, lse: Any, causal: bool, kwargs: Any
-    ) -> None:
-        scale = kwargs.get("scale") or qkv[0].shape[-1] ** -0.5
-        q, k, v, o, statistics = (fp32_array(t).copy() for t in (*qkv, out, lse))
-        self._records.attention.append(
-            AttentionCall(phase, q, k, v, o, statistics, causal, float(scale))
-        )
+def _multiplied(product: Product) -> Multiplied:
+    bias = None if product.bias is None else fp32_array(product.bias)
+    a, b = _seen(product.a, product.scale_a), _seen(product.b, product.scale_b)
+    dtype = DTYPE_NAME[product.result.dtype]
+    return Multiplied(product.phase, a, b, fp32_array(product.result), dtype, bias)  # type: ignore[arg-type]
 
 
-class _KernelWatch(AttentionWatch):
-    """Records every matrix multiply as well."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        packet = func.overloadpacket
-        # operands first: compiled code may let the result overwrite them
-        seen = _operands(packet, args, kwargs)
-        result = func(*args, **kwargs)
-        if seen is not None and result.dtype in DTYPE_NAME:
-            phase: Phase = "backward" if in_backward() else "forward"
-            self._records.multiplied.append(
-                Multiplied(phase, *seen[:2], fp32_array(result).copy(),
-                           DTYPE_NAME[result.dtype], seen[2])
-            )  # fmt: skip
-        self._note(packet, args, kwargs, result)
-        return result
+def _seen(operand: torch.Tensor, inverse: torch.Tensor | None) -> Seen:
+    if inverse is None:
+        return Seen(values=fp32_array(operand))
+    assert operand.dtype in _FP8, operand.dtype
+    return Seen(
+        fp8_codes(operand), fp32_array(inverse), scale_is_inverse=True, format=_FP8[operand.dtype]
+    )
 
 
-def _let_rng_pass() -> None:
-    """Under a mode, torch's operators around recomputed random ones need a rule: run inside it."""
-    from torch._prims import rng_prims
-
-    @rng_prims.run_and_save_rng_state.py_impl(_KernelWatch)
-    def save(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return torch.get_rng_state(), op(*args, **kwargs)
-
-    @rng_prims.run_with_rng_state.py_impl(_KernelWatch)
-    def restore(mode: Any, state: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        now = torch.get_rng_state()
-        torch.set_rng_state(state)
-        with mode:
-            result = op(*args, **kwargs)
-        torch.set_rng_state(now)
-        return result
+def attention_of(watch: AttentionWatch) -> tuple[AttentionCall, ...]:
+    """Every attention kernel that was seen."""
+    return tuple(_attention(one) for one in watch.attention)
 
 
-_let_rng_pass()
-
-
-def _operands(packet: Any, args: Any, kwargs: Any) -> tuple[Seen, Seen, Any] | None:
-    if packet in _SCALED:
-        named = dict(zip(_SCALED[packet], args, strict=False)) | kwargs
-        # version 2 takes lists; two-level formats, which pass two scales, do not run compiled yet
-        scales = [named[name] for name in ("scale_a", "scale_b")]
-        scale_a, scale_b = (s[0] if isinstance(s, list) else s for s in scales)
-        bias = named.get("bias")
-        return (
-            _scaled(named["a"], scale_a, transpose=False),
-            _scaled(named["b"], scale_b, transpose=True),
-            None if bias is None else fp32_array(bias).copy(),
-        )
-    if packet in (_aten.mm, _aten.addmm) and not {"alpha", "beta"} & set(kwargs):
-        a, b = args[:2] if packet is _aten.mm else args[1:3]
-        if a.dtype in DTYPE_NAME:
-            bias = fp32_array(args[0]).copy() if packet is _aten.addmm else None
-            values = (Seen(values=fp32_array(t).copy()) for t in (a, b.t()))
-            return next(values), next(values), bias
-    return None
-
-
-def _scaled(codes: torch.Tensor, inverse: torch.Tensor, *, transpose: bool) -> Seen:
-    assert codes.dtype in _FP8, codes.dtype
-    # copies: compiled code reuses its buffers as soon as the GEMM has read them
-    bytes_, scale = fp8_codes(codes).copy(), fp32_array(inverse).copy()
-    if transpose:
-        bytes_, scale = bytes_.T, scale.T
-    return Seen(bytes_, scale, scale_is_inverse=True, format=_FP8[codes.dtype])
+def _attention(one: Attended) -> AttentionCall:
+    q, k, v, out, lse = (fp32_array(t) for t in (one.q, one.k, one.v, one.out, one.lse))
+    return AttentionCall(one.phase, q, k, v, out, lse, one.causal, one.scale)  # type: ignore[arg-type]
 
 
 class CompiledTap:
     """Switch and store of one program's compiled artefacts."""
 
     def __init__(self) -> None:
-        self.records = Records()
+        self.watch = KernelWatch()
         self._on = False
         self.calls = 0
 
     @contextmanager
     def recording(self, on: bool) -> Iterator[None]:
-        self.records, self._on, self.calls = Records(), on, 0
+        self.watch, self._on, self.calls = KernelWatch(), on, 0
         _recording.append(self)
         try:
             yield
@@ -177,7 +75,7 @@ class CompiledTap:
         self.calls += 1
         with ExitStack() as stack:
             if self._on:
-                stack.enter_context(_KernelWatch(self.records))
+                stack.enter_context(self.watch)
             yield
 
 
@@ -185,6 +83,7 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
     """The torch.compile backend of that name, with ``tap`` inside every artefact it makes."""
     from torch._functorch import config as functorch_config
 
+    let_rng_pass()
     if compiler == "inductor":
         _watch_inductor()
 

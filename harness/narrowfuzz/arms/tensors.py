@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._python_dispatch import _disable_current_modes
 
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.taps import unseen
 
 TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPE_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
@@ -19,7 +18,7 @@ DTYPE_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 
 def fp32_array(t: torch.Tensor) -> F32:
     """An fp32, bf16 or fp16 tensor as float32 values."""
-    with _unseen():
+    with unseen():
         t = t.detach().cpu()
         if t.dtype == torch.float16:
             t = t.float()
@@ -32,16 +31,8 @@ def fp32_array(t: torch.Tensor) -> F32:
 
 def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:
     """The bytes of an 8-bit float tensor."""
-    with _unseen():
+    with unseen():
         return np.asarray(t.detach().view(torch.uint8).cpu().numpy())
-
-
-def _unseen() -> AbstractContextManager[object]:
-    """Looking at a tensor is not the model's doing: selective checkpointing counts operators, and
-    would miss ours when it recomputes."""
-    if torch._C._len_torch_dispatch_stack() == 0:
-        return nullcontext()
-    return _disable_current_modes()
 
 
 def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -171,18 +168,3 @@ def tied_names(module: nn.Module) -> dict[str, str]:
             tied[name] = first[id(parameter)]
         first.setdefault(id(parameter), name)
     return tied
-
-
-@cache
-def source_of(name: ModelName) -> str:
-    """Source of a model's classes, those it uses first, for a stand-alone script."""
-    text = inspect.getsource(blocks)
-    classes = {n.name: ast.get_source_segment(text, n) or "" for n in ast.parse(text).body
-               if isinstance(n, ast.ClassDef)}  # fmt: skip
-    wanted = [MODELS[name].module.__name__]
-    for used in wanted:  # grows while it is walked
-        wanted += [c for c in classes if c not in wanted and re.search(rf"\b{c}\(", classes[used])]
-        bases = re.match(r"class \w+\((\w+)\)", classes[used])
-        if bases and bases[1] in classes and bases[1] not in wanted:
-            wanted.append(bases[1])
-    return "\n\n\n".join(classes[c] for c in reversed(wanted))

@@ -138,6 +138,16 @@ def spread(per_granule: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
     return np.repeat(per_granule, plan.block, axis=0) if plan.granularity == "tile" else per_granule
 
 
+def granule(index: tuple[int, ...], plan: OperandPlan) -> tuple[int, ...]:
+    """Index of the scale of an element; () where a tensor has one."""
+    if plan.granularity == "tensor":
+        return ()
+    if plan.granularity == "row":
+        return (index[0], 0)
+    rows = plan.block if plan.granularity == "tile" else 1
+    return (index[0] // rows, index[1] // plan.block)
+
+
 def by_granule(x: NDArray[Any], plan: OperandPlan) -> NDArray[Any]:
     """The elements of each granule as one row."""
     if plan.granularity == "row":

@@ -21,7 +21,7 @@ from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.rerun import again, base_of
 from narrowfuzz.trace import Seen, Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 #: A tensor's row-quantised copy and its column-quantised one, which is transposed.
 COPIES: dict[str, tuple[tuple[Role, str], tuple[Role, str]]] = {
@@ -71,7 +71,7 @@ def _agree(
     if not compared.any():
         return plain("R22", arm, role, "inconclusive", "no element is inside both ranges")
     pairs: list[tuple[str, What, Any, Any]] = [
-        ("significand", "codes", np.frexp(codes[0])[0], np.frexp(codes[1])[0])
+        ("significand", "significand", np.frexp(codes[0])[0], np.frexp(codes[1])[0])
     ]
     values = seen_value(x, plan_x), seen_value(y, plan_y)
     if values[0] is not None and values[1] is not None:
@@ -81,7 +81,7 @@ def _agree(
         bad = compared & (want != got)
         if bad.any():
             at = first(bad)
-            copy = At(what="values", name=row[0], side=row[1], index=at[::-1])  # type: ignore[arg-type]
+            copy = At(what=seen_as, name=row[0], side=row[1], index=at[::-1])  # type: ignore[arg-type]
             return Verdict(
                 "R22", arm, role, "diverged", f"{what} differs from the {row[0]} copy",
                 At(what=seen_as, name=role, side=side, index=at),  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def _agrees(evidence: Evidence, base: Trace, name: str, peer: Plan) -> Iterator[
         input_layout="contiguous", grad_layout="contiguous", checkpoint="none", compile="none",
     )  # fmt: skip
     tensors = {t: x for t, x in evidence.tensors.items() if t != "bias"}
-    after = again(evidence, tensors, spec)
+    after = again(evidence, OtherRun(name, spec, tensors))
     for role in ROLES:
         before, there = base.main_site(role), after.main_site(role) if after else None
         if before is None or there is None:

@@ -32,7 +32,7 @@ from narrowfuzz.oracles.gemm import NOTHING, on_lattice
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.rerun import again, base_of
 from narrowfuzz.oracles.variant import Index, Variant, everything, judge_variant
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 #: Which tensors' rows and columns run over which dimension.
 AXES = {"input": ("m", "k"), "weight": ("n", "k"), "grad_output": ("m", "n")}
@@ -66,11 +66,11 @@ def variants(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tupl
         return (_swapped(spec, tensors),)
     if name == "R16":
         copies = msgspec.structs.replace(spec, input_layout="contiguous", grad_layout="contiguous")
-        return (Variant(tensors, copies, everything(spec)),) if copies != spec else ()
+        run = OtherRun("contiguous copies", copies, tensors)
+        return (Variant(run, everything(spec)),) if copies != spec else ()
     assert name == "R17", name
-    flattened = Variant(
-        tensors, flat(spec, spec.tokens), everything(spec), strict=_strict(spec, plan)
-    )
+    run = OtherRun("a flattened input", flat(spec, spec.tokens), tensors)
+    flattened = Variant(run, everything(spec), strict=_strict(spec, plan))
     return (flattened,) if spec.batch else ()
 
 
@@ -98,7 +98,8 @@ def _permuted(
     inside = np.argsort(bits[1, :block], kind="stable")
     blocks = np.argsort(bits[0, : size // block], kind="stable")
     index[dim] = (blocks[:, None] * block + inside[None, :]).ravel()
-    return (Variant(_taken(tensors, index), spec, index),)
+    title = {"m": "permuted tokens", "n": "permuted outputs", "k": "permuted inputs"}[dim]
+    return (Variant(OtherRun(title, spec, _taken(tensors, index)), index),)
 
 
 def _block(plan: Plan, dim: str) -> int:
@@ -123,8 +124,10 @@ def _padded(spec: Spec, plan: Plan, tensors: dict[str, F32], dim: str) -> Varian
             width = [(0, zeros if axis == dim else 0) for axis in axes]
             bigger[name] = np.pad(tensors[name], width)
     if dim == "k":
-        return Variant(bigger, msgspec.structs.replace(spec, k=spec.k + zeros), everything(spec))
-    return Variant(bigger, flat(spec, spec.tokens + zeros), everything(spec), title=" when padded")
+        wider = OtherRun("padded inputs", msgspec.structs.replace(spec, k=spec.k + zeros), bigger)
+        return Variant(wider, everything(spec))
+    longer = OtherRun("padded tokens", flat(spec, spec.tokens + zeros), bigger)
+    return Variant(longer, everything(spec), title=" when padded")
 
 
 def flat(spec: Spec, tokens: int) -> Spec:
@@ -144,17 +147,15 @@ def halves(spec: Spec, plan: Plan, tensors: dict[str, F32]) -> tuple[Variant, ..
         return ()
     first, second = np.split(np.arange(spec.tokens), [middle])
     return (
-        _part(spec, tensors, first, " in the first half"),
-        _part(spec, tensors, second, " in the second half"),
+        _part(spec, tensors, first, "the first half"),
+        _part(spec, tensors, second, "the second half"),
     )
 
 
 def _part(spec: Spec, tensors: dict[str, F32], rows: Index, title: str) -> Variant:
     index = everything(spec) | {"m": rows}
-    return Variant(
-        _taken(tensors, index), flat(spec, len(rows)), index, roles=("output", "grad_input"),
-        title=title,
-    )  # fmt: skip
+    run = OtherRun(title, flat(spec, len(rows)), _taken(tensors, index))
+    return Variant(run, index, roles=("output", "grad_input"), title=f" in {title}")
 
 
 def _swapped(spec: Spec, tensors: dict[str, F32]) -> Variant:
@@ -166,7 +167,8 @@ def _swapped(spec: Spec, tensors: dict[str, F32]) -> Variant:
         "grad_output": tensors["grad_output"].T,
     }
     roles: tuple[Role, ...] = ROLES[1:] if "bias" in tensors else ROLES
-    return Variant(exchanged, other, everything(spec), roles=roles, swapped=True)
+    run = OtherRun("input and weight exchanged", other, exchanged)
+    return Variant(run, everything(spec), roles=roles, swapped=True)
 
 
 def check_summed(evidence: Evidence) -> Iterator[Verdict]:
@@ -181,11 +183,11 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
     total, lo, hi = np.zeros((3, evidence.spec.n, evidence.spec.k))
     skip = evidence.reference.may_overflow("grad_weight")
     for part in parts:
-        after = again(evidence, part.tensors, part.spec)
+        after = again(evidence, part.run)
         if after is None:
             yield plain("R10", "eager", "grad_weight", "inconclusive", "the rerun failed")
             return
-        half = Reference(evidence.case, evidence.plan, part.tensors)
+        half = Reference(evidence.case, evidence.plan, dict(part.run.tensors))
         exact = exact and on_lattice(evidence, "grad_weight", work=half)
         centre, radius = half.layer("grad_weight")
         skip = skip | half.may_overflow("grad_weight") | ~np.isfinite(centre) | np.isnan(radius)
@@ -197,18 +199,22 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
     if total.size and skip.all():
         yield plain("R10", "eager", "grad_weight", "inconclusive", "every element may overflow")
         return
-    verdict = _sum_verdict(total, lo, hi, ~(bounds.contains(lo, hi, total) | skip), exact)
+    bad = ~(bounds.contains(lo, hi, total) | skip)
+    verdict = _sum_verdict(total, lo, hi, bad, exact, tuple(part.run for part in parts))
     if verdict.status == "ok" and not (bounds.excludes_zero(lo, hi) & ~skip).any():
         verdict = plain("R10", "eager", "grad_weight", "inconclusive", NOTHING)
     yield verdict
 
 
-def _sum_verdict(total: F64, lo: F64, hi: F64, bad: Any, exact: bool) -> Verdict:
+def _sum_verdict(
+    total: F64, lo: F64, hi: F64, bad: Any, exact: bool, runs: tuple[OtherRun, ...]
+) -> Verdict:
     if not bad.any():
         return plain("R10", "eager", "grad_weight", "ok")
     at = first(bad)
     return Verdict(
         "R10", "eager", "grad_weight", "diverged",
         "halves do not add up" if exact else "sum of halves leaves its bound",
-        At(name="grad_weight", index=at), number(total[at]), Within(bits(lo[at]), bits(hi[at])),
+        At(name="grad_weight", index=at, run=" + ".join(run.name for run in runs)),
+        number(total[at]), Within(bits(lo[at]), bits(hi[at])), runs=runs,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Runs, Same, Sum
+from narrowfuzz.expect import Given, Is, Runs, Same, Sum, bits
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -20,7 +20,7 @@ from narrowfuzz.oracles.rerun import again, base_of, compare
 from narrowfuzz.oracles.variant import Variant, bias_may_fuse, everything, judge_against
 from narrowfuzz.oracles.whole import equal_outputs
 from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 
 def check_steps(evidence: Evidence) -> Iterator[Verdict]:
@@ -47,16 +47,17 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
 def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iterator[Verdict]:
     """The same data after an event: nothing may raise, and every bit is the same."""
     assert evidence.rerun is not None
+    other = OtherRun(f"after {event.replace('_', ' ')}", evidence.spec, evidence.tensors, event)
     after = evidence.rerun(evidence.tensors, evidence.spec, event)
     if after.error is not None:
         error = after.error
         yield Verdict(
             name, "eager", "state", "diverged", f"{failure} ({error.type})",
-            At(what="error", run=event, name=error.where),
-            f"{error.type}: {_first_line(error.message)}", Runs(error.type),
+            At(what="error", run=other.name, name=error.where),
+            f"{error.type}: {_first_line(error.message)}", Runs(error.type), runs=(other,),
         )  # fmt: skip
         return
-    variant = Variant(evidence.tensors, evidence.spec, everything(evidence.spec), strict=ROLES)
+    variant = Variant(other, everything(evidence.spec), strict=ROLES)
     yield from judge_against(evidence, name, variant, after)
 
 
@@ -73,13 +74,16 @@ def check_bias(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("R19", "eager", "output", "not_applicable", "no bias")
         return
     tensors = {name: x for name, x in evidence.tensors.items() if name != "bias"}
-    after = again(evidence, tensors, msgspec.structs.replace(evidence.spec, bias=False))
+    spec = msgspec.structs.replace(evidence.spec, bias=False)
+    other = OtherRun("without its bias", spec, tensors)
+    after = again(evidence, other)
     if after is None:
         yield plain("R19", "eager", "output", "inconclusive", "the rerun failed")
         return
-    yield _added(evidence, base.outputs["output"], after.outputs["output"], bias)
+    yield _added(evidence, other, base.outputs["output"], after.outputs["output"], bias)
     for role in ("grad_input", "grad_weight"):
-        yield compare("R19", role, base.outputs[role], after.outputs[role], "depends on the bias")
+        got, want = after.outputs[role], base.outputs[role]
+        yield compare("R19", role, got, want, "depends on the bias", other)
 
 
 def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
@@ -91,8 +95,9 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("R23", "eager", "grad_parameter", "not_applicable", why)
         return
     total: dict[str, F32] = {}
-    for turn in range(spec.microbatches):
-        part = _alone(evidence, turn)
+    others = [_alone(evidence, turn) for turn in range(spec.microbatches)]
+    for turn, other in enumerate(others):
+        part = _gradients(evidence, other)
         if part is None:
             yield plain("R23", "eager", "grad_parameter", "inconclusive", "the rerun failed")
             return
@@ -107,21 +112,26 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
     )
     if isinstance(verdict.expect, Same):
         total_of = Sum("the microbatches' gradients", verdict.expect.value)
-        verdict = replace(verdict, expect=total_of)
+        verdict = replace(verdict, expect=total_of, runs=tuple(others))
     yield verdict
 
 
-def _alone(evidence: Evidence, turn: int) -> dict[str, F32] | None:
-    """The parameters' gradients that one microbatch gives by itself; None where it fails."""
-    assert evidence.rerun is not None
+def _alone(evidence: Evidence, turn: int) -> OtherRun:
+    """One microbatch by itself."""
     spec = msgspec.structs.replace(evidence.spec, microbatches=1)
     tensors = evidence.tensors | {"input": np.roll(evidence.tensors["input"], turn, axis=0)}
     if spec.direct:  # then a parameter is called by what it is
         tensors = {name.removeprefix("proj."): x for name, x in tensors.items()}
-    after = evidence.rerun(tensors, spec, "")
+    return OtherRun(f"microbatch {turn} alone", spec, tensors)
+
+
+def _gradients(evidence: Evidence, other: OtherRun) -> dict[str, F32] | None:
+    """The parameters' gradients of a run; None where it fails."""
+    assert evidence.rerun is not None
+    after = evidence.rerun(dict(other.tensors), other.spec, "")
     if after.error is not None:
         return None
-    if spec.direct:
+    if other.spec.direct:
         roles = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
         return {roles[name]: x for name, x in after.outputs.items() if name in roles}
     return {name: x for name, x in after.outputs.items() if name.endswith(".grad")}
@@ -139,19 +149,24 @@ def _rounded(x: F32, fmt: Format) -> F32:
     return round_to(x.astype(np.float64), fmt, overflow="ieee").astype(np.float32)
 
 
-def _added(evidence: Evidence, got: F32, without: F32, bias: F32) -> Verdict:
+def _added(evidence: Evidence, other: OtherRun, got: F32, without: F32, bias: F32) -> Verdict:
     if bias_may_fuse(evidence, "output") and not _sum_is_exact(evidence, bias):
         return plain("R19", "eager", "output", "not_applicable", "the bias may be fused")
     fmt = FORMATS[evidence.spec.dtype]
     with np.errstate(all="ignore"):
         want = _rounded(without + bias, fmt)  # the addition itself is fp32, whatever the output
-    verdict = compare("R19", "output", got, want, "is not the sum with its bias")
+    verdict = compare("R19", "output", got, want, "is not the sum with its bias", other)
     if verdict.status == "ok" and same_bits(want, np.broadcast_to(bias, want.shape)).all():
         return plain("R19", "eager", "output", "inconclusive", "the bias swallows the result")
     ignored = "bias_ignored" in evidence.deviations and same_bits(got, without).all()
     if verdict.status == "diverged" and ignored:
         return plain("R19", "eager", "output", "ok").known(evidence.deviations["bias_ignored"])
-    return verdict
+    if verdict.status != "diverged":
+        return verdict
+    at = verdict.at.index
+    told = Given("the result without a bias", verdict.at, bits(without[at]))
+    own = msgspec.structs.replace(verdict.at, run="")
+    return replace(verdict, at=own, expect=Is(bits(want[at])), given=(told,))
 
 
 def _sum_is_exact(evidence: Evidence, bias: F32) -> bool:

@@ -20,7 +20,7 @@ from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
 from narrowfuzz.oracles.evidence import Evidence, Reference
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.rerun import again, base_of, compare
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 #: What scaling each tensor by 2^k must do to (output, grad_input, grad_weight).
 SCALES: dict[str, dict[Role, int]] = {
@@ -28,8 +28,6 @@ SCALES: dict[str, dict[Role, int]] = {
     "grad_output": {"output": 0, "grad_input": 1, "grad_weight": 1},
     "weight": {"output": 1, "grad_input": 1, "grad_weight": 0},
 }
-#: The input as it is multiplied.
-_CODES = At(what="codes", side="a")
 SCALED_BY = {"input": "R1", "grad_output": "R2", "weight": "R3"}
 
 
@@ -43,7 +41,8 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     if base is None or not _scaling_is_exact(evidence, scaled, tensor):
         yield plain(name, "eager", "output", "not_applicable", "scaling would not be exact")
         return
-    after = again(evidence, scaled)
+    other = OtherRun(f"{tensor} times {2.0**k:g}", evidence.spec, scaled)
+    after = again(evidence, other)
     if after is None:
         yield plain(name, "eager", "output", "inconclusive", "the rerun failed")
         return
@@ -53,8 +52,10 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
         if evidence.by_chance(role):
             yield plain(name, "eager", role, "not_applicable", "stochastic rounding")
             continue
-        want = np.ldexp(base.outputs[role], k * SCALES[tensor][role])
-        yield compare(name, role, after.outputs[role], want, "does not scale")
+        by = k * SCALES[tensor][role]
+        want = np.ldexp(base.outputs[role], by)
+        got = after.outputs[role]
+        yield compare(name, role, got, want, "does not scale", other, times=2.0**by)
 
 
 def scaling_exponent(seed: int) -> int:
@@ -102,7 +103,9 @@ def check_negation(evidence: Evidence) -> Iterator[Verdict]:
     if base is None:
         yield plain("R4", "eager", "output", "not_applicable", "eager failed")
         return
-    after = again(evidence, {**evidence.tensors, "input": -evidence.tensors["input"]})
+    tensors = {**evidence.tensors, "input": -evidence.tensors["input"]}
+    other = OtherRun("the negated input", evidence.spec, tensors)
+    after = again(evidence, other)
     if after is None:
         yield plain("R4", "eager", "output", "inconclusive", "the rerun failed")
         return
@@ -112,9 +115,8 @@ def check_negation(evidence: Evidence) -> Iterator[Verdict]:
         if evidence.by_chance(role):
             yield plain("R4", "eager", role, "not_applicable", "stochastic rounding")
             continue
-        yield compare(
-            "R4", role, after.outputs[role], sign * base.outputs[role], "is not symmetric"
-        )
+        got, want = after.outputs[role], sign * base.outputs[role]
+        yield compare("R4", role, got, want, "is not symmetric", other, times=sign)
 
 
 def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
@@ -132,14 +134,17 @@ def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
     if not usual.all() or (scale.dtype == np.uint8 and not _byte_inside(scale)):
         yield plain("R12", "eager", "output", "not_applicable", "values near the range's ends")
         return
-    after = again(evidence, {**evidence.tensors, "input": values.astype(np.float32)})
+    tensors = {**evidence.tensors, "input": values.astype(np.float32)}
+    other = OtherRun("its own values quantised again", evidence.spec, tensors)
+    after = again(evidence, other)
     seen = after.at("output", "forward") if after else None
     if seen is None:
         yield plain("R12", "eager", "output", "inconclusive", "the rerun showed no operands")
         return
     requantised = evidence.seen_values("output", "a", seen.a)
     assert requantised is not None
-    yield compare("R12", "output", requantised, values, "requantises to another value", _CODES)
+    symptom, at = "requantises to another value", At(what="values", side="a")
+    yield compare("R12", "output", requantised, values, symptom, other, at)
 
 
 def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
@@ -163,6 +168,7 @@ def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
 
 def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verdict:
     plan = operand.plan
+    shape, elements = x.shape, reference.by_granule(np.arange(x.size).reshape(x.shape), plan)
     x, decoded = reference.by_granule(x, plan), reference.by_granule(decoded, plan)
     ordinary = np.isfinite(x).all(axis=1)
     order = np.argsort(x[ordinary], axis=1, kind="stable")
@@ -175,10 +181,14 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
     if not bad.any():
         return plain("R13", "eager", role, "ok")
     row, col = first(bad)
+    placed = np.take_along_axis(elements[ordinary], order, axis=1)[row, col : col + 2]
+    before, after = (
+        At(what="codes", name=role, side=side, index=tuple(map(int, np.unravel_index(i, shape))))  # type: ignore[arg-type]
+        for i in placed
+    )
     return Verdict(
-        "R13", "eager", role, "diverged", "is not monotone",
-        At(what="codes", name=role, side=side), f"{number(codes[row, col + 1])} in granule {row}",  # type: ignore[arg-type]
-        Ordered(bits(codes[row, col])),
+        "R13", "eager", role, "diverged", "is not monotone", after, number(codes[row, col + 1]),
+        Ordered(bits(codes[row, col]), before),
     )  # fmt: skip
 
 
@@ -235,7 +245,9 @@ def replace_row(x: F32, seed: int, dtype: str) -> F32:
 
 
 def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: Any) -> Verdict:
-    after = again(evidence, {**evidence.tensors, "input": moved})
+    title = "an element below amax moved" if name == "R14" else "another row replaced"
+    other = OtherRun(title, evidence.spec, {**evidence.tensors, "input": moved})
+    after = again(evidence, other)
     site = after.at("output", "forward") if after else None
     if site is None or site.a.codes is None:
         return plain(name, "eager", "output", "inconclusive", "the rerun showed no operands")
@@ -244,5 +256,6 @@ def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: An
     got, want = decode(site.a.codes, fmt), decode(before, fmt)
     return compare(
         name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
-        "leaks between granules" if name == "R15" else "depends on elements below amax", _CODES,
+        "leaks between granules" if name == "R15" else "depends on elements below amax",
+        other, At(what="codes", side="a"),
     )  # fmt: skip

@@ -17,7 +17,8 @@ from narrowfuzz.verdict import Verdict
 
 #: The symptom of a result that was not written.
 UNWRITTEN = "depends on memory that nobody wrote"
-_AGAIN = "the second run"
+#: The other run, as addresses call it.
+AGAIN = "the second run"
 
 
 def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
@@ -30,11 +31,11 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
         elif again.error is not None:
             yield Verdict(
                 "O1", arm, "output", "diverged", "raises the second time",
-                At(what="error", run=_AGAIN, phase=again.error.phase),
+                At(what="error", run=AGAIN, phase=again.error.phase),
                 f"{again.error.type}: {again.error.message[:200]}", Runs(again.error.type),
             )  # fmt: skip
         else:
-            verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", _AGAIN)
+            verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)
             yield (
                 replace(verdict, symptom=UNWRITTEN)
                 if _unwritten(verdict, trace, again)

@@ -8,14 +8,12 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.case import Spec
 from narrowfuzz.expect import Same
-from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import first, number, plain, same_bits
 from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 
 def base_of(evidence: Evidence) -> Trace | None:
@@ -24,12 +22,10 @@ def base_of(evidence: Evidence) -> Trace | None:
     return trace if trace is not None and complete(trace) else None
 
 
-def again(
-    evidence: Evidence, tensors: dict[str, F32], spec: Spec | None = None, event: str = ""
-) -> Trace | None:
+def again(evidence: Evidence, other: OtherRun) -> Trace | None:
     """The eager run of other tensors, another Spec or after an event; None where it failed."""
     assert evidence.rerun is not None
-    trace = evidence.rerun(tensors, spec or evidence.spec, event)
+    trace = evidence.rerun(dict(other.tensors), other.spec, other.event)
     return trace if complete(trace) else None
 
 
@@ -38,18 +34,28 @@ def complete(trace: Trace) -> bool:
     return trace.error is None and set(ROLES) <= set(trace.outputs)
 
 
-def compare(name: str, role: str, got: Any, want: Any, symptom: str, at: At = At()) -> Verdict:  # noqa: B008
-    """Equal bits, or a verdict that points at the first element that differs, of what ``at`` says,
-    the role's result if nothing. Results that are all zero in both runs are no pass: they say
-    nothing of how one depends on the other."""
+def compare(
+    name: str,
+    role: str,
+    got: Any,
+    want: Any,
+    symptom: str,
+    other: OtherRun,
+    at: At = At(),  # noqa: B008
+    *,
+    times: float = 1.0,
+) -> Verdict:
+    """Equal bits, or a verdict that points at the first element of the ``other`` run that is not
+    ``times`` the case's own, of what ``at`` says, the role's result if nothing. Results that are
+    all zero in both runs are no pass: they say nothing of how one depends on the other."""
     bad = ~same_bits(got, want)
     if not bad.any():
         if not at.side and not np.any(want):
             return plain(name, "eager", role, "inconclusive", "zeros in both runs")
         return plain(name, "eager", role, "ok")
     index = first(bad)
-    place = msgspec.structs.replace(at, name=role, index=index)
+    place = msgspec.structs.replace(at, name=at.name or role, index=index)
     return Verdict(
-        name, "eager", role, "diverged", symptom, place, number(got[index]),
-        Same(msgspec.structs.replace(place, run="eager"), number(want[index])),
+        name, "eager", role, "diverged", symptom, msgspec.structs.replace(place, run=other.name),
+        number(got[index]), Same(place, number(want[index]), times), runs=(other,),
     )  # fmt: skip

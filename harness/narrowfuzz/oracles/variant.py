@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from narrowfuzz.address import At, What
 from narrowfuzz.case import Spec
+from narrowfuzz.expect import Same
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
@@ -25,7 +26,7 @@ from narrowfuzz.oracles.gemm import centre_and_radius, observed, on_lattice, wit
 from narrowfuzz.oracles.oracle import plain, same_bits
 from narrowfuzz.oracles.rerun import again, base_of, compare
 from narrowfuzz.trace import Seen, Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import OtherRun, Verdict
 
 Index = NDArray[np.intp]
 
@@ -49,8 +50,7 @@ class Variant:
     The variant may go on after them with zeros (padding), and hold only some of them (a split).
     """
 
-    tensors: dict[str, F32]
-    spec: Spec
+    run: OtherRun
     index: dict[str, Index]
     #: Roles whose contracted axis is complete in the variant.
     roles: tuple[Role, ...] = ROLES
@@ -91,13 +91,13 @@ def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[V
     if not evidence.spec.trains:  # nor need the gradients' operands be quantisable
         yield plain(name, "eager", "output", "not_applicable", "no backward")
         return
-    other = Reference(evidence.case, evidence.plan, variant.tensors)
+    other = Reference(evidence.case, evidence.plan, dict(variant.run.tensors))
     alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
     for role in variant.roles:
         if role not in alike:
             yield plain(name, "eager", role, "not_applicable", "the plan quantises it differently")
     if base_of(evidence) is not None and alike:
-        after = again(evidence, variant.tensors, variant.spec)
+        after = again(evidence, variant.run)
         yield from judge_against(evidence, name, replace(variant, roles=tuple(alike)), after)
 
 
@@ -183,17 +183,29 @@ def _operand(
     elif seen.values is not None and other.values is not None:
         pairs.append(("operand", "values", seen.values, other.values))
     for named, what, x, y in pairs:
-        verdict = compare(
-            name,
-            role,
-            variant.trim(y, axes),
-            variant.take(x, axes),
-            f"{named} changes{variant.title}",
-            At(what=what, side=side, run=variant.title.strip()),  # type: ignore[arg-type]
-        )
+        got, want = variant.trim(y, axes), variant.take(x, axes)
+        symptom = f"{named} changes{variant.title}"
+        verdict = compare(name, role, got, want, symptom, variant.run, At(what=what, side="a"))
         if verdict.status != "ok":
-            return verdict
+            return _placed(verdict, variant, role, side, plan)
     return plain(name, "eager", role, "ok" if pairs else "inconclusive", "" if pairs else "unseen")
+
+
+def _placed(
+    verdict: Verdict, variant: Variant, role: Role, side: str, plan: OperandPlan
+) -> Verdict:
+    """The operand's element where the variant has it, and where the case has it."""
+    if not isinstance(verdict.expect, Same):
+        return verdict
+    at, axes = verdict.at.index, OPERAND_AXES[role, side]
+    (there, its_side), what = variant.operand(role, side), verdict.at.what
+    source = tuple(int(variant.index[dim][i]) for dim, i in zip(axes, at, strict=True))
+    if what == "scale":
+        at, source = reference.granule(at, plan), reference.granule(source, plan)
+    here = At(what=what, name=role, side=side, index=source)  # type: ignore[arg-type]
+    over = At(what=what, run=variant.run.name, name=there, side=its_side, index=at)  # type: ignore[arg-type]
+    same = msgspec.structs.replace(verdict.expect, at=here)
+    return replace(verdict, at=over, expect=same)
 
 
 def _result(
@@ -203,9 +215,10 @@ def _result(
     part = np.ix_(variant.index[axes[0]], variant.index[axes[1]])
     got = want.copy()
     got[part] = variant.trim(variant.result(after, role), axes)
-    lattice, titled = on_lattice(evidence, role), At(run=variant.title.strip())
+    lattice = on_lattice(evidence, role)
     if role in variant.strict or (lattice and not bias_may_fuse(evidence, role)):
-        return compare(name, role, got, want, f"result changes{variant.title}", titled)
+        symptom = f"result changes{variant.title}"
+        return _moved(compare(name, role, got, want, symptom, variant.run), variant, role)
     a, b = observed(evidence, base, role)
     if a is None or b is None:
         return plain(name, "eager", role, "inconclusive", "operands were not seen")
@@ -216,8 +229,22 @@ def _result(
     verdict = within(evidence, name, "eager", role, got, centre, 0.0 if lattice else radius, skip)
     if verdict.status != "diverged":
         return verdict
-    at = msgspec.structs.replace(verdict.at, run=variant.title.strip())
-    return replace(verdict, symptom=f"result leaves its bound{variant.title}", at=at)
+    symptom = f"result leaves its bound{variant.title}"
+    return _moved(replace(verdict, symptom=symptom, runs=(variant.run,)), variant, role)
+
+
+def _moved(verdict: Verdict, variant: Variant, role: Role) -> Verdict:
+    """Points at the element of the result where the variant has it."""
+    if verdict.status != "diverged":
+        return verdict
+    there = tuple(
+        int(np.flatnonzero(variant.index[dim] == i)[0])
+        for dim, i in zip(RESULT_AXES[role], verdict.at.index, strict=True)
+    )
+    if variant.swapped and role == "output":
+        there = there[::-1]
+    at = At(run=variant.run.name, name=variant.operand(role, "a")[0], index=there)
+    return replace(verdict, at=at)
 
 
 def bias_may_fuse(evidence: Evidence, role: Role) -> bool:

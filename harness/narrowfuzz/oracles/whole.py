@@ -9,7 +9,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.case import Spec
-from narrowfuzz.expect import Near, Present, Same, Within, bits
+from narrowfuzz.expect import FINITE, Near, Same, bits
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence, same_bits
@@ -55,7 +55,8 @@ def equal_outputs(
         got, want = trace.outputs.get(name), other.outputs.get(name)
         if got is None or want is None:
             return Verdict(oracle, arm, role_of(name), "diverged", "gradient missing in one run",
-                           At(name=name), "one run without it", Present((name,)))  # fmt: skip
+                           At(name=name), "one run without it",
+                           Same(At(name=name, run=than)))  # fmt: skip
         bad = ~same_bits(got, want)
         if bad.any():
             at = first(bad)
@@ -117,7 +118,7 @@ def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
             at = first(~np.isfinite(got))
             return Verdict(
                 "O9", arm, role_of(name), "diverged", "not finite", At(name=name, index=at),
-                number(got[at]), Within(bits(-np.inf), bits(np.inf)),
+                number(got[at]), FINITE,
             )  # fmt: skip
         verdict = _worse(evidence.spec, arm, name, got, base, exact)
         if verdict is not None:

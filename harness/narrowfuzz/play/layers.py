@@ -49,6 +49,10 @@ class Call:
     forward_gemms: list[Any] = field(default_factory=list)
     backward_gemms: list[Any] = field(default_factory=list)
 
+    def held(self, name: str) -> torch.Tensor:
+        """What it computed with: input, weight, bias or grad_output. Raises KeyError."""
+        return {"weight": self.weight, "bias": self.bias, **self.tensors}[name]  # type: ignore[return-value]
+
 
 class LayerWatch:
     """Records the calls of linears during one run."""

@@ -2,68 +2,52 @@
 
 It builds the layer, loads literal data, runs the guilty arm and checks the one element (or the one
 property) that the rule was broken at. Exit code 1: the divergence is there. 0: it is gone.
+
+A single linear that runs once has a short form; everything else is played (``script_played.py``).
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
 
 from narrowfuzz.arms.ladder import BY_NAME, Arm
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import MODELS, source_of
+from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.recipe import Recipe, ScriptText
-from narrowfuzz.triage.script_census import TORCH_NAME, quoted, write_census_script
+from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_rule
-from narrowfuzz.triage.script_model import write_model_script
-from narrowfuzz.triage.script_parts import GUARD, OF_LINEAR, hex_rows, layouts, sites
-from narrowfuzz.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
-from narrowfuzz.triage.script_values import check_values
-from narrowfuzz.triage.script_watch import inside
+from narrowfuzz.triage.script_parts import (
+    GUARD,
+    TORCH_NAME,
+    hex_rows,
+    layouts,
+    model_source,
+    quoted,
+    sites,
+)
+from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.verdict import Verdict
-
-_WATCH = """
-from torch.utils._python_dispatch import TorchDispatchMode
-class Watch(TorchDispatchMode, contextlib.ContextDecorator):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kw, op = kwargs or {}, str(func.overloadpacket)
-        if op in ("aten._scaled_mm", "aten._scaled_mm_v2"):
-            one = (*args[2:4], kw.get("scale_a"), kw.get("scale_b"))
-            scales = [s for s in (args[2] + args[5] if "v2" in op else one) if s is not None]
-            seen.append([t.clone() for t in (args[0], scales[0], args[1].t(), scales[1].t())])
-        elif op == "aten.mm":
-            seen.append((args[0].clone(), None, args[1].t().clone(), None))
-        return func(*args, **kw)
-"""
 
 
 def write_script(
-    case: Case,
-    verdict: Verdict,
-    recipe: Recipe,
-    layer: tuple[Spec, dict[str, F32]] | None = None,
+    case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32] | None = None
 ) -> str:
-    """The script's text. Raises ValueError for a finding no script can show by itself.
-
-    What was found at one ``layer`` of a model is shown by a single linear with that layer's own
-    tensors; what was found about a model's whole run, by the model.
-    """
-    arm = BY_NAME[verdict.arm]
+    """The script's text, of the case's tensors or of others. Raises ValueError for a finding no
+    script can show by itself."""
+    tensors = tensors_of(case, recipe) if tensors is None else tensors
     if verdict.oracle == "census":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
-    tensors = tensors_of(case, recipe)
-    if verdict.oracle == "O13" and not verdict.at.side:
-        layer = None  # this layer was handed something else: what did it is elsewhere in the model
-    if layer is not None:
-        case, tensors = msgspec.structs.replace(case, spec=layer[0]), layer[1]
-    elif _needs_model(case.spec, verdict, arm):
-        if case.spec.direct:
-            tensors = {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
-        return write_model_script(case, verdict, recipe.script(case.spec), arm, tensors)
-    text = recipe.script(case.spec)
-    needs_tap = verdict.oracle in _TAPPED or (verdict.oracle in VARIANTS and verdict.at.side != "")
-    tap = (_WATCH + inside(arm) if arm.compiler else text.tap) if needs_tap else ""
+    if _is_plain(case.spec, verdict, BY_NAME[verdict.arm]) and (check := check_rule(verdict)):
+        return _short(case, verdict, recipe, tensors, check)
+    return write_played_script(case, verdict, recipe, tensors)
+
+
+def _short(
+    case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32], check: str
+) -> str:
+    arm, text = BY_NAME[verdict.arm], recipe.script(case.spec)
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
@@ -79,41 +63,39 @@ def write_script(
         else "def tensor(rows, cols):\n    return torch.zeros(rows, cols, dtype=dtype)",
         _literals(tensors, case.spec)
         + ("" if "grad_output" in tensors else "\ngrad_output = None  # none came back"),
-        f"{sites(recipe.plan(case.spec), arm)}\nseen = []\n{tap.strip()}" if needs_tap else "",
-        rerun_function(case.spec, text, verdict.oracle)
-        if verdict.oracle in RERUN
-        else _run_function(case.spec, arm, text, "grad_output" in tensors),
-        check_rule(verdict)
-        or check_relation(case, verdict, recipe.plan(case.spec), tensors)
-        or check_values(case, verdict, recipe, tensors),
+        f"{sites(recipe.plan(case.spec))}\nseen = []\n{text.tap}"
+        if verdict.oracle in _TAPPED
+        else "",
+        _run_function(case.spec, arm, text, "grad_output" in tensors),
+        check,
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def _needs_model(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
-    """True where a single linear, run forward and backward once, does not tell the story."""
+#: Rules that look at operands.
+_TAPPED = ("O2", "O3", "O4", "O13")
+
+
+def _is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
+    """True where a single linear, run forward and backward once, tells the story."""
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
+    inside = bool(arm.compiler) and verdict.oracle in _TAPPED
     handed = verdict.oracle == "O13" and not verdict.at.side
-    return not spec.direct or special or mixed or handed or verdict.oracle == "O8"
-
-
-#: Rules that look at operands.
-_TAPPED = ("O2", "O3", "O4", "O13", "R12", "R13", "R14", "R15", "R21", "R22")
+    return spec.direct and not (special or mixed or inside or handed)
 
 
 def _model_source(spec: Spec) -> tuple[str, str]:
     """Source that assigns ``model``, and its imports; empty for a single linear."""
     if spec.model == "linear":
         return "", ""
-    imports = (
-        "import math\nfrom typing import Any\nimport torch.nn.functional as F\nfrom torch import nn"
-    )
-    build = f"model = {MODELS[spec.model].expression(spec)}.to({TORCH_NAME[spec.dtype]})"
-    return f"{source_of(spec.model)}\n\n\n{build}", imports
+    model = MODELS[spec.model]
+    imports = "import math\nimport torch.nn.functional as F\nfrom torch import nn"
+    build = f"model = {model.expression(spec)}.to({TORCH_NAME[spec.dtype]})"
+    return f"{model_source(spec.model)}\n\n\n{build}", imports
 
 
-def _literals(tensors: dict[str, F32], spec: Spec) -> str:
+def _literals(tensors: Mapping[str, F32], spec: Spec) -> str:
     lines = []
     for name, values in tensors.items():
         rows = values.reshape(1, -1) if values.ndim == 1 else values

@@ -12,10 +12,8 @@ from typing import Literal
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.recipe import Recipe, ScriptText
 from narrowfuzz.trace import ChangeKind
-from narrowfuzz.triage.script_parts import GUARD
+from narrowfuzz.triage.script_parts import GUARD, TORCH_NAME, quoted
 from narrowfuzz.verdict import Verdict
-
-TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 _MODULES = "model.named_modules(remove_duplicate=False)"
 _PARAMETERS = "model.named_parameters(remove_duplicate=False)"
@@ -138,11 +136,6 @@ def write_census_script(
         f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-def quoted(text: str) -> str:
-    """Text that may stand between triple quotes, whatever a library said."""
-    return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
 
 
 def _linear(spec: Spec) -> str:

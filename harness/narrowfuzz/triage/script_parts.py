@@ -8,10 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowfuzz.arms.ladder import Arm
-from narrowfuzz.case import Spec
+from narrowfuzz.case import ModelName, Spec
+from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
+from narrowfuzz.play import models
+from narrowfuzz.triage.paste import pasted
 
 #: Where ``seen`` holds the operands of a role: ``sites`` defines ``at``.
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
@@ -19,6 +21,8 @@ SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 SLOT = {"a": 0, "b": 2}
 #: How a model calls a single linear's parameters.
 OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
+GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
+TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
 #: After the standard library's imports: whatever is not the script's subject ends it with 125.
@@ -29,10 +33,10 @@ GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush()
 POISON = "getattr(ctypes.CDLL(None), 'mallopt', print)(-6, 256)"
 
 
-def sites(plan: Plan, arm: Arm) -> str:
+def sites(plan: Plan) -> str:
     """The line that says where in ``seen`` a GEMM stands; counted from the end, past any
-    recompute. Inside a compiled artefact a multiply in high precision is seen too."""
-    shown = [str(role) for role in ROLES if plan.gemms[role].quantised or arm.compiler]
+    recompute."""
+    shown = [str(role) for role in ROLES if plan.gemms[role].quantised]
     at = {role: i - len(shown) if i else 0 for i, role in enumerate(shown)}
     return f"at = {at!r}"
 
@@ -65,26 +69,24 @@ def layouts(spec: Spec) -> str:
     return text + lines[spec.grad_layout].format("g")
 
 
-def equal_check(label: str) -> str:
-    """``got`` and ``want`` have equal bits, NaN equal to NaN and -0 to 0."""
-    return (
-        "\nequal = torch.equal(got.nan_to_num(nan=0.5) + 0.0, want.nan_to_num(nan=0.5) + 0.0)\n"
-        f'print("{label}:", "holds" if equal else "BROKEN")\n'
-        "sys.exit(0 if equal else 1)"
-    )
+#: Characters of a line that nobody reads.
+_WIDE = 1000
 
 
-def blob(tensors: Mapping[str, F32]) -> str:
-    """All tensors as fp32 in one zlib-compressed literal."""
+def packed(tensors: Mapping[str, F32]) -> str:
+    """A call of the player's ``unpacked`` that gives these tensors."""
     raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
-    literal = base64.b85encode(zlib.compress(raw, 9)).decode()
-    lines = "\n".join(f"    {literal[i : i + 92]!r}" for i in range(0, len(literal), 92))
+    text = base64.b85encode(zlib.compress(raw, 9)).decode()
+    lines = "\n".join(f"    {text[i : i + _WIDE]!r}" for i in range(0, len(text), _WIDE))
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-    return (
-        f"SHAPES = {shapes!r}\n"
-        f"raw = bytearray(zlib.decompress(base64.b85decode(\n{lines}\n)))\n"
-        "flat, tensors = torch.frombuffer(raw + bytes(4), dtype=torch.float32), {}\n"
-        "for name, shape in SHAPES.items():\n"
-        "    size = math.prod(shape)\n"
-        "    tensors[name], flat = flat[:size].reshape(shape), flat[size:]"
-    )
+    return f"unpacked({shapes!r},\n{lines})"
+
+
+def quoted(text: str) -> str:
+    """Text that may stand between triple quotes, whatever a library said."""
+    return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
+
+
+def model_source(name: ModelName) -> str:
+    """Source of a model's classes, those it uses first."""
+    return pasted((MODELS[name].module.__name__,), (models,))

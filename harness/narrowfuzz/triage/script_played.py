@@ -1,46 +1,66 @@
-"""repro.py of any place inside a model: the player's own source, literal data, one check.
+"""repro.py of anything that a run of a model shows: the player's own source, literal data, a check.
 
-It plays the whole case as it was judged, so it shows what a single linear with the layer's tensors
-does not: what needs a second step, a shared weight, a copy of the model, a recompute.
+It plays the whole case as it was judged, and whatever other runs the verdict points into: another
+arm, other data, the same after an event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME, Arm
+from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
-from narrowfuzz.expect import Is, Same, Within, read
-from narrowfuzz.models.zoo import MODELS, source_of, ties
+from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
+from narrowfuzz.models.zoo import MODELS, ties
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.numerics.plan import ROLES, Plan
-from narrowfuzz.oracles import BY_NAME as RULES
-from narrowfuzz.play import checkpoint, layers, player
+from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.oracles.repeat import AGAIN
+from narrowfuzz.play import check, checkpoint, layers, literal, player, taps
+from narrowfuzz.play.player import Event, default_events
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.triage.paste import pasted
-from narrowfuzz.triage.script_census import TORCH_NAME, quoted
-from narrowfuzz.triage.script_parts import GUARD, OF_LINEAR, SLOT, blob
+from narrowfuzz.triage.paste import defined_in, pasted
+from narrowfuzz.triage.script_look import look_at
+from narrowfuzz.triage.script_parts import (
+    GRADIENTS,
+    GUARD,
+    OF_LINEAR,
+    POISON,
+    TORCH_NAME,
+    model_source,
+    packed,
+    quoted,
+)
 from narrowfuzz.verdict import Verdict
 
-_IMPORTS = f"""
-import base64, collections, contextlib, copy, ctypes, io, math, os, re, sys, zlib
-from collections import Counter
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
-{GUARD}
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
-    create_selective_checkpoint_contexts, set_checkpoint_early_stop)
-"""
+#: Modules whose source scripts are made of.
+SOURCES = (layers, checkpoint, literal, taps, player, check)
+_MODULES = (
+    "base64", "collections", "contextlib", "copy", "ctypes", "io", "math", "os", "re", "sys",
+    "zlib",
+)  # fmt: skip
+_NAMES = {
+    "collections": ("Counter",),
+    "contextlib": ("AbstractContextManager", "ExitStack", "contextmanager", "nullcontext"),
+    "dataclasses": ("dataclass", "field"),
+    "functools": ("cache", "partial"),
+    "typing": ("Any",),
+    "torch": ("nn",),
+    "torch.nn": ("functional as F",),
+    "torch.utils.checkpoint": (
+        "CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts",
+        "set_checkpoint_early_stop",
+    ),
+    "torch.utils._python_dispatch": (
+        "TorchDispatchMode", "_disable_current_modes", "is_traceable_wrapper_subclass",
+    ),
+}  # fmt: skip
 
 #: Whatever the tap's text appends to ``seen`` is one GEMM of the call that runs.
 _TAP = """
@@ -50,68 +70,201 @@ def tap(emit):
         append = staticmethod(lambda gemm: emit(*[None if t is None else t.clone() for t in gemm]))
 {text}
     yield
+    seen.append = lambda gemm: None  # the next run has a tap of its own
 """
 
-_GIVEN = """
-def crc(t):
-    return zlib.crc32(bytes(t.float().flatten().view(torch.uint8).tolist()))
-def held(layer, index, name):
-    call = trace.call(layer, index)
-    return {{"weight": call.weight, "bias": call.bias, **call.tensors}}[name]
-given = {{
-{given}
-}}
-moved = sorted({{f"{{at[0]}} {{at[2]}}" for at, was in given.items() if crc(held(*at)) != was}})
-if moved:
-    print("cannot tell: the expectation rests on another", " and another ".join(moved))
-    sys.exit(125)
-"""
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a script: addresses call it by ``name``, "" the case's own, and ``variable`` holds
+    its Trace."""
+
+    name: str
+    variable: str
+    spec: Spec
+    arm: Arm
+    tensors: Mapping[str, F32]
+    events: tuple[Event, ...]
+    #: False: the unquantised model in float64.
+    converts: bool = True
+
+    def arguments(self) -> dict[str, str]:
+        """What ``play`` takes by keyword, as source text."""
+        told = {name: repr(value) for name, value in play_arguments(self.spec, self.arm).items()}
+        told["dtype"] = "dtype" if self.converts else "torch.float64"
+        if not self.converts:
+            told["autocast"] = "False"
+        told["reloads"] = repr(any(event == "reload" for event, *_ in self.events))
+        if any(event == "step" for event, *_ in self.events) and told["optimizer"] == "''":
+            told |= {"optimizer": "'SGD'", "rate": "0.0"}
+        return told
 
 
 def write_played_script(
-    case: Case,
-    verdict: Verdict,
-    recipe: Recipe,
-    tensors: Mapping[str, F32],
+    case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32]
 ) -> str:
     """The script's text. Raises ValueError for a place or an expectation that it cannot look at."""
-    spec, at, arm = case.spec, verdict.at, BY_NAME[verdict.arm]
-    if arm.compiler:
-        raise ValueError("a player sees layers in eager runs only")
-    if RULES[verdict.oracle].reruns:  # what came, came in another run than the case's
-        raise ValueError("a player plays one run, and a relation is about two")
+    spec, text = case.spec, recipe.script(case.spec)
+    runs = runs_of(case, verdict, tensors)
     if spec.direct:
-        tensors = {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
-        at = at if at.layer else msgspec.structs.replace(at, layer="proj")
-    if at.what not in ("result", "codes", "scale", "amax", "source"):
-        raise ValueError(f"a player has no eyes for {at}")
-    text = recipe.script(spec)
-    looks = at.what in ("codes", "scale", "amax")
-    if looks and not text.tap:
+        verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
+    look = look_at(spec, verdict, recipe.plan(spec), {run.name: run.variable for run in runs})
+    around = _around(spec, runs[0].arm) if look.kernels else ""
+    if look.tapped and not text.tap:
         raise ValueError(f"{recipe.name} has no tap that a script can use")
-    constants = {name: repr(value) for name, value in play_arguments(spec, arm).items()}
-    constants |= {"dtype": "dtype", "watch": repr(_watched(verdict, at))}
-    if looks:
-        constants["tap"] = "tap"
-    parts = [
+    told = [run.arguments() for run in runs]
+    for run, arguments in zip(runs, told, strict=True):
+        arguments["around"] = "around" if around and not run.name else "None"
+    constants = {k: v for k, v in told[0].items() if all(other[k] == v for other in told)}
+    constants |= {"watch": repr(look.watch), "tap": "tap" if look.tapped else "None"}
+    varying = sorted(told[0].keys() - constants.keys())
+    tail = "\n".join((around, *_plays(runs, told, varying, verdict), look.check))
+    used = {node.id for node in ast.walk(ast.parse(tail)) if isinstance(node, ast.Name)}
+    tap = _TAP.format(text="\n".join(f"    {line}" for line in text.tap.splitlines()))
+    body = "\n".join(
+        part.strip("\n")
+        for part in (
+            text.imports,
+            f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
+            model_source(spec.model),
+            pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
+            tap if look.tapped else "",
+            f"def convert(model):\n    return {text.convert}",
+            tail,
+        )
+        if part
+    )
+    return f"{_head(case, verdict)}\n{_imports(body)}\n{body}\n"
+
+
+def _head(case: Case, verdict: Verdict) -> str:
+    spec = case.spec
+    return (
         f'"""{quoted(verdict.sentence())}\n\n{spec.recipe}, {spec.model}, arm {verdict.arm}, rule '
         f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."
-        '\n"""',
-        _IMPORTS,
-        text.imports,
-        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
-        source_of(spec.model),
-        pasted(("play", "Trace"), (layers, checkpoint, player), constants),
-        _TAP.format(text="\n".join(f"    {line}" for line in text.tap.splitlines()))
-        if looks
-        else "",
-        blob(tensors),
-        f"def build():\n    return {MODELS[spec.model].expression(spec)}.to(dtype)\n"
-        f"def convert(model):\n    return {text.convert}",
-        "trace = play(Trace(), build, convert, tensors)",
-        _check(verdict, at, recipe.plan(spec)),
-    ]
-    return "\n".join(part.strip("\n") for part in parts if part) + "\n"
+        '\n"""'
+    )
+
+
+def _imports(body: str) -> str:
+    """What the body uses."""
+    names = {name for name in _MODULES if f"{name}." in body} | {"os", "sys"}
+    lines = [f"import {', '.join(sorted(names))}", GUARD, "import torch"]
+    for module, members in _NAMES.items():
+        used = [name for name in members if re.search(rf"\b{name.split()[-1]}\b", body)]
+        if used:
+            lines.append(f"from {module} import {', '.join(used)}")
+    return "\n".join(lines)
+
+
+def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Run]:
+    """The case's own run, and the others that the verdict compares it with."""
+    spec, expect, named = case.spec, verdict.expect, _renamed(case.spec, tensors)
+    own = Run("", "trace", spec, BY_NAME[verdict.arm], named, _events(spec))
+    runs = [own]
+    for i, other in enumerate(verdict.runs):
+        variable = f"other_{i}" if i else "other"
+        theirs = _renamed(other.spec, other.tensors)
+        runs.append(
+            Run(
+                other.name,
+                variable,
+                other.spec,
+                EAGER,
+                theirs,
+                _AFTER.get(other.event) or _events(other.spec),
+            )
+        )
+    eager = replace(own, name="eager", variable="eager", arm=EAGER)
+    if isinstance(expect, Near):
+        exact = replace(eager, name="float64", variable="exact", converts=False)
+        runs += [exact, eager]
+    if isinstance(expect, Same) and expect.at.run == EAGER.name:
+        runs.append(eager)
+    if AGAIN in (verdict.at.run, *([expect.at.run] if isinstance(expect, Same) else [])):
+        runs.append(replace(own, name=AGAIN, variable="again"))
+    return runs
+
+
+#: What an event of a relation is to the player.
+_AFTER: dict[str, tuple[Event, ...]] = {
+    "steps": (
+        ("run", 0), ("step",), ("clear", True), ("run", 0), ("step",), ("clear", False), ("run", 0),
+    ),
+    "reload": (("run", 0), ("reload", True), ("run", 0)),
+    "reload_trusted": (("run", 0), ("reload", False), ("run", 0)),
+}  # fmt: skip
+
+
+def _events(spec: Spec) -> tuple[Event, ...]:
+    optimizes = spec.steps > 1 and spec.trains
+    return default_events(spec.steps, spec.microbatches, optimizes=optimizes)
+
+
+def _renamed(spec: Spec, tensors: Mapping[str, F32]) -> Mapping[str, F32]:
+    """A single linear's parameters by their names in the model."""
+    if not spec.direct:
+        return tensors
+    return {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+
+
+def _of_the_linear(verdict: Verdict, *, recomputes: bool) -> Verdict:
+    """Addresses inside a single linear, as addresses inside the model that has it."""
+
+    def placed(at: At) -> At:
+        if at.what == "result":
+            return msgspec.structs.replace(at, name=GRADIENTS.get(at.name, at.name))
+        # what is recomputed is told from its forward by its layer
+        return msgspec.structs.replace(at, layer="proj") if recomputes else at
+
+    expect = verdict.expect
+    if isinstance(expect, Same):
+        expect = msgspec.structs.replace(expect, at=placed(expect.at))
+    if isinstance(expect, Ordered):
+        expect = msgspec.structs.replace(expect, than=placed(expect.than))
+    if isinstance(expect, Present):
+        names = tuple(GRADIENTS.get(name, name) for name in expect.names)
+        expect = msgspec.structs.replace(expect, names=names)
+    given = tuple(msgspec.structs.replace(g, at=placed(g.at)) for g in verdict.given)
+    return replace(verdict, at=placed(verdict.at), expect=expect, given=given)
+
+
+def _around(spec: Spec, arm: Arm) -> str:
+    """Text that records what kernels are handed."""
+    if not arm.compiler:
+        return "watch = AttentionWatch()\naround = lambda: watch"
+    random = MODELS[spec.model].random or arm.checkpoint
+    passing = "\nlet_rng_pass()" if random else ""
+    return f"watch = KernelWatch(){passing}\naround = lambda: inside(watch)"
+
+
+def _plays(
+    runs: Sequence[Run], told: Sequence[Mapping[str, str]], varying: Sequence[str], verdict: Verdict
+) -> Iterator[str]:
+    """Data of the runs, and the runs."""
+    own = runs[0].tensors
+    yield f"tensors = {packed(own)}"
+    for run, arguments in zip(runs, told, strict=True):
+        held, other = "tensors", {n: t for n, t in run.tensors.items() if not _held(n, t, own)}
+        if other:
+            held = f"{{**tensors, **{packed(other)}}}"
+        build = f"lambda: {MODELS[run.spec.model].expression(run.spec)}.to({arguments['dtype']})"
+        convert = "convert" if run.converts else "lambda model: model"
+        more = "".join(f", {name}={arguments[name]}" for name in varying)
+        call = f"{build}, {convert}, {held}, {run.events!r}{more}"
+        if isinstance(verdict.expect, Runs | Refuses) and run.name == verdict.at.run:
+            yield f"trace = Trace()\ndef run():\n    play(trace, {call})"
+        elif run.name == AGAIN:  # on memory that holds NaN; what is compiled is dear
+            times = 1 if run.arm.compiler else 20
+            yield f"{POISON}\nagain = [play(Trace(), {call}) for _ in range({times})]"
+        else:
+            yield f"{run.variable} = play(Trace(), {call})"
+
+
+def _held(name: str, values: F32, own: Mapping[str, F32]) -> bool:
+    return (
+        name in own and own[name].shape == values.shape and bool(same_bits(own[name], values).all())
+    )
 
 
 def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
@@ -126,9 +279,8 @@ def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
         "input_shape": spec.input_shape,
         "output_shape": spec.output_shape,
         "tied": ties(spec),
+        "parameters": spec.steps > 1,
         "ids": model.takes_ids,
-        "steps": spec.steps,
-        "microbatches": spec.microbatches,
         "optimizer": ({"sgd": "SGD", "adamw": "AdamW"}[spec.optimizer]) if steps else "",
         "rate": LEARNING_RATE[spec.optimizer] if steps else 0.0,
         "mode": spec.grad_mode,
@@ -140,80 +292,5 @@ def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
         "regions": model.regions,
         "compiler": arm.compiler,
         "compile_with": {k: v for k, v in compile_with.items() if v != {}} if arm.compiler else {},
+        "memory_budget": spec.memory_budget / 100 if arm.compiler else 1.0,
     }
-
-
-def _watched(verdict: Verdict, at: At) -> tuple[str, ...]:
-    """The layers that the check looks at."""
-    layers = (at.layer, *(given.at.layer for given in verdict.given))
-    return tuple(dict.fromkeys(layer for layer in layers if layer))
-
-
-def _check(verdict: Verdict, at: At, plan: Plan) -> str:
-    """Looks at the address, and says whether what is there is as expected."""
-    expect = verdict.expect
-    lines = []
-    if at.layer:
-        lines.append(f"call = trace.call({at.layer!r}, {at.call}, {_phase(at)!r})")
-    if isinstance(expect, Same):
-        if (expect.at.layer, expect.at.call, expect.at.run) != (verdict.at.layer, at.call, ""):
-            raise ValueError(f"a player plays one run, and {expect.at} is in another")
-        lines.append(f"got = {_element(at, plan)}")
-        lines.append(f"call = trace.call({at.layer!r}, {at.call}, {_phase(expect.at)!r})")
-        lines.append(f"want = {_element(expect.at, plan)}")
-        told, holds = "as {want}", "got == want or (got != got and want != want)"
-    else:
-        given = [
-            f"    {(g.at.layer, g.at.call, g.at.name)!r}: {int(read(g.value))},"
-            for g in verdict.given
-            if g.at.what == "tensor"
-        ]
-        lines.append(_GIVEN.format(given="\n".join(given)).strip("\n") if given else "")
-        lines.append(f"got = {_element(at, plan)}")
-        told = str(expect)
-        if isinstance(expect, Within):
-            holds = f"{read(expect.lo)!r} <= got <= {read(expect.hi)!r}".replace("inf", "math.inf")
-        elif isinstance(expect, Is) and np.isnan(read(expect.value)):
-            holds = "got != got"
-        elif isinstance(expect, Is):
-            lines.append(f"want = float.fromhex({expect.value!r})")
-            holds = "got == want" + " and math.copysign(1, got) == math.copysign(1, want)" * (
-                expect.signed
-            )
-        else:
-            raise ValueError(f"a player cannot check {type(expect).__name__}")
-    lines.append(f'print(f"{at}: {{got}}, must be {told}")\nsys.exit(0 if {holds} else 1)')
-    return "\n".join(filter(None, lines))
-
-
-def _phase(at: At) -> str:
-    """The phase in which the layer was called; its gradients belong to its forward."""
-    return "recompute" if at.phase == "recompute" else "forward"
-
-
-def _element(at: At, plan: Plan) -> str:
-    """The number at an address of ``call``, as an expression."""
-    index = list(at.index)
-    if at.what == "result":
-        got = f"call.outputs[{at.name!r}]" if at.layer else f"trace.results[{at.name!r}]"
-        return f"{_rows(got)}{index}.item()"
-    if at.what == "source" and not at.side:  # what the layer was handed
-        got = "call.weight" if at.name == "weight" else f"call.tensors[{at.name!r}]"
-        return f"{_rows(got)}{index}.item()"
-    shown = [str(role) for role in ROLES[1:] if plan.gemms[role].quantised]
-    gemm = "call.forward_gemms[0]"
-    if at.name != "output":
-        gemm = f"call.backward_gemms[{shown.index(at.name)}]"
-    if at.what == "codes":
-        return f"{gemm}[{SLOT[at.side]}].float(){index}.item()"
-    if at.what == "scale":
-        got = f"{gemm}[{SLOT[at.side] + 1}]"
-        byte = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got})"
-        return f"{byte}{index or ''}.item()"
-    if at.what == "amax":
-        return f"{gemm}[{4 + (at.side == 'b')}].float(){index or ''}.item()"
-    raise ValueError(f"a player has no eyes for {at.what}")
-
-
-def _rows(got: str) -> str:
-    return f'getattr({got}, "_data", {got}).flatten(0, -2).float()'

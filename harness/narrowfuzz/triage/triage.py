@@ -151,10 +151,15 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
         yield lambda: write_schedule_script(judge.look(case), verdict, stateful)
         return
     at, recipe = verdict.at, judge.recipe(case.spec)
-    layer = judge.layer(case, at.layer, at.call) if at.layer else None
-    yield partial(write_script, case, verdict, recipe, layer)
-    first = judge.first_of(case, verdict)
-    yield partial(write_played_script, case, first, recipe, tensors_of(case, recipe))
+    # what was handed another tensor was not the layer's doing
+    own = at.layer and (verdict.oracle != "O13" or at.side)
+    layer = judge.layer(case, at.layer, at.call) if own else None
+    if layer is not None:
+        alone = msgspec.structs.replace(case, spec=layer[0])
+        yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1])
+    yield partial(write_script, case, judge.first_of(case, verdict), recipe)
+    if case.spec.direct:  # the player may see what the short form does not
+        yield partial(write_played_script, case, verdict, recipe, tensors_of(case, recipe))
 
 
 def _only_as_dear(case: Case, arm: str) -> Case:

@@ -1,0 +1,154 @@
+"""What a script asks of runs as a whole, where no single element is the answer.
+
+Each function says how it went in a sentence, and whether the divergence shows.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from narrowfuzz.play.taps import Attended, Product
+
+Results = Mapping[str, torch.Tensor]
+Told = tuple[str, bool]
+
+
+def plain(t: torch.Tensor) -> torch.Tensor:
+    """In float64, NaN equal to NaN and -0 to 0."""
+    return t.double().nan_to_num(nan=0.5) + 0.0
+
+
+def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """The same shape and the same values."""
+    return x.shape == y.shape and torch.equal(plain(x), plain(y))
+
+
+def crc(t: torch.Tensor) -> int:
+    """Checksum of a tensor's fp32 values."""
+    return zlib.crc32(bytes(t.float().flatten().view(torch.uint8).tolist()))
+
+
+def different(first: Results, *others: Results) -> Told:
+    """Results that are not the first run's in each of the others."""
+    names = {}
+    for other in others:
+        for name in {**first, **other}:
+            if not (name in first and name in other and equal(first[name], other[name])):
+                names[name] = True
+    return f"different: {', '.join(names) or 'nothing'}", bool(names)
+
+
+def missing(results: Results, names: Sequence[str]) -> Told:
+    """Gradients that are not there."""
+    lacking = [name for name in names if name not in results]
+    return f"no gradient of: {', '.join(lacking) or 'nothing'}", bool(lacking)
+
+
+def not_the_sum(whole: Results, *parts: Results) -> Told:
+    """Gradients that are not the parts', added one by one in their own dtype."""
+    total = {name: grad for name, grad in parts[0].items() if name.endswith(".grad")}
+    for part in parts[1:]:
+        total = {name: grad + part[name] for name, grad in total.items()}
+    wrong = [n for n, grad in total.items() if n not in whole or not equal(grad, whole[n])]
+    return f"not the sum of the parts' gradients: {', '.join(wrong) or 'nothing'}", bool(wrong)
+
+
+def beyond(
+    exact: torch.Tensor, eager: torch.Tensor, got: torch.Tensor, *, ratio: float, floor: float
+) -> Told:
+    """A root mean square error larger than ``ratio`` times eager's and ``floor``."""
+
+    def rms(t: torch.Tensor) -> float:
+        return t.double().square().mean().sqrt().item()
+
+    far, limit = rms(got - exact), ratio * rms(eager - exact) + floor
+    finite = bool(got.isfinite().all())
+    told = f"error {far:.4g}, allowed {limit:.4g}, {'finite' if finite else 'not finite'}"
+    return told, not finite or far > limit
+
+
+def own_backward(
+    results: Results, tensors: Results, last: str, allowed: float, largest: float
+) -> Told:
+    """The output times its gradient, and the last weight times its, have the same sums."""
+    grad, weight = results[f"{last}.weight.grad"].double(), tensors[f"{last}.weight"].double()
+    y = results["output"].double()
+    g = tensors["grad_output"].double().reshape(y.shape)
+    left, right = (g * y).sum(0), (grad * weight).sum(1)
+    size = (g * y).abs().sum(0) + (grad * weight).abs().sum(1)
+    if f"{last}.bias.grad" in results:
+        share = results[f"{last}.bias.grad"].double() * tensors[f"{last}.bias"].double()
+        right, size = right + share, size + share.abs()
+    far = (left - right).abs() / (allowed * size)
+    far = far[size.isfinite() & (size < largest) & (size > 2.0**-60)]
+    worst = far.nan_to_num(nan=math.inf).max().item() if far.numel() else 0.0
+    return f"the sums differ by {worst:.3g} of what rounding allows", worst > 1.0
+
+
+def statistics(attention: Sequence[Attended], allowed: float) -> Told:
+    """What attention's backward got is not its forward's, or probabilities do not sum to 1."""
+    forwards = [a for a in attention if a.phase == "forward"]
+    backwards = [a for a in attention if a.phase == "backward"]
+    lost, moved, worst = 0, 0, 0.0
+    for a in backwards:
+        kept = [f for f in forwards if equal(f.lse, a.lse) and equal(f.out, a.out)]
+        lost += not kept
+        for name in "qkv":
+            changed = [(plain(getattr(f, name)) != plain(getattr(a, name))).sum() for f in kept]
+            moved += int(min(changed, default=0))
+        scores = a.q.double() @ a.k.double().transpose(-1, -2) * a.scale
+        if a.causal:
+            future = torch.ones(scores.shape[-2:]).triu(1).bool()
+            scores = scores.masked_fill(future, float("-inf"))
+        lse = a.lse.double().reshape(scores.shape[:-1])
+        total = (scores - lse.unsqueeze(-1)).exp().sum(-1)
+        worst = max(worst, (total - 1).abs().max().item())
+    told = (
+        f"{len(backwards)} attention backwards, {lost} with statistics of no forward; elements of "
+        f"q, k, v that moved since: {moved}; rows of probabilities sum to 1 within {worst:.2g}"
+    )
+    return told, bool(lost or moved or worst > allowed)
+
+
+def recomputed_otherwise(products: Sequence[Product]) -> Told:
+    """A product of backward with a forward product's weight is that product again."""
+    forwards = [p for p in products if p.phase == "forward"]
+    moved = repeated = 0
+
+    def same(x: Product, y: Product, side: str) -> bool:
+        pairs = [(getattr(p, side), getattr(p, f"scale_{side}")) for p in (x, y)]
+        (values, scale), (others, its) = pairs
+        if (scale is None) != (its is None) or not equal(values, others):
+            return False
+        return scale is None or equal(scale, its)
+
+    for p in (p for p in products if p.phase == "backward"):
+        first = [f for f in forwards if same(f, p, "b")]
+        # a weight that equals its transpose may be the input gradient's as well
+        if first and not (p.b.shape[0] == p.b.shape[1] and equal(p.b, p.b.t())):
+            repeated += 1
+            moved += not any(same(f, p, "a") for f in first)
+    told = f"{repeated} products computed again in backward, {moved} of them from other operands"
+    return told, bool(moved)
+
+
+def wrong_products(products: Sequence[Product]) -> Told:
+    """A product farther from float64 than K + 3 roundings of fp32 in any order, and then those of
+    the result."""
+    worst = 0.0
+    for p in products:
+        scales = [1.0 if s is None else s.double() for s in (p.scale_a, p.scale_b)]
+        a, b = p.a.double() * scales[0], p.b.double() * scales[1]
+        added = torch.zeros(()) if p.bias is None else p.bias.double()
+        size, n = a.abs() @ b.abs().t(), (a.shape[1] + 3) * 2.0**-24
+        exact, radius = a @ b.t() + added, n / (1 - n) * size + (a.shape[1] + 1) * 2.0**-126
+        kind = torch.finfo(p.result.dtype)
+        allowed = radius + kind.eps * (exact.abs() + added.abs() + radius)
+        far = ((p.result.double() - exact).abs() / allowed)[size + added.abs() < kind.max]
+        worst = max([worst, *far.nan_to_num(nan=math.inf).flatten().tolist()])
+    told = f"{len(products)} products; the worst is off by {worst:.3g} of what any order allows"
+    return told, worst > 1.0
