@@ -129,6 +129,19 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     assert len(scripts[1].splitlines()) <= MAX_LINES
 
 
+def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
+    case = case_of(Schedule(events=(Open(), Forward(), Close(), Backward(of=(0,)), Step())))
+    after = msgspec.structs.replace(case, history=(case_of(LARGE), case))
+    with find_fault(FAULTS, "scale_doubled").plant():
+        tried = judge()
+        verdict = tried.judge(case).causes[0]
+        recipe = tried.stateful_recipe(case.spec)
+        script = write_schedule_script(tried.look(after), verdict, recipe)
+        assert run_here(script, tmp_path) == 1
+    assert run_here(script, tmp_path) == 0
+    assert script.count("\ntrain()") >= 2 and script.count("def train(") == 3
+
+
 @settings(max_examples=12, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
 @given(schedules(carries=carries()))
 def test_scripts_of_a_clean_schedule_hold(schedule: Schedule) -> None:

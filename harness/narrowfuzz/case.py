@@ -186,19 +186,33 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     spec: Spec
     data: DataSpec
+    #: What ran before it in the same process, where that matters: state that outlives a model.
+    history: Annotated[tuple[Case, ...], Meta(max_length=64)] = ()
     schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if any(earlier.history for earlier in self.history):
+            raise ValueError("a case of a history has none of its own: list them all in one")
 
     @property
     def id(self) -> str:
-        """Short hash of Spec and data, defaults left out: a later field changes no id."""
-        raw = msgspec.json.encode((_told(self.spec), _told(self.data)), order="sorted")
-        return hashlib.sha256(raw).hexdigest()[:12]
+        """Short hash of Spec, data and history, defaults left out: a later field changes no id."""
+        told: list[Any] = [_told(self.spec), _told(self.data)]
+        if self.history:
+            told.append([earlier.id for earlier in self.history])
+        return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:12]
 
 
 def dump_case(case: Case) -> bytes:
     """Canonical JSON: keys in sorted order, no spaces, defaults left out."""
+    return msgspec.json.encode(_of_case(case), order="sorted")
+
+
+def _of_case(case: Case) -> dict[str, Any]:
     told = {"data": _told(case.data), "schema": case.schema, "spec": _told(case.spec)}
-    return msgspec.json.encode(told, order="sorted")
+    if case.history:
+        told["history"] = [_of_case(earlier) for earlier in case.history]
+    return told
 
 
 def _told(struct: msgspec.Struct) -> dict[str, Any]:

@@ -107,8 +107,12 @@ class Judge:
         things a part: the cheap way to see many draws of one Spec. ``repeat`` runs every rung a
         second time if O1 is asked for. A ratio rule's divergence counts only if every one of
         FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive.
-        Raises ValueError if its recipe or backend does not exist.
+        What the case says ran before it runs first. Raises ValueError if its recipe or backend does
+        not exist.
         """
+        for earlier in case.history:
+            self.run_arms(earlier)
+            self._programs.clear()  # its models are dead by now
         if case.spec.schedule is not None:
             return self._judge_schedule(case, oracles, only, focus)
         chosen = self.oracles if oracles is None else oracles

@@ -11,7 +11,7 @@ import math
 import random
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -36,6 +36,7 @@ from narrowfuzz.planted import identity, planted
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable, select
 from narrowfuzz.stateful import Stateful, process_of, processes
 from narrowfuzz.triage.forked import ForkedScripts
+from narrowfuzz.triage.history import REMEMBERED
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.trials import Trials
@@ -110,6 +111,8 @@ class Worker:
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
+        #: What this process has judged last.
+        self.past: deque[Case] = deque(maxlen=REMEMBERED)
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
         #: draws of a Spec.
         self.relations = itertools.cycle(_RELATIONS)
@@ -258,6 +261,7 @@ class Worker:
         for verdict in judgement.causes:
             if claim(self.config.out, fingerprint(verdict, judgement.family)):
                 self._triage(case, verdict)
+        self.past.append(case)
         if time.monotonic() - self.reported > _REPORT_EVERY:
             self.flush()
         return judgement
@@ -266,8 +270,9 @@ class Worker:
         self.flush()
         started, compiling = time.monotonic(), self.judge.compile_seconds
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
-        result = triage(self.judge, case, verdict, seconds=left, plant=self.config.plant,
-            scripts=self.scripts,
+        result = triage(
+            self.judge, case, verdict, seconds=left, plant=self.config.plant,
+            scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
         )  # fmt: skip
         self.out.send(("finding", result))
         if not result.confirmed:

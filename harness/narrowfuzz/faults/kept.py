@@ -52,6 +52,38 @@ def _weight_codes_outlive_step() -> Iterator[None]:
 
 
 @contextmanager
+def _codes_of_dead_weights() -> Iterator[None]:
+    """A workspace is found by shape: a new weight gets the codes of one whose model is dead."""
+    import weakref
+
+    from torchao.float8 import float8_linear
+
+    graves: dict[Any, Any] = {}
+    #: id of a living weight -> what it found when it was first cast.
+    found: dict[int, dict[Any, Any]] = {}
+
+    def make(cast: Any) -> Any:
+        def cached(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+            made = cast(x, dtype, *args, **kwargs)
+            if kwargs["gemm_input_role"].value != "weight" or x.is_inference():
+                return made
+            weight = x if x._base is None else x._base
+            key = (x.shape, x.stride(), x.dtype, str(kwargs))
+            if id(weight) not in found:
+                weakref.finalize(weight, found.pop, id(weight), None)
+            mine = found.setdefault(id(weight), {})
+            if key not in mine:
+                mine[key] = graves.pop(key, None)
+                weakref.finalize(weight, graves.__setitem__, key, made)
+            return made if mine[key] is None else mine[key]
+
+        return cached
+
+    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
 def _saved_in_bf16() -> Iterator[None]:
     """An fp32 weight is saved in the dtype that training multiplies."""
     import torch
@@ -150,6 +182,9 @@ FAULTS = [
     Fault("weight-codes-outlive-step", "state", "a step multiplies the weight of the step before",
           "https://github.com/NVIDIA-NeMo/Automodel/pull/3606", _FLOAT8,
           _weight_codes_outlive_step),
+    Fault("codes-of-dead-weights", "state",
+          "a weight multiplies the codes of another of its shape whose model is dead",
+          "https://github.com/pytorch/pytorch/issues/130283", _FLOAT8, _codes_of_dead_weights),
     Fault("saved-in-bf16", "state", "an fp32 weight is saved as bf16",
           "https://github.com/NVIDIA/TransformerEngine/issues/982", _FLOAT8, _saved_in_bf16),
     Fault("rows-unwritten", "tile tail", "rows behind the last whole tile hold old memory",

@@ -105,8 +105,8 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Told:
             future = torch.ones(scores.shape[-2:]).triu(1).bool()
             scores = scores.masked_fill(future, float("-inf"))
         lse = a.lse.double().reshape(scores.shape[:-1])
-        total = (scores - lse.unsqueeze(-1)).exp().sum(-1)
-        worst = max(worst, (total - 1).abs().max().item())
+        off = ((scores - lse.unsqueeze(-1)).exp().sum(-1) - 1).abs()[lse.isfinite()]
+        worst = max([worst, *off.nan_to_num(nan=math.inf).flatten().tolist()])
     told = (
         f"{len(backwards)} attention backwards, {lost} with statistics of no forward; elements of "
         f"q, k, v that moved since: {moved}; rows of probabilities sum to 1 within {worst:.2g}"

@@ -39,7 +39,8 @@ def write_script(
     tensors = tensors_of(case, recipe) if tensors is None else tensors
     if verdict.oracle == "census":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
-    if _is_plain(case.spec, verdict, BY_NAME[verdict.arm]) and (check := check_rule(verdict)):
+    plain = not case.history and _is_plain(case.spec, verdict, BY_NAME[verdict.arm])
+    if plain and (check := check_rule(verdict)):
         return _short(case, verdict, recipe, tensors, check)
     return write_played_script(case, verdict, recipe, tensors)
 

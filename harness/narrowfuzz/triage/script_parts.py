@@ -87,6 +87,6 @@ def quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
 
 
-def model_source(name: ModelName) -> str:
-    """Source of a model's classes, those it uses first."""
-    return pasted((MODELS[name].module.__name__,), (models,))
+def model_source(*names: ModelName) -> str:
+    """Source of the models' classes, those that they use first."""
+    return pasted([MODELS[name].module.__name__ for name in names], (models,))

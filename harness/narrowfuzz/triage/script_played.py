@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm
+from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm, climb
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
 from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
+from narrowfuzz.judge import tensors_of
 from narrowfuzz.models.zoo import MODELS, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
@@ -105,10 +106,15 @@ def write_played_script(
 ) -> str:
     """The script's text. Raises ValueError for a place or an expectation that it cannot look at."""
     spec, text = case.spec, recipe.script(case.spec)
-    runs = runs_of(case, verdict, tensors)
+    runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe)]
     if spec.direct:
         verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
-    look = look_at(spec, verdict, recipe.plan(spec), {run.name: run.variable for run in runs})
+    look = look_at(
+        spec,
+        verdict,
+        recipe.plan(spec),
+        {run.name: run.variable for run in runs if run.name != _BEFORE},
+    )
     around = _around(spec, runs[0].arm) if look.kernels else ""
     if look.tapped and not text.tap:
         raise ValueError(f"{recipe.name} has no tap that a script can use")
@@ -126,7 +132,7 @@ def write_played_script(
         for part in (
             text.imports,
             f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
-            model_source(spec.model),
+            model_source(*dict.fromkeys(run.spec.model for run in runs)),
             pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
             tap if look.tapped else "",
             f"def convert(model):\n    return {text.convert}",
@@ -184,6 +190,22 @@ def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Ru
     if AGAIN in (verdict.at.run, *([expect.at.run] if isinstance(expect, Same) else [])):
         runs.append(replace(own, name=AGAIN, variable="again"))
     return runs
+
+
+#: Runs of earlier cases are called so.
+_BEFORE = "before"
+
+
+def _earlier(case: Case, recipe: Recipe) -> Iterator[Run]:
+    """What ran before in the same process, on each of its eager rungs."""
+    for earlier in case.history:
+        spec = earlier.spec
+        if (spec.recipe, spec.backend) != (case.spec.recipe, case.spec.backend):
+            raise ValueError(f"{spec.recipe} ran before, and a script has one recipe")
+        tensors = _renamed(spec, tensors_of(earlier, recipe))
+        for arm in climb(spec):
+            if not arm.compiler:
+                yield Run(_BEFORE, "_", spec, arm, tensors, _events(spec))
 
 
 #: What an event of a relation is to the player.
@@ -244,7 +266,8 @@ def _plays(
     """Data of the runs, and the runs."""
     own = runs[0].tensors
     yield f"tensors = {packed(own)}"
-    for run, arguments in zip(runs, told, strict=True):
+    # sorting is stable: first what ran before
+    for run, arguments in sorted(zip(runs, told, strict=True), key=lambda r: r[0].name != _BEFORE):
         held, other = "tensors", {n: t for n, t in run.tensors.items() if not _held(n, t, own)}
         if other:
             held = f"{{**tensors, **{packed(other)}}}"

@@ -24,6 +24,7 @@ from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.schedule.carries import check_carried
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach_of, severity_of
+from narrowfuzz.triage.history import with_history
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
@@ -48,10 +49,13 @@ def triage(
     seconds: float = 40.0,
     plant: tuple[str, str] | None = None,
     scripts: RunScript = run_script,
+    past: Sequence[Case] = (),
+    files: Sequence[Path] = (),
 ) -> Triaged:
     """Everything that happens before a divergence may be called a finding.
 
-    ``plant``: what is planted, so that its script must show it with that and not without.
+    ``plant``: what is planted, so that its script must show it with that and not without. ``past``:
+    what ran before in this process, with the recipe ``files`` that it knows.
     """
     wanted = fingerprint(verdict, judge.family(case.spec))
     least = min(verdict.factor / 2, _MARGIN)
@@ -78,6 +82,13 @@ def triage(
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
     script, output, why = _proven(judge, minimal, final, plant, scripts)
+    if why and past:
+        longer = with_history(
+            minimal, wanted, past, scripts, plant=plant, files=files, seconds=seconds
+        )
+        if longer is not None:
+            minimal = longer
+            script, output, why = _proven(judge, minimal, final, plant, scripts)
     confirmed = not why
     if not confirmed and not shown_again:
         why = f"it did not show again in the process that saw it; {why}"

@@ -1,0 +1,120 @@
+"""What shows only after other cases of its process: kept in the case file and in the script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.history import fewest, with_history
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import RunScript
+
+prepare()
+settle()
+
+FAULT = "codes-of-dead-weights"
+FLOAT8 = Spec(recipe="torchao.float8.rowwise", backend="emulated", m=4, k=16, n=8)
+
+
+def case_of(seed: int, **changes: object) -> Case:
+    return Case(spec=msgspec.structs.replace(FLOAT8, **changes), data=DataSpec(seed=seed))
+
+
+#: One of them has a weight of the last case's shape.
+PAST = (case_of(1, n=24), case_of(2), case_of(3, k=32), case_of(4, n=40))
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes()
+
+
+def test_a_case_file_keeps_what_ran_before() -> None:
+    case = msgspec.structs.replace(case_of(9), history=PAST)
+    assert load_case(dump_case(case)) == case
+    assert case.id != case_of(9).id
+    assert b"history" not in dump_case(case_of(9))
+
+
+@pytest.mark.parametrize(
+    ("history", "why"),
+    [
+        (b"3", "Expected `array`"),
+        (b'[{"spec": {}, "data": {}}]', "missing required field `recipe`"),
+        (b'[{"spec": {"recipe": "a"}, "data": {}, "history": [{"spec": {"recipe": "b"}, '
+         b'"data": {}}]}]', "has none of its own"),
+        (b"[" + b",".join([b'{"spec": {"recipe": "a"}, "data": {}}'] * 65) + b"]", "<= 64"),
+    ],
+)  # fmt: skip
+def test_a_history_that_is_none_is_refused(history: bytes, why: str) -> None:
+    raw = b'{"schema": 3, "spec": {"recipe": "a"}, "data": {}, "history": ' + history + b"}"
+    with pytest.raises(ValueError, match=why):
+        load_case(raw)
+
+
+@pytest.mark.parametrize("needed", [(3,), (0, 7), (1, 2, 6), (0, 1, 2, 3, 4, 5, 6, 7)])
+def test_as_few_cases_as_needed_are_kept(needed: tuple[int, ...]) -> None:
+    cases = [case_of(i) for i in range(8)]
+
+    def shows(some: Sequence[Case]) -> bool:
+        return all(cases[i] in some for i in needed)
+
+    assert fewest(cases, shows, until=float("inf")) == [cases[i] for i in needed]
+    assert fewest(cases, shows, until=0.0) == cases
+
+
+def test_a_judge_runs_the_history_first() -> None:
+    judge = Judge(recipes(), Ledger([]))
+    with builtin_faults()[FAULT].plant():
+        alone = judge.judge(case_of(9))
+        after = judge.judge(msgspec.structs.replace(case_of(9), history=PAST))
+    assert not alone.causes and after.causes
+
+
+@pytest.mark.slow
+def test_what_a_dead_model_left_is_confirmed_with_what_ran_before(
+    tmp_path: Path, scripts: RunScript
+) -> None:
+    with builtin_faults()[FAULT].plant():
+        judge = Judge(recipes(), Ledger([]))
+        (cause, *_) = judge.judge(msgspec.structs.replace(case_of(9), history=PAST)).causes
+        found = triage(
+            judge, case_of(9), cause, seconds=30.0, plant=("", FAULT), scripts=scripts, past=PAST
+        )
+    assert found.confirmed, found.finding.why_suspected
+    assert len(found.finding.minimal.history) == 1
+    path = tmp_path / "repro.py"
+    path.write_text(found.script)
+    assert scripts(path, plant=("", FAULT)).shown
+    gone = scripts(path)
+    assert gone.code == 0, gone.output
+
+
+@pytest.mark.slow
+def test_what_needs_no_history_gets_none(scripts: RunScript) -> None:
+    with builtin_faults()["scale-doubled"].plant():
+        judge = Judge(recipes(), Ledger([]))
+        judgement = judge.judge(case_of(9))
+    (wanted, *_) = judgement.fingerprints()
+    assert with_history(case_of(9), wanted, PAST, scripts, plant=("", "scale-doubled")) is None
+    assert with_history(case_of(9), wanted, PAST, scripts) is None  # nothing shows it
+
+
+def test_a_script_has_one_recipe() -> None:
+    judge = Judge(recipes(), Ledger([]))
+    with builtin_faults()["scale-doubled"].plant():
+        (cause, *_) = judge.judge(case_of(9)).causes
+    other = case_of(1, recipe="torch.bf16", backend="")
+    case = msgspec.structs.replace(case_of(9), history=(other,))
+    with pytest.raises(ValueError, match=r"torch.bf16 ran before, and a script has one recipe"):
+        write_script(case, cause, recipes()[case.spec.recipe])
