@@ -70,7 +70,7 @@ _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
     "input_layout", "grad_layout", "heads", "attention", "autocast", "grad_mode", "steps",
     "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
-    "memory_budget",
+    "memory_budget", "kernels",
 )  # fmt: skip
 
 FACTS: dict[str, Callable[[Context], Fact]] = {

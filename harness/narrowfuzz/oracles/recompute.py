@@ -25,14 +25,15 @@ from narrowfuzz.verdict import Status, Verdict
 
 def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
     """O12: in eager, a checkpointed run equals the plain one bit for bit."""
-    base = evidence.traces.get("eager")
     for arm, trace in evidence.traces.items():
-        if not arm.startswith("eager+checkpoint"):
+        stage, _, checkpoint = arm.partition("+")
+        if not checkpoint or evidence.compiled(arm):
             continue
+        base = evidence.traces.get(stage)
         if base is None or base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
-        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint", "eager")
+        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint", stage)
 
 
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:

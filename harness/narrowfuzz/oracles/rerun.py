@@ -20,7 +20,7 @@ from narrowfuzz.verdict import Verdict
 
 def base_of(evidence: Evidence) -> Trace | None:
     """The eager run that was judged, or None where it has no complete result."""
-    trace = evidence.traces.get("eager")
+    trace = evidence.traces.get(evidence.base)
     return trace if trace is not None and complete(trace) else None
 
 
@@ -38,18 +38,26 @@ def complete(trace: Trace) -> bool:
     return trace.error is None and set(ROLES) <= set(trace.outputs)
 
 
-def compare(name: str, role: str, got: Any, want: Any, symptom: str, at: At = At()) -> Verdict:  # noqa: B008
+def compare(
+    evidence: Evidence,
+    name: str,
+    role: str,
+    got: Any,
+    want: Any,
+    symptom: str,
+    at: At = At(),  # noqa: B008
+) -> Verdict:
     """Equal bits, or a verdict that points at the first element that differs, of what ``at`` says,
     the role's result if nothing. Results that are all zero in both runs are no pass: they say
     nothing of how one depends on the other."""
     bad = ~same_bits(got, want)
     if not bad.any():
         if not at.side and not np.any(want):
-            return plain(name, "eager", role, "inconclusive", "zeros in both runs")
-        return plain(name, "eager", role, "ok")
+            return plain(name, evidence.base, role, "inconclusive", "zeros in both runs")
+        return plain(name, evidence.base, role, "ok")
     index = first(bad)
     place = msgspec.structs.replace(at, name=role, index=index)
     return Verdict(
-        name, "eager", role, "diverged", symptom, place, number(got[index]),
-        Same(msgspec.structs.replace(place, run="eager"), number(want[index])),
+        name, evidence.base, role, "diverged", symptom, place, number(got[index]),
+        Same(msgspec.structs.replace(place, run=evidence.base), number(want[index])),
     )  # fmt: skip

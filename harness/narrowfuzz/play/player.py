@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from narrowfuzz.play.checkpoint import full, recomputing, reentrant, selective
+from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 
 
@@ -58,6 +59,7 @@ def play(
     grad_layout: str = "contiguous",
     checkpoint: str = "",
     regions: tuple[str, ...] = (),
+    kernels: str = "default",
     compiler: str = "",
     compile_with: Mapping[str, Any] = {},
     watch: tuple[str, ...] = (),
@@ -88,6 +90,8 @@ def play(
         stepping: Any = getattr(torch.optim, optimizer)(trained, lr=rate)
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
+        if kernels == "native":
+            stack.enter_context(without_onednn())
         if watch:
             modules = dict(model.named_modules(remove_duplicate=False))
             watching = LayerWatch({name: modules[name] for name in watch if name in modules})

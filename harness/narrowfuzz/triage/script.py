@@ -17,7 +17,7 @@ from narrowfuzz.recipe import Recipe, ScriptText
 from narrowfuzz.triage.script_census import TORCH_NAME, quoted, write_census_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_model import write_model_script
-from narrowfuzz.triage.script_parts import GUARD, OF_LINEAR, hex_rows, layouts, sites
+from narrowfuzz.triage.script_parts import GUARD, NATIVE, OF_LINEAR, hex_rows, layouts, sites
 from narrowfuzz.triage.script_relations import RERUN, VARIANTS, check_relation, rerun_function
 from narrowfuzz.triage.script_values import check_values
 from narrowfuzz.triage.script_watch import inside
@@ -71,7 +71,7 @@ def write_script(
         f"import collections, contextlib, ctypes, io, math, os, re, sys\n{GUARD}\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
-        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}" + NATIVE * arm.native,
         "def tensor(*rows):\n"
         "    flat = bytearray.fromhex(''.join(rows))\n"
         "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone()"

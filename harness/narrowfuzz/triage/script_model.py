@@ -14,7 +14,7 @@ from narrowfuzz.play import checkpoint
 from narrowfuzz.recipe import ScriptText
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_model_checks import check_whole
-from narrowfuzz.triage.script_parts import GUARD, blob
+from narrowfuzz.triage.script_parts import GUARD, NATIVE, blob
 from narrowfuzz.triage.script_watch import check_watched, watching
 from narrowfuzz.verdict import Verdict
 
@@ -45,7 +45,7 @@ def write_model_script(
         _recompute_source(arm),
         watch,
         blob(tensors),
-        _run(spec, arm, text, watched=watched),
+        _run(spec, arm, verdict, text, watched=watched),
         check,
     ]
     return "\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -70,7 +70,7 @@ def _recompute_source(arm: Arm) -> str:
     return pasted(("recomputing", arm.checkpoint), (checkpoint,))
 
 
-def _run(spec: Spec, arm: Arm, text: ScriptText, *, watched: bool) -> str:
+def _run(spec: Spec, arm: Arm, verdict: Verdict, text: ScriptText, *, watched: bool) -> str:
     """run("guilty" | "plain" | "eager" | "exact") -> named results of the last step, of all its
     microbatches or of those in ``turns``."""
     model = MODELS[spec.model]
@@ -94,6 +94,9 @@ def _run(spec: Spec, arm: Arm, text: ScriptText, *, watched: bool) -> str:
     recomputed = (
         f"recomputing(model, {arm.checkpoint}, {model.regions!r})" if arm.checkpoint else "model"
     )
+    off = NATIVE.replace("\n", "\n    ")
+    if verdict.oracle in ("O8", "O9"):  # oneDNN's kernels are what the arm is compared with
+        off = off.replace("False", "which != 'guilty'")
     after = 'results[name] = getattr(parameter, "_data", parameter).detach()'
     body = f"""
 phase = "convert"
@@ -103,7 +106,7 @@ def build(kind, convert):
 {_lifecycle(spec, text)}    return model
 def run(which, turns=range({spec.steps * spec.microbatches})):
     global phase
-    phase, kind = "convert", torch.float64 if which == "exact" else dtype
+    phase, kind = "convert", torch.float64 if which == "exact" else dtype{off * arm.native}
     model, tied = build(kind, which != "exact"), {tied!r}
     with torch.no_grad():
         for name, parameter in model.named_parameters():

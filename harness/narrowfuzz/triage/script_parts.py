@@ -19,12 +19,11 @@ SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 SLOT = {"a": 0, "b": 2}
 #: How a model calls a single linear's parameters.
 OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
-
-
 #: After the standard library's imports: whatever is not the script's subject ends it with 125.
 GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
 
-
+#: For an arm without oneDNN.
+NATIVE = "\ntorch.backends.mkldnn.enabled = False"
 #: glibc fills what is allocated from here on with 0xff, NaN: what is never written shows.
 POISON = "getattr(ctypes.CDLL(None), 'mallopt', print)(-6, 256)"
 

@@ -20,7 +20,7 @@ from narrowfuzz.models.zoo import MODELS, source_of, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.oracles import BY_NAME as RULES
-from narrowfuzz.play import checkpoint, layers, player
+from narrowfuzz.play import checkpoint, kernels, layers, player
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_census import TORCH_NAME, quoted
@@ -101,7 +101,7 @@ def write_played_script(
         text.imports,
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         source_of(spec.model),
-        pasted(("play", "Trace"), (layers, checkpoint, player), constants),
+        pasted(("play", "Trace"), (kernels, layers, checkpoint, player), constants),
         _TAP.format(text="\n".join(f"    {line}" for line in text.tap.splitlines()))
         if looks
         else "",
@@ -138,6 +138,7 @@ def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
         "grad_layout": spec.grad_layout,
         "checkpoint": arm.checkpoint,
         "regions": model.regions,
+        "kernels": "native" if arm.native else "default",
         "compiler": arm.compiler,
         "compile_with": {k: v for k, v in compile_with.items() if v != {}} if arm.compiler else {},
     }

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arms.ladder import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case, Spec, Spike
 from narrowfuzz.environment import describe
 from narrowfuzz.judge import Judge, tensors_of
@@ -151,7 +152,8 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
         yield lambda: write_schedule_script(judge.look(case), verdict, stateful)
         return
     at, recipe = verdict.at, judge.recipe(case.spec)
-    layer = judge.layer(case, at.layer, at.call) if at.layer else None
+    plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER
+    layer = judge.layer(case, at.layer, at.call, plain) if at.layer else None
     yield partial(write_script, case, verdict, recipe, layer)
     first = judge.first_of(case, verdict)
     yield partial(write_played_script, case, first, recipe, tensors_of(case, recipe))
@@ -170,6 +172,8 @@ def _only_as_dear(case: Case, arm: str) -> Case:
         changes["compile"] = stage
     if not ARMS[arm].checkpoint:
         changes["checkpoint"] = "none"
+    if not ARMS[arm].native:
+        changes["kernels"] = "default"
     return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
 
 
