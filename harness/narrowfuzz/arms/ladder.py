@@ -132,6 +132,11 @@ def rungs_of(arms: Collection[str]) -> tuple[Compile, ...]:
     return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 
 
+def natives(arms: Collection[str]) -> bool:
+    """May PyTorch's own kernels run in place of oneDNN's here?"""
+    return EAGER_NATIVE.name in arms and not unavailable(EAGER_NATIVE)
+
+
 def unavailable(arm: Arm) -> str:
     """Why this machine cannot run the arm, or "" if it can."""
     if arm.native:

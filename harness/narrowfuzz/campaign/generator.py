@@ -16,7 +16,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from narrowfuzz.arms.ladder import EAGER_NATIVE, select_arms
+from narrowfuzz.arms.ladder import natives, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case import Case, Compile, Spec, compile_key
@@ -67,7 +67,7 @@ class Generator:
         self.swarms = not config.cases
         #: What the slices may vary of a Spec.
         self.vary = FACTORS if self.models else FACTORS - {"model"}
-        if EAGER_NATIVE.name not in select_arms(config.arms):
+        if not natives(select_arms(config.arms)):
             self.vary -= {"kernels"}
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from narrowfuzz.arms.ladder import rungs_of, select_arms
+from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
@@ -116,7 +116,8 @@ def _universe(
     """The pairs of features that this run can meet."""
     from narrowfuzz.coverage import universe
 
-    return universe(chosen, rungs_of(select_arms(arms)), stateful)
+    allowed = select_arms(arms)
+    return universe(chosen, rungs_of(allowed), stateful, native=natives(allowed))
 
 
 def _campaign(
