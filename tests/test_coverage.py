@@ -22,7 +22,7 @@ from narrowfuzz.strategies import batches, cases
 
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
-NATIVE = natives(BY_NAME)
+NATIVE = natives(BY_NAME, "cpu")
 WHOLE = universe(RECIPES, RUNGS, native=NATIVE)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 
@@ -159,7 +159,7 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))
     rungs = rungs if NATIVE else rungs - {"eager_native"}
-    found = _universe(RECIPES, {}, arms)
+    found = _universe(RECIPES, {}, arms, "cpu")
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
     generator = Generator(
         Config(out=Path(), arms=arms), list(RECIPES.values()), [], random.Random(0)

@@ -167,10 +167,11 @@ def test_chosen_arms_say_which_rungs_a_campaign_takes(
 def test_where_onednn_cannot_be_switched_off_its_absence_is_no_rung(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert natives(BY_NAME) and not natives({"eager"})
+    assert natives(BY_NAME, "cpu") and not natives({"eager"}, "cpu")
+    assert not natives(BY_NAME, "cuda")
     monkeypatch.setattr(ladder, "onednn_stays", lambda: "oneDNN stays")
     assert {arm.stage for arm in LADDER if unavailable(arm)} == {"eager_native"}
-    assert unavailable(EAGER_NATIVE) == "oneDNN stays" and not natives(BY_NAME)
+    assert unavailable(EAGER_NATIVE) == "oneDNN stays" and not natives(BY_NAME, "cpu")
 
 
 def test_without_a_compiler_for_cpu_code_only_inductors_rungs_are_out_of_reach(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Kernels, Spec, dump_case, load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.patching import replaced
-from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.faults.registry import builtin_faults, find_fault
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.machine import Machine
@@ -32,7 +33,9 @@ from narrowfuzz.triage.triage import triage
 prepare()
 settle()
 
-pytestmark = pytest.mark.skipif(not natives(BY_NAME), reason="oneDNN cannot be switched off here")
+pytestmark = pytest.mark.skipif(
+    not natives(BY_NAME, "cpu"), reason="oneDNN cannot be switched off here"
+)
 RECIPES = load_recipes()
 ROWWISE, TENSORWISE = "torchao.float8.rowwise", "torchao.float8.tensorwise"
 #: K of several sums of eight, and data whose sums bf16 cannot hold.
@@ -236,6 +239,44 @@ def test_its_finding_is_minimal_and_its_script_shows_it(model: str) -> None:
     assert done.confirmed and done.finding.arm == "eager_native"
     assert "torch.backends.mkldnn.enabled = False" in done.script
     assert done.finding.minimal.spec.kernels != "default" and not done.finding.needs
+
+
+#: Where oneDNN is off, attention is 50 % too large.
+WRONG_ATTENTION = """
+from contextlib import contextmanager
+from narrowfuzz import Fault
+from narrowfuzz.faults.patching import replaced
+
+@contextmanager
+def plant():
+    import torch
+    from torch.nn import functional
+
+    def make(attend):
+        def attended(*args, **kwargs):
+            y = attend(*args, **kwargs)
+            return y if torch._C._get_mkldnn_enabled() else y * 1.5
+        return attended
+
+    with replaced(functional, "scaled_dot_product_attention", make):
+        yield
+
+FAULTS = [Fault("wrong-attention", "attention", "too large", "x", ("torch.bf16",), plant)]
+"""
+
+
+@pytest.mark.heavy
+def test_a_whole_model_that_differs_from_onednns_has_a_script(tmp_path: Path) -> None:
+    """What no linear shows; the script runs eager with oneDNN, the guilty one without."""
+    file = tmp_path / "fault.py"
+    file.write_text(WRONG_ATTENTION)
+    case = case_of("both", recipe="torch.bf16", model="attention")
+    with find_fault(str(file), "wrong-attention").plant():
+        (verdict,) = judge().judge(case).causes
+        assert (verdict.oracle, verdict.arm) == ("O9", "eager_native")
+        done = triage(judge(), case, verdict, plant=(str(file), "wrong-attention"), seconds=10.0)
+    assert done.confirmed, done.finding.why_suspected
+    assert "mkldnn.enabled = which != 'guilty'" in done.script
 
 
 def test_where_the_switch_stays_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,9 +132,10 @@ def rungs_of(arms: Collection[str]) -> tuple[Compile, ...]:
     return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 
 
-def natives(arms: Collection[str]) -> bool:
+def natives(arms: Collection[str], device: str) -> bool:
     """May PyTorch's own kernels run in place of oneDNN's here?"""
-    return EAGER_NATIVE.name in arms and not unavailable(EAGER_NATIVE)
+    chosen = device == "cpu" and EAGER_NATIVE.name in arms
+    return chosen and not unavailable(EAGER_NATIVE)
 
 
 def unavailable(arm: Arm) -> str:

@@ -67,7 +67,7 @@ class Generator:
         self.swarms = not config.cases
         #: What the slices may vary of a Spec.
         self.vary = FACTORS if self.models else FACTORS - {"model"}
-        if not natives(select_arms(config.arms)):
+        if not natives(select_arms(config.arms), config.device):
             self.vary -= {"kernels"}
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
