@@ -4,9 +4,9 @@ A predicate is a table ``fact = condition``; it holds where every condition does
 unknown fact is refused where it is read, so no predicate is silently never true.
 
 A condition is ``true`` or ``false``, a number, or a text: a glob, ``!=`` before a glob, ``<N <=N >N
->=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a fact
-that is a set (features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list for all
-it says.
+>=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a
+fact that is a set (features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list
+for all it says.
 """
 
 from __future__ import annotations
