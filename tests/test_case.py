@@ -101,7 +101,7 @@ def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",
              "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",
-             "compile": "aot_eager"}[name]  # fmt: skip
+             "compile": "aot_eager", "kernels": "both"}[name]  # fmt: skip
     case = Case(spec=Spec(recipe="torch.fp32", **{name: value}), data=DataSpec())
     told = json.loads(msgspec.json.encode(value))
     assert json.loads(dump_case(case))["spec"] == {"recipe": "torch.fp32", name: told}

@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.arms.ladder import BY_NAME, rungs_of, select_arms, unavailable
+from narrowfuzz.arms.ladder import BY_NAME, natives, rungs_of, select_arms, unavailable
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
@@ -22,7 +22,8 @@ from narrowfuzz.strategies import batches, cases
 
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 RUNGS: tuple[Compile, ...] = get_args(Compile)
-WHOLE = universe(RECIPES, RUNGS)
+NATIVE = natives(BY_NAME, "cpu")
+WHOLE = universe(RECIPES, RUNGS, native=NATIVE)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 
 
@@ -62,6 +63,9 @@ def test_a_case_has_one_feature_of_each_dimension_and_every_pair_of_them() -> No
     [
         (SIMPLEST, ("rung", "eager")),
         (with_spec(compile="inductor"), ("rung", "inductor")),
+        (with_spec(kernels="native"), ("rung", "eager_native")),
+        (with_spec(kernels="both"), ("rung", "eager_native")),
+        (with_spec(kernels="native", compile="inductor"), ("rung", "inductor")),
         (SIMPLEST, ("dtype", "fp32")),
         (with_spec(autocast=True), ("dtype", "fp32+autocast")),
         (with_spec(model="two_blocks"), ("model", "two_blocks")),
@@ -139,8 +143,9 @@ def test_what_nobody_has_run_is_named() -> None:
 @pytest.mark.parametrize(
     ("arms", "rungs"),
     [
-        ((), {"eager", "aot_eager", "aot_eager_decomp_partition", "inductor"}),
-        (("eager*",), {"eager"}),
+        ((), {"eager", "eager_native", "aot_eager", "aot_eager_decomp_partition", "inductor"}),
+        (("eager*",), {"eager", "eager_native"}),
+        (("eager",), {"eager"}),
         (("aot_eager",), {"aot_eager"}),
         (("inductor_strict*",), {"inductor"}),
         (("eager", "inductor"), {"eager", "inductor"}),
@@ -153,12 +158,16 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
 
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))
-    found = _universe(RECIPES, {}, arms)
+    rungs = rungs if NATIVE else rungs - {"eager_native"}
+    found = _universe(RECIPES, {}, arms, "cpu")
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
-    generator = Generator(Config(out=Path()), list(RECIPES.values()), [], random.Random(0))
+    generator = Generator(
+        Config(out=Path(), arms=arms), list(RECIPES.values()), [], random.Random(0)
+    )
     slices = generator.slices((*FIRST, *AGAIN), rungs_of(select_arms(arms)))
     taken = {"eager" if s.kind == "none" else s.kind for s in slices}
-    assert taken == rungs
+    assert taken == rungs - {"eager_native"}
+    assert ("kernels" in generator.vary) == (NATIVE and arms in ((), ("eager*",)))
 
 
 def test_dynamic_rows_add_no_pairs() -> None:

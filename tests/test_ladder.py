@@ -10,15 +10,18 @@ from narrowfuzz.arms import ladder
 from narrowfuzz.arms.ladder import (
     BY_NAME,
     EAGER,
+    EAGER_NATIVE,
     INDUCTOR,
     LADDER,
+    base_of,
     climb,
+    natives,
     rungs_of,
     select_arms,
     unavailable,
     with_checkpoint,
 )
-from narrowfuzz.case import Checkpoint, Compile, Spec
+from narrowfuzz.case import Checkpoint, Compile, Kernels, Spec
 
 SUFFIX = {
     "none": "",
@@ -60,22 +63,49 @@ def test_rungs_come_in_the_ladders_order_and_are_the_ladders_own(
     assert places == sorted(set(places))
 
 
+@pytest.mark.parametrize("checkpoint", get_args(Checkpoint))
+@pytest.mark.parametrize(
+    ("kernels", "stages"),
+    [
+        ("default", ["eager"]),
+        ("both", ["eager", "eager_native"]),
+        ("native", ["eager_native"]),
+    ],
+)
+def test_whose_kernels_multiply_is_a_rung_of_its_own(
+    kernels: Kernels, stages: list[str], checkpoint: Checkpoint
+) -> None:
+    spec = Spec(recipe="torch.fp32", kernels=kernels, checkpoint=checkpoint)
+    rungs = climb(spec)
+    suffixes = dict.fromkeys(("", SUFFIX[checkpoint]))
+    assert [arm.name for arm in rungs] == [s + suffix for s in stages for suffix in suffixes]
+    assert [LADDER.index(arm) for arm in rungs] == sorted(LADDER.index(arm) for arm in rungs)
+    assert base_of(spec) is rungs[0]
+
+
+@pytest.mark.parametrize("kernels", get_args(Kernels))
+def test_what_is_compiled_is_compared_with_onednns_kernels(kernels: Kernels) -> None:
+    spec = Spec(recipe="torch.fp32", kernels=kernels, compile="inductor")
+    assert base_of(spec) is EAGER and EAGER in climb(spec)
+
+
 def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
     climbed = {
         arm.name
         for c, k in COMBINATIONS
-        for arm in climb(Spec(recipe="r", compile=c, checkpoint=k))
+        for arm in climb(Spec(recipe="r", compile=c, checkpoint=k, kernels="both"))
     }
     assert climbed == {arm.name for arm in LADDER[1:]}
     assert LADDER[0].name == "reference"
 
 
 def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
-    assert len(BY_NAME) == len(LADDER) == 21
+    assert len(BY_NAME) == len(LADDER) == 25
     for arm in LADDER[1:]:
         assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
         assert "+" not in arm.stage and arm.stage in BY_NAME
-        assert (arm.stage == "eager") == (arm.compiler == "")
+        assert (arm.stage in ("eager", "eager_native")) == (arm.compiler == "")
+        assert arm.native == (arm.stage == "eager_native")
 
 
 @pytest.mark.parametrize("checkpoint", [c for c in SUFFIX if c != "none"])
@@ -101,7 +131,7 @@ def test_the_strict_rung_keeps_eagers_casts_and_the_users_rung_has_no_options() 
     ("globs", "stages"),
     [
         ([], {arm.stage for arm in LADDER}),
-        (["eager*"], {"eager"}),
+        (["eager*"], {"eager", "eager_native"}),
         (["*+checkpoint"], {arm.stage for arm in LADDER} - {"reference"}),
     ],
 )
@@ -119,6 +149,7 @@ def test_a_glob_that_matches_nothing_is_answered_with_the_nearest_name() -> None
     [
         ({"eager"}, ("none",)),
         ({"eager+checkpoint_selective"}, ("none",)),
+        ({"eager_native"}, ("none",)),
         ({"aot_eager"}, ("aot_eager",)),  # without a slice of eager's own
         ({"eager", "aot_eager_decomp_partition"}, ("none", "aot_eager_decomp_partition")),
         ({"inductor_strict"}, ("inductor",)),
@@ -131,6 +162,16 @@ def test_chosen_arms_say_which_rungs_a_campaign_takes(
 ) -> None:
     monkeypatch.setattr(ladder, "unavailable", lambda arm: "")
     assert rungs_of(arms) == rungs
+
+
+def test_where_onednn_cannot_be_switched_off_its_absence_is_no_rung(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert natives(BY_NAME, "cpu") and not natives({"eager"}, "cpu")
+    assert not natives(BY_NAME, "cuda")
+    monkeypatch.setattr(ladder, "onednn_stays", lambda: "oneDNN stays")
+    assert {arm.stage for arm in LADDER if unavailable(arm)} == {"eager_native"}
+    assert unavailable(EAGER_NATIVE) == "oneDNN stays" and not natives(BY_NAME, "cpu")
 
 
 def test_without_a_compiler_for_cpu_code_only_inductors_rungs_are_out_of_reach(

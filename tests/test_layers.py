@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "verdict": {"address", "expect"},
     "policy": set(),
     "environment": {"machine"},
-    "machine": set(),
+    "machine": {"play"},  # what switches kernels: it asks both
     "severity": set(),
     "facts": {"case", "machine", "schedule", "verdict"},
     "verified": {"content"},

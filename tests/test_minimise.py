@@ -21,7 +21,7 @@ DIMS = ("m", "k", "n", "batch")
 FIELDS = (
     "bias", "dtype", "input_layout", "grad_layout", "checkpoint", "heads", "attention", "autocast",
     "grad_mode", "steps", "microbatches", "optimizer", "lifecycle", "dynamic", "fullgraph",
-    "memory_budget",
+    "memory_budget", "kernels",
 )  # fmt: skip
 DATA_FIELDS = ("regime", "input_exponent", "weight_exponent", "grad_exponent")
 SPIKE = Spike("input", 3, 5, "0x43e00001")
@@ -32,7 +32,7 @@ LARGE = Case(
         dtype="fp32", input_layout="strided", grad_layout="expanded", checkpoint="full",
         model="two_blocks", heads=4, attention="math", autocast=True, grad_mode="no_grad", steps=3,
         microbatches=2, optimizer="adamw", lifecycle="reload", dynamic=True, fullgraph=True,
-        memory_budget=50,
+        memory_budget=50, kernels="native",
     ),
     data=DataSpec(
         regime="lattice", values="inf_nan", seed=77, input_exponent=7, weight_exponent=-3,

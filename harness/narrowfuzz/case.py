@@ -46,6 +46,8 @@ Layout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
 Checkpoint = Literal["none", "full", "reentrant", "selective"]
+#: Whose kernels multiply in eager runs: oneDNN's, as users have it, PyTorch's own, or each in turn.
+Kernels = Literal["default", "both", "native"]
 Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
 COMPILED: tuple[Compile, ...] = ("aot_eager", "aot_eager_decomp_partition", "inductor")
 GradMode = Literal["train", "no_grad", "inference"]
@@ -115,6 +117,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fullgraph: bool = False
     #: Percent of the activations that the compiler may keep for backward.
     memory_budget: Literal[100, 50, 0] = 100
+    #: PyTorch's own kernels have a rung behind that of oneDNN's (``both``) or in its place.
+    kernels: Kernels = "default"
     #: What a stateful recipe does, event by event; None: ``steps`` of ``microbatches``.
     schedule: Schedule | None = None
 
@@ -128,6 +132,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """True for one linear, run once: its tensors are the case's, and every rule applies."""
         once = not self.scheduled and self.schedule is None
         return self.model == "linear" and once and not self.autocast
+
+    @property
+    def native(self) -> bool:
+        """True where PyTorch's own kernels alone multiply: a graph is compared with oneDNN's."""
+        return self.kernels == "native" and self.compile == "none"
 
     @property
     def scheduled(self) -> bool:

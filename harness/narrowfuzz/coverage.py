@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 from typing import get_args
 
-from narrowfuzz.case import Case, Checkpoint, Compile, ModelName
+from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.stimulus import census, possible
 from narrowfuzz.stateful import Stateful
@@ -29,11 +29,18 @@ def features(case: Case) -> tuple[Feature, ...]:
     return (
         ("recipe", spec.recipe),
         ("model", spec.model),
-        ("rung", "eager" if spec.compile == "none" else spec.compile),
+        ("rung", _rung(spec)),
         ("checkpoint", spec.checkpoint),
         ("dtype", f"{spec.dtype}+autocast" if spec.autocast else spec.dtype),
         ("data", "lattice" if data.regime == "lattice" else data.values),
     )
+
+
+def _rung(spec: Spec) -> str:
+    """The dearest; in eager cases the one of PyTorch's own kernels, if it was climbed."""
+    if spec.compile != "none":
+        return spec.compile
+    return "eager" if spec.kernels == "default" else "eager_native"
 
 
 def pairs(case: Case) -> tuple[Pair, ...]:
@@ -48,23 +55,27 @@ def universe(
     recipes: Mapping[str, Recipe],
     rungs: Collection[Compile],
     stateful: Mapping[str, Stateful] | None = None,
+    *,
+    native: bool = False,
 ) -> frozenset[Pair]:
-    """All pairs that the generator can draw."""
+    """All pairs that the generator can draw; ``native``: on PyTorch's own kernels, too."""
     of_schedules = {
         (("recipe", name), ("schedule", feature))
         for name, recipe in (stateful or {}).items()
         for feature in possible(recipe.carries())
     }
-    return _of_models(recipes, rungs) | of_schedules
+    eager = ("eager", "eager_native") if native else ("eager",)
+    taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
+    return _of_models(recipes, taken) | of_schedules
 
 
-def _of_models(recipes: Mapping[str, Recipe], rungs: Collection[Compile]) -> frozenset[Pair]:
+def _of_models(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pair]:
     if not recipes:
         return frozenset()
     values: dict[str, list[str]] = {
         "recipe": list(recipes),
         "model": list(get_args(ModelName)),
-        "rung": ["eager" if rung == "none" else rung for rung in rungs],
+        "rung": rungs,
         "checkpoint": list(get_args(Checkpoint)),
         "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),
         "data": ["lattice", *WILD],

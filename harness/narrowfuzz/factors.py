@@ -24,6 +24,7 @@ _COMPILER = ("dynamic", "fullgraph", "memory_budget")
 _FIELDS = (
     "model", "dtype", "autocast", "grad_mode", "checkpoint", "compile", "steps", "microbatches",
     "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads", "attention",
+    "kernels",
     *_COMPILER,
 )  # fmt: skip
 #: Numbers of which any is as good as another above one.

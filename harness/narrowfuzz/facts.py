@@ -3,9 +3,10 @@
 A predicate is a table ``fact = condition``; it holds where every condition does. One that names an
 unknown fact is refused where it is read, so no predicate is silently never true.
 
-A condition is ``true`` or ``false``, a number, or a text: a glob, ``<N <=N >N >=N !=X``, ``odd``,
-``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a fact that is a set
-(features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list for all it says.
+A condition is ``true`` or ``false``, a number, or a text: a glob, ``!=`` before a glob, ``<N <=N >N
+>=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a
+fact that is a set (features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list
+for all it says.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
     "input_layout", "grad_layout", "heads", "attention", "autocast", "grad_mode", "steps",
     "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
-    "memory_budget",
+    "memory_budget", "kernels",
 )  # fmt: skip
 
 FACTS: dict[str, Callable[[Context], Fact]] = {
@@ -145,7 +146,7 @@ def _has(members: frozenset[str], wanted: str) -> bool:
 
 def _fits(fact: str | int | float, wanted: str) -> bool:
     if wanted.startswith("!="):
-        return str(fact) != wanted[2:].strip()
+        return not fnmatch.fnmatchcase(str(fact), wanted[2:].strip())
     if isinstance(fact, int | float):
         if wanted in ("odd", "even"):
             return fact % 2 == (wanted == "odd")

@@ -17,7 +17,8 @@ import msgspec
 import torch
 
 from narrowfuzz.arms.events import run_after
-from narrowfuzz.arms.ladder import EAGER, Arm, climb, unavailable
+from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arms.ladder import EAGER, LADDER, Arm, base_of, climb, unavailable
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
@@ -103,6 +104,9 @@ class Judge:
     ) -> Judgement:
         """Run and judge one case, on ``only`` these of its rungs if given.
 
+        What diverges where PyTorch's own kernels ran in place of oneDNN's is judged on both: what
+        oneDNN's show as well is not theirs.
+
         With a ``focus`` one of a model's linears is looked at, this many-th in turn, and of other
         things a part: the cheap way to see many draws of one Spec. ``repeat`` runs every rung a
         second time if O1 is asked for. A ratio rule's divergence counts only if every one of
@@ -119,20 +123,13 @@ class Judge:
         repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
-        ran = evidence.ran
-        verdicts = [
-            plain(oracle.name, arm, "output", "inconclusive", reason)
-            for arm, reason in evidence.void.items()
-            for oracle in chosen
-        ]
-        if not ran:
-            mute = [oracle for oracle in chosen if oracle.name != "contract"]
-            verdicts += [plain(o.name, EAGER.name, "output", "not_applicable") for o in mute]
-        try:
-            verdicts += _verdicts(evidence, chosen)
-        except Undivided as error:
-            verdicts.append(accepted(case.spec.model, str(error)))
+        verdicts, ran = _judged(evidence, chosen), evidence.ran
         judgement = self._fold(case, family, verdicts, ran)
+        if judgement.causes and case.spec.native:
+            spec = msgspec.structs.replace(case.spec, kernels="default")
+            usual = msgspec.structs.replace(case, spec=spec)
+            verdicts += _judged(self.observe(usual, focus=focus, repeat=repeat), chosen)
+            judgement = self._fold(case, family, verdicts, ran)
         while confirm:
             ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
             chance = next((v for v in ratios if not self._holds(case, v, family)), None)
@@ -178,7 +175,7 @@ class Judge:
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
         self.before_rerun(msgspec.structs.replace(case, spec=spec))
-        return run_after(event, self._program(spec, EAGER), tensors)
+        return run_after(event, self._program(spec, base_of(spec)), tensors)
 
     def _judge_schedule(
         self,
@@ -233,7 +230,8 @@ class Judge:
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""
-        wanted, arms = fingerprint(verdict, family), frozenset({EAGER.name, verdict.arm})
+        wanted, base = fingerprint(verdict, family), base_of(case.spec)
+        arms = frozenset({base.name, verdict.arm})
         rule = [BY_NAME[verdict.oracle]]
         for seed in range(1000, 1000 + FRESH_DRAWS):
             data = msgspec.structs.replace(case.data, seed=seed)
@@ -251,10 +249,10 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def call(self, case: Case, module: str, index: int = 0) -> LayerCall | None:
+    def call(self, case: Case, module: str, index: int = 0, arm: Arm = EAGER) -> LayerCall | None:
         """This eager call of a model's linear; None without one."""
         tensors = tensors_of(case, self.recipe(case.spec))
-        trace = self._program(case.spec, EAGER).run(tensors, tap=True, spec=case.spec)
+        trace = self._program(case.spec, arm).run(tensors, tap=True, spec=case.spec)
         for seen in trace.calls:
             if (seen.module, seen.index, seen.phase) == (module, index, "forward"):
                 return seen
@@ -263,31 +261,36 @@ class Judge:
     def first_of(self, case: Case, verdict: Verdict) -> Verdict:
         """The same divergence at the first call of its layer that shows it: of a model's layers
         only first and last calls are judged."""
-        at, rule = verdict.at, [BY_NAME[verdict.oracle]]
-        if not (at.layer and at.call) or verdict.arm != EAGER.name:
+        at, rule, arm = verdict.at, [BY_NAME[verdict.oracle]], verdict.arm
+        if not (at.layer and at.call) or ARMS[arm].compiler or ARMS[arm].checkpoint:
             return verdict
-        evidence = self.observe(case, frozenset({EAGER.name}), repeat=False)
-        eager, name = evidence.traces[EAGER.name], fingerprint(verdict, "")
+        evidence = self.observe(case, frozenset({arm}), repeat=False)
+        eager, name = evidence.traces[arm], fingerprint(verdict, "")
         for call in eager.calls:
             if call.module == at.layer and call.index < at.call:
-                seen = replace(evidence, traces={EAGER.name: replace(eager, calls=(call,))})
+                seen = replace(evidence, traces={arm: replace(eager, calls=(call,))})
                 found = [v for v in _verdicts(seen, rule) if v.status in BAD]
                 same = next((v for v in found if fingerprint(v, "") == name), None)
                 if same is not None:
                     return same
         return verdict
 
-    def layer(self, case: Case, module: str, call: int = 0) -> tuple[Spec, dict[str, F32]] | None:
+    def layer(
+        self, case: Case, module: str, call: int = 0, arm: Arm = EAGER
+    ) -> tuple[Spec, dict[str, F32]] | None:
         """The single linear that this eager call was, and what it got; None without one."""
-        seen = self.call(case, module, call)
-        return None if seen is None else (layer_spec(case.spec, seen), layer_tensors(seen))
+        seen = self.call(case, module, call, arm)
+        if seen is None:
+            return None
+        return layer_spec(case.spec, seen, native=arm.native), layer_tensors(seen)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
-        """The arms this case runs on here; eager is always among them."""
+        """The arms this case runs on here; what others are compared with is always among them."""
+        base = base_of(spec)
         return tuple(
             arm
             for arm in climb(spec)
-            if arm is EAGER
+            if arm is base
             or ((self.arms is None or arm.name in self.arms) and not unavailable(arm))
         )
 
@@ -308,7 +311,7 @@ class Judge:
             program = self._program(spec, arm)
             traces[arm.name] = self._timed(program, tensors, spec, focus)
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
-            if ended and arm is EAGER:
+            if ended and arm is base_of(spec):
                 break  # dearer rungs would only say the same
             if not ended and repeat:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
@@ -354,7 +357,7 @@ class Judge:
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
         schedule, rules = case.spec.schedule, rules_of(case.spec)
-        arms = arms_of(schedule) if schedule else [arm.name for arm in climb(case.spec)]
+        arms = arms_of(schedule) if schedule else [arm.name for arm in LADDER]
         rung = {arm: i for i, arm in enumerate(arms)}
         rank = {name: i for i, name in enumerate(rules)}
         single = schedule is None and case.spec.model == "linear"
@@ -387,6 +390,23 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
         return make_tensors(case, recipe.plan(case.spec))
     ids = MODELS[case.spec.model].takes_ids
     return make_model_tensors(case, parameter_shapes(case.spec), ids=ids)
+
+
+def _judged(evidence: Evidence, oracles: Sequence[Oracle]) -> list[Verdict]:
+    """Of every rule, also where there is nothing that it could look at."""
+    verdicts = [
+        plain(oracle.name, arm, "output", "inconclusive", reason)
+        for arm, reason in evidence.void.items()
+        for oracle in oracles
+    ]
+    if not evidence.ran:
+        mute = [oracle for oracle in oracles if oracle.name != "contract"]
+        verdicts += [plain(o.name, evidence.base, "output", "not_applicable") for o in mute]
+    try:
+        verdicts += _verdicts(evidence, oracles)
+    except Undivided as error:
+        verdicts.append(accepted(evidence.base, evidence.spec.model, str(error)))
+    return verdicts
 
 
 def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:

@@ -42,6 +42,10 @@ class Machine:
         """Why nothing can be multiplied in this way here, "" if something can."""
         return "" if self.kernels[kind] else f"this CPU has no kernel: {_brief(self.lacks[kind])}"
 
+    def crawls(self, kind: str) -> bool:
+        """Does oneDNN multiply these by its reference code, an element at a time?"""
+        return self.kernels[kind].startswith("ref")
+
     def describe(self) -> dict[str, Any]:
         """As recorded beside findings."""
         return asdict(self)
@@ -57,7 +61,7 @@ def machine() -> Machine:
     import torch
 
     found = _ONEDNN.search(torch.__config__.show())
-    told = {name: _kernel_of(name) for name in ("fp32", "bf16", "fp8", "fp8_rowwise")}
+    told = {name: _kernel_of(name) for name in _KINDS}
     return Machine(
         cpu=_features(),
         onednn=found.group(1) if found else "",
@@ -66,11 +70,36 @@ def machine() -> Machine:
     )
 
 
-def lacking_kernel(message: str) -> str:
+def onednn_stays() -> str:
+    """Why oneDNN cannot be switched off here, "" if it can."""
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return "this torch has no oneDNN: its own kernels are those that eager runs"
+    if not torch._C._get_mkldnn_enabled():
+        return "oneDNN is off already: PyTorch's own kernels are those that eager runs"
+    if torch.backends.flags_frozen():
+        return "torch.backends.disable_global_flags() was called, so oneDNN cannot be switched off"
+    return ""
+
+
+@functools.cache
+def native_lacks() -> dict[str, str]:
+    """As ``Machine.lacks``, of PyTorch's own kernels."""
+    from narrowfuzz.play.kernels import without_onednn
+
+    with without_onednn():
+        told = {name: _kernel_of(name)[1] for name in _KINDS}
+    return {name: error for name, error in told.items() if error}
+
+
+def lacking_kernel(message: str, *, native: bool = False) -> str:
     """Why a multiply that raised this is none the library could have done here: ordinary ones of
-    its kind raise the same on this machine. "" where they do not: then it is a claim."""
+    its kind raise the same on this machine, by PyTorch's own kernels where it was ``native``. ""
+    where they do not: then it is a claim."""
     said = message.strip().splitlines()[:1]
-    kinds = [name for name, error in machine().lacks.items() if said == [error]]
+    lacks = native_lacks() if native else machine().lacks
+    kinds = [name for name, error in lacks.items() if said == [error]]
     return (
         f"no kernel of this CPU multiplies {' or '.join(kinds)}: {_brief(said[0])}" if kinds else ""
     )
@@ -98,6 +127,8 @@ def _usual(flag: str) -> str:
     return {"avx512f": "avx512_f"}.get(flag, flag)
 
 
+#: What a machine is asked to multiply.
+_KINDS = ("fp32", "bf16", "fp8", "fp8_rowwise")
 #: Rows, contracted and other dimension of ordinary multiplies, aligned and not.
 _SHAPES = ((32, 64, 32), (16, 16, 16), (1, 16, 32), (33, 17, 5))
 

@@ -13,8 +13,9 @@ from typing import Any, get_args
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Compile, ModelName, Spec
+from narrowfuzz.case import Compile, Kernels, ModelName, Spec
 from narrowfuzz.choices import between, one_of
+from narrowfuzz.machine import machine, onednn_stays
 from narrowfuzz.recipe import Recipe
 
 
@@ -38,7 +39,7 @@ def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int
 FACTORS = frozenset(
     {
         "attention", "autocast", "backend", "batch", "bias", "checkpoint", "compiler", "dims",
-        "dtype", "grad_mode", "layout", "lifecycle", "model", "schedule", "shape",
+        "dtype", "grad_mode", "kernels", "layout", "lifecycle", "model", "schedule", "shape",
     }
 )  # fmt: skip
 
@@ -96,7 +97,7 @@ def specs(
         fields["fullgraph"] = choose("compiler", False, True)
         if compile != "aot_eager":
             fields["memory_budget"] = choose("compiler", 100, 100, 50, 0)
-    return Spec(
+    spec = Spec(
         recipe=recipe.name,
         backend=choose("backend", *recipe.backends),
         model=model,
@@ -107,6 +108,25 @@ def specs(
         compile=compile,
         **fields,
     )
+    if compile == "none" and "kernels" in vary and not onednn_stays():
+        kernels: Kernels = draw(one_of(*_SLOW if _crawls(recipe, spec) else _USUAL))
+        return msgspec.structs.replace(spec, kernels=kernels)
+    return spec
+
+
+#: Whose kernels multiply, as often as their cost allows: relations run again on the first of
+#: ``both`` only, so PyTorch's own are drawn alone, too.
+_USUAL: tuple[Kernels, ...] = (*("default",) * 4, "both", "native")
+_SLOW: tuple[Kernels, ...] = (*("native",) * 6, "both", "default")
+
+
+def _crawls(recipe: Recipe, spec: Spec) -> bool:
+    """Does this machine's oneDNN take so long for a multiply of these codes that PyTorch's own
+    kernels see many more cases?"""
+    gemms = recipe.plan(spec).gemms.values()
+    taken = [gemm for gemm in gemms if gemm.quantised and not gemm.dequantise_to]
+    by_tensor = any(gemm.a.granularity == gemm.b.granularity == "tensor" for gemm in taken)
+    return by_tensor and machine().crawls("fp8")
 
 
 @st.composite

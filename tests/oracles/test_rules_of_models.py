@@ -414,6 +414,20 @@ class TestStatistics:
         assert verdict.symptom == "probabilities do not sum to 1"
         assert verdict.factor > 1 and 0 < read(verdict.expect.limit) < 2.0**-6
 
+    @pytest.mark.parametrize(("query", "status"), [(2.0**-128, "ok"), (2.0**-124, "diverged")])
+    def test_subnormals_may_be_taken_for_zero_and_nothing_else(
+        self, query: float, status: str
+    ) -> None:
+        """The statistics are those of scores that are all zero."""
+        rows, k = np.arange(1.0, 7.0, dtype=np.float32), np.full((1, 2, 6, 4), 2.0**122)
+        call = attention("forward")
+        pair = [
+            replace(call, phase=phase, q=np.full_like(call.q, query), k=k.astype(np.float32),
+                    lse=np.broadcast_to(np.log(rows), call.lse.shape).astype(np.float32))
+            for phase in ("forward", "backward")
+        ]  # fmt: skip
+        assert [v.status for v in self.judge(*pair)] == [status]
+
     def test_scores_too_large_to_sum_are_inconclusive(self) -> None:
         huge = [replace(attention(p), q=attention(p).q * np.float32(2.0**24))
                 for p in ("forward", "backward")]  # fmt: skip

@@ -1,8 +1,9 @@
 """The ladder: arms from cheap to dear, and which of them a Spec climbs.
 
 The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
-thing (a repeat, a recompute, tracing, partitioning, code generation, fused roundings) to the one
-before. Every stage comes without checkpointing and with each kind of it.
+thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation, fused
+roundings) to the one before. PyTorch's own kernels may also take the place of oneDNN's. Every stage
+comes without checkpointing and with each kind of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from narrowfuzz.case import Compile, Spec
+from narrowfuzz.machine import onednn_stays
 from narrowfuzz.recipe import unknown
 
 
@@ -31,6 +33,8 @@ class Arm:
     checkpoint: str = ""
     #: Default compile keeps fused chains in fp32: inner roundings may be left out.
     may_elide: bool = False
+    #: oneDNN is switched off while it runs.
+    native: bool = False
 
     @property
     def stage(self) -> str:
@@ -40,6 +44,7 @@ class Arm:
 
 REFERENCE = Arm("reference", "executed from the recipe's plan, and a float64 twin of the model")
 EAGER = Arm("eager", "the real library, eager; run twice")
+EAGER_NATIVE = Arm("eager_native", "eager, PyTorch's own kernels in place of oneDNN's", native=True)
 AOT_EAGER = Arm("aot_eager", "traced forward and backward graphs, run eagerly", "aot_eager")
 PARTITIONED = Arm(
     "aot_eager_decomp_partition",
@@ -55,7 +60,8 @@ INDUCTOR_STRICT = Arm(
 )
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", may_elide=True)
 
-_STAGES = (EAGER, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
+_STAGES = (EAGER, EAGER_NATIVE, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
+_EAGER = (EAGER, EAGER_NATIVE)
 #: checkpoint -> suffix of the arm's name and what it says of itself.
 _CHECKPOINTS = {
     "full": ("+checkpoint", "everything recomputed"),
@@ -89,11 +95,16 @@ LADDER = (
 BY_NAME = {arm.name: arm for arm in LADDER}
 
 
+def base_of(spec: Spec) -> Arm:
+    """The rung that a Spec's others, and its runs on other data, are compared with."""
+    return EAGER_NATIVE if spec.native else EAGER
+
+
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
-    rungs = [EAGER]
-    if spec.checkpoint != "none":
-        rungs.append(with_checkpoint(EAGER, spec.checkpoint))
+    rungs: list[Arm] = []
+    for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
+        rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))
     rungs += [with_checkpoint(arm, spec.checkpoint) for arm in _COMPILED[spec.compile]]
     return tuple(rungs)
 
@@ -116,13 +127,21 @@ def rungs_of(arms: Collection[str]) -> tuple[Compile, ...]:
     own: dict[Compile, set[str]] = {
         r: {a.stage for a in climbed} for r, climbed in _COMPILED.items()
     }
-    own["none"] = {EAGER.stage}
+    own["none"] = {arm.stage for arm in _EAGER}
     own["inductor"] -= own["aot_eager"]  # which has slices of its own
     return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 
 
+def natives(arms: Collection[str], device: str) -> bool:
+    """May PyTorch's own kernels run in place of oneDNN's here?"""
+    chosen = device == "cpu" and EAGER_NATIVE.name in arms
+    return chosen and not unavailable(EAGER_NATIVE)
+
+
 def unavailable(arm: Arm) -> str:
     """Why this machine cannot run the arm, or "" if it can."""
+    if arm.native:
+        return onednn_stays()
     if arm.compiler != "inductor":
         return ""
     if not (shutil.which("g++") or shutil.which("clang++")):

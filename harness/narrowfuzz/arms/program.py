@@ -32,10 +32,11 @@ from narrowfuzz.arms.tensors import (
     to_torch,
 )
 from narrowfuzz.case import LEARNING_RATE, Spec
-from narrowfuzz.machine import lacking_kernel
+from narrowfuzz.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.checkpoint import HOW, recomputing
+from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.play.taps import AttentionWatch
 from narrowfuzz.recipe import Emit, Recipe
@@ -115,6 +116,8 @@ class Program:
         """
         if self.error is not None:
             return Trace(self.arm.name, error=self.error)
+        if self.arm.native and (reason := onednn_stays()):
+            return Trace(self.arm.name, void=reason)
         run = _Run(self, tensors, spec or self.spec, tap, focus)
         if load:
             run.load()
@@ -153,7 +156,7 @@ class _Run:
             with self._watching():
                 output, x = self._schedule()
         except Exception as error:
-            if lack := lacking_kernel(str(error)):
+            if lack := lacking_kernel(str(error), native=self.arm.native):
                 return Trace(self.arm.name, void=lack)
             failed = run_error(error, self.phase)
             if self.arm.compiler:
@@ -188,6 +191,8 @@ class _Run:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         with ExitStack() as stack:
+            if self.arm.native:
+                stack.enter_context(without_onednn())
             if self.arm.compiler:
                 stack.enter_context(self.program._tap.recording(self.tap))
             elif self.layers is not None:

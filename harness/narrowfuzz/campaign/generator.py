@@ -16,6 +16,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from narrowfuzz.arms.ladder import natives, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case import Case, Compile, Spec, compile_key
@@ -66,6 +67,8 @@ class Generator:
         self.swarms = not config.cases
         #: What the slices may vary of a Spec.
         self.vary = FACTORS if self.models else FACTORS - {"model"}
+        if not natives(select_arms(config.arms), config.device):
+            self.vary -= {"kernels"}
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
         #: Compiled Specs that have had their draws, and schedules that have been played.
@@ -195,5 +198,5 @@ class Generator:
         """The eager case nearest to its bound, taken to a dear rung; each is taken once."""
         self.close.sort(key=lambda item: item[0])
         _, case = self.close.pop()
-        spec = msgspec.structs.replace(case.spec, compile=kind)
+        spec = msgspec.structs.replace(case.spec, compile=kind, kernels="default")
         return (msgspec.structs.replace(case, spec=spec),)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from narrowfuzz.arms.ladder import rungs_of, select_arms
+from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
@@ -91,7 +91,7 @@ def run_command(
         fault=fault,
     )
     store = Store(folder)
-    whole = _universe(chosen, stateful, config.arms)
+    whole = _universe(chosen, stateful, config.arms, config.device)
     config = dataclasses.replace(config, part=store.begin())
     options = [text for file in recipe_files for text in ("--recipe-file", str(file))]
     options += ["--te-version", te_version] if te_version else []
@@ -111,12 +111,13 @@ def _printed_ledger(device: str) -> Ledger:
 
 
 def _universe(
-    chosen: dict[str, Recipe], stateful: dict[str, Stateful], arms: tuple[str, ...]
+    chosen: dict[str, Recipe], stateful: dict[str, Stateful], arms: tuple[str, ...], device: str
 ) -> frozenset[Any]:
     """The pairs of features that this run can meet."""
     from narrowfuzz.coverage import universe
 
-    return universe(chosen, rungs_of(select_arms(arms)), stateful)
+    allowed = select_arms(arms)
+    return universe(chosen, rungs_of(allowed), stateful, native=natives(allowed, device))
 
 
 def _campaign(

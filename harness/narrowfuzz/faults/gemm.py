@@ -72,6 +72,26 @@ def _unwritten(rows: Callable[[Any, Any], int]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _narrow_without_onednn() -> Iterator[None]:
+    """Where oneDNN is off, what eight products sum to is added to the others in bf16."""
+    import torch
+    from torch.nn import functional
+
+    def make(linear: Any) -> Any:
+        def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
+            if torch._C._get_mkldnn_enabled() or x.dtype is not torch.bfloat16:
+                return linear(x, weight, bias)
+            parts = zip(x.split(8, -1), weight.split(8, -1), strict=True)
+            result = sum(linear(a, b) for a, b in parts)
+            return result if bias is None else result + bias
+
+        return multiply
+
+    with replaced(functional, "linear", make):
+        yield
+
+
 def _gained_layer(forward: Any, layer: Any, input: Any) -> Any:
     return forward(layer, input) * 1.5
 
@@ -117,6 +137,9 @@ FAULTS = [
     Fault("gemm-rows-unwritten", "tile tail", "half of the result's rows are old memory",
           "https://github.com/pytorch/pytorch/issues/193633", ("torch.scaled_mm",),
           lambda: _unwritten(lambda a, result: len(result) // 2)),
+    Fault("gemm-narrow-without-onednn", "accumulator", "PyTorch's own kernel sums in bf16",
+          "https://github.com/pytorch/pytorch/issues/83863", ("torch.bf16",),
+          _narrow_without_onednn),
     Fault("layer-gain", "gain", "layer output 50 % too large",
           "https://github.com/pytorch/pytorch/issues/190449", _FLOAT8,
           lambda: float8_forward(_gained_layer)),

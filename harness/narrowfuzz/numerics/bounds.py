@@ -21,7 +21,7 @@ from narrowfuzz.numerics.reference import Scale, spread
 
 U32 = 2.0**-24
 #: A kernel may treat subnormal operands as zero and flush subnormal sums (VDPBF16PS does, GPUs do).
-_FLUSH32 = 2.0**-126
+FLUSH32 = 2.0**-126
 #: bf16's significand with float64's exponent range: a rounding before scales are applied.
 _BF16_WIDE = Format("bf16 before scaling", 11, 7, 1023, "ieee")
 
@@ -89,7 +89,7 @@ def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
         radius = relative * (magnitude_a @ magnitude_b.T)
         rows_a = magnitude_a.sum(axis=1)[:, None]
         rows_b = magnitude_b.sum(axis=1)[None, :]
-        return np.asarray(radius + _FLUSH32 * (2 * contracted + rows_a + rows_b))
+        return np.asarray(radius + FLUSH32 * (2 * contracted + rows_a + rows_b))
 
 
 def layer_radius(a: F32, b: F32, bound_a: F64, bound_b: F64, gemm: GemmPlan) -> F64:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from narrowfuzz.oracles.evidence import EAGER, NATIVE
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.quantiser import LEVEL_B
 from narrowfuzz.verdict import FOLLOWED, Verdict
@@ -25,7 +26,7 @@ def explained(
             continue
         if oracle.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
-            if again or (root.arm == verdict.arm and root.oracle in upstream):
+            if again or (_beneath(root, verdict) and root.oracle in upstream):
                 return root
         if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
             continue
@@ -37,6 +38,12 @@ def explained(
         if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
+
+
+def _beneath(root: Verdict, verdict: Verdict) -> bool:
+    """Is this a divergence of the same arm, or of what PyTorch's own kernels are compared with?"""
+    other = verdict.arm.startswith(NATIVE) and verdict.oracle in ("O8", "O9")
+    return root.arm == verdict.arm or (other and root.arm == EAGER)
 
 
 def _apart(root: Verdict, verdict: Verdict) -> bool:

@@ -17,30 +17,30 @@ ROLE = "convert"
 def check_census(evidence: Evidence) -> Iterator[Verdict]:
     """One verdict for each class of change, at the first module that shows it.
 
-    Conversion is the same on every arm, so the eager one speaks for all.
+    Conversion is the same on every arm, so one speaks for all.
     """
-    trace = evidence.traces.get("eager")
+    arm = evidence.base
+    trace = evidence.traces.get(arm)
     if trace is None:
         return
     if trace.census is None:
-        yield plain(
-            "census", "eager", ROLE, "not_applicable", "the recipe does not say what it converts"
-        )
+        why = "the recipe does not say what it converts"
+        yield plain("census", arm, ROLE, "not_applicable", why)
         return
     by_kind: dict[ChangeKind, list[Change]] = {}
     for change in trace.census.changes:
         by_kind.setdefault(change.kind, []).append(change)
     if not by_kind:
-        yield plain("census", "eager", ROLE, "ok")
+        yield plain("census", arm, ROLE, "ok")
     for kind, changes in by_kind.items():
-        yield _verdict(kind, changes)
+        yield _verdict(arm, kind, changes)
 
 
-def _verdict(kind: ChangeKind, changes: list[Change]) -> Verdict:
+def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
     first = changes[0]
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
     return Verdict(
-        "census", "eager", ROLE, "diverged", kind,
+        "census", arm, ROLE, "diverged", kind,
         At(what="module", name=first.module or "the root"),
         (first.after or "nothing") + more,
         Own(first.before or "nothing"),

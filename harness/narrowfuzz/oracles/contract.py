@@ -9,7 +9,7 @@ from typing import Literal
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Lacking, Present, Refuses, Runs
-from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
 from narrowfuzz.trace import RunError
@@ -21,16 +21,16 @@ RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at leas
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     """Judges every arm's error, or its absence and the completeness of its gradients."""
-    eager = evidence.traces.get("eager")
-    eager_fails = eager is not None and eager.error is not None
+    base = evidence.traces.get(evidence.base)
+    base_fails = base is not None and base.error is not None
     for arm, trace in evidence.traces.items():
         if trace.error is None:
             yield _complete(evidence, arm)
             continue
-        if arm != "eager" and eager_fails and evidence.refusal:
+        if arm != evidence.base and base_fails and evidence.refusal:
             yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
             continue
-        problem = _problem(evidence, arm, trace.error, eager_fails)
+        problem = _problem(evidence, arm, trace.error, base_fails)
         if problem:
             error = trace.error
             words, lacking = problem
@@ -69,12 +69,12 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
 _Problem = tuple[str, Lacking | Literal[""]]
 
 
-def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -> _Problem | None:
+def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> _Problem | None:
     """What is wrong with this refusal; None if it is as clear as it should be."""
     spec = evidence.spec
-    if arm != "eager" and not eager_fails:
-        compiled = evidence.compiled(arm)
-        return "fails only under compile" if compiled else "fails only in recompute", ""
+    if arm != evidence.base and not base_fails:
+        other = "under compile" if evidence.compiled(arm) else "in recompute"
+        return f"fails only {'on other kernels' if arm == NATIVE else other}", ""
     states_rule = RULE.search(error.message)
     if 0 in (spec.tokens, spec.k, spec.n) and not (evidence.refusal and states_rule):
         return "unclear refusal of an empty dimension", "clarity"
@@ -91,10 +91,10 @@ def _problem(evidence: Evidence, arm: str, error: RunError, eager_fails: bool) -
     return None
 
 
-def accepted(case: str, rule: str) -> Verdict:
+def accepted(arm: str, case: str, rule: str) -> Verdict:
     """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
     return Verdict(
-        "contract", "eager", "output", "diverged", "accepts what its blocks do not divide",
+        "contract", arm, "output", "diverged", "accepts what its blocks do not divide",
         At(what="error", name=case), "a result", Refuses(rule),
     )  # fmt: skip
 

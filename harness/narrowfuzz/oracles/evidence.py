@@ -22,6 +22,10 @@ from narrowfuzz.trace import Seen, Trace
 Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 
+#: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
+EAGER, NATIVE = "eager", "eager_native"
+
+
 @dataclass(frozen=True)
 class Operand:
     """One canonical operand of one GEMM and what the plan makes of it."""
@@ -183,6 +187,17 @@ class Evidence:
         cheapest = next(iter(self.traces.values()), None)
         return cheapest is not None and cheapest.error is None
 
+    @property
+    def base(self) -> str:
+        """The arm that others, and runs on other data, are compared with."""
+        return NATIVE if self.spec.native else EAGER
+
+    @property
+    def plain(self) -> dict[str, Trace]:
+        """The eager runs that recomputed nothing and came to their end."""
+        found = {arm: self.traces.get(arm) for arm in (EAGER, NATIVE)}
+        return {arm: run for arm, run in found.items() if run is not None and run.error is None}
+
     @cached_property
     def reference(self) -> Reference:
         return Reference(self.case, self.plan, self.tensors)
@@ -194,7 +209,7 @@ class Evidence:
         return self.twin()
 
     def not_strict(self, arm: str) -> str:
-        """Why this compiled arm need not leave eager's bits, or "" if it must."""
+        """Why this arm need not leave eager's bits, or "" if it must."""
         stage = arm.split("+")[0]
         if self.twin is None:
             return "random numbers are drawn in another order"
@@ -226,6 +241,14 @@ class Evidence:
 
     def compiled(self, arm: str) -> bool:
         return arm.startswith(("aot_eager", "inductor"))
+
+    def native(self, arm: str) -> bool:
+        """True for arms on which PyTorch's own kernels multiply."""
+        return arm.split("+")[0] == NATIVE
+
+    def compared(self, arm: str) -> bool:
+        """True for arms that do eager's work by other code."""
+        return self.compiled(arm) or (self.native(arm) and self.base == EAGER)
 
     def seen_values(self, role: Role, side: str, seen: Seen) -> F64 | None:
         """The operand that was really multiplied, or None where that is not observable."""

@@ -23,27 +23,27 @@ from narrowfuzz.oracles.oracle import first, plain
 from narrowfuzz.trace import LayerCall, Trace
 from narrowfuzz.verdict import Verdict
 
-_NAME, _ARM, _ROLE = "O21", "eager", "grad_parameter"
+_NAME, _ROLE = "O21", "grad_parameter"
 
 
 def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
     """Every weight of a linear that several calls of the last step used."""
-    eager = evidence.traces.get(_ARM)
-    if eager is None or eager.error is not None or not evidence.spec.trains:
-        yield plain(_NAME, _ARM, _ROLE, "not_applicable")
+    if not evidence.plain or not evidence.spec.trains:
+        yield plain(_NAME, evidence.base, _ROLE, "not_applicable")
         return
-    used = {n: calls for n, calls in _last_step(evidence, eager).items() if len(calls) > 1}
-    if not used:
-        yield plain(_NAME, _ARM, _ROLE, "not_applicable", "no linear is called twice in a step")
-    for layer, calls in used.items():
-        yield _judge(evidence, eager, layer, calls)
+    for arm, trace in evidence.plain.items():
+        used = {n: calls for n, calls in _last_step(evidence, trace).items() if len(calls) > 1}
+        if not used:
+            yield plain(_NAME, arm, _ROLE, "not_applicable", "no linear is called twice in a step")
+        for layer, calls in used.items():
+            yield _judge(evidence, trace, layer, calls)
 
 
-def _last_step(evidence: Evidence, eager: Trace) -> dict[str, list[LayerCall]]:
+def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
     """The calls of each linear since gradients were last cleared, where a gradient came back to
     all; a weight that something else uses, too, is left out."""
     calls: dict[str, list[LayerCall]] = defaultdict(list)
-    for call in eager.calls:
+    for call in trace.calls:
         if call.phase == "forward":
             calls[call.module].append(call)
     shared = {*evidence.tied, *evidence.tied.values()}
@@ -55,7 +55,7 @@ def _last_step(evidence: Evidence, eager: Trace) -> dict[str, list[LayerCall]]:
     return last
 
 
-def _judge(evidence: Evidence, eager: Trace, layer: str, calls: Sequence[LayerCall]) -> Verdict:
+def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCall]) -> Verdict:
     """The sum's interval: each call's by bound 3.2, then additions in any order.
 
     Proof. The share of call i lies in [lo_i, hi_i]. n - 1 rounded additions in any order err by at
@@ -63,13 +63,13 @@ def _judge(evidence: Evidence, eager: Trace, layer: str, calls: Sequence[LayerCa
     of both dtypes, and the stored sum is one more rounding of it.
     """
     name = f"{layer}.weight.grad"
-    got = eager.outputs.get(name)
+    arm, got = trace.arm, trace.outputs.get(name)
     if got is None:
-        return plain(_NAME, _ARM, _ROLE, "not_applicable", "the weight has no gradient")
-    shares = [_share(evidence, call) for call in calls]
+        return plain(_NAME, arm, _ROLE, "not_applicable", "the weight has no gradient")
+    shares = [_share(evidence, arm, call) for call in calls]
     seen = [share for share in shares if share is not None]
     if len(seen) < len(shares):
-        return plain(_NAME, _ARM, _ROLE, "inconclusive", "operands were not seen")
+        return plain(_NAME, arm, _ROLE, "inconclusive", "operands were not seen")
     dtype = FORMATS[evidence.spec.dtype]
     unit = max(dtype.unit_roundoff, *(FORMATS[call.dtype].unit_roundoff for call in calls))
     with np.errstate(all="ignore"):
@@ -79,28 +79,28 @@ def _judge(evidence: Evidence, eager: Trace, layer: str, calls: Sequence[LayerCa
         lo, hi = (round_to(end, dtype, overflow="ieee") for end in (low - slack, high + slack))
         skip = np.logical_or.reduce([share[2] for share in seen]) | ~(size < dtype.max * 0.5)
     if got.size and skip.all():
-        return plain(_NAME, _ARM, _ROLE, "inconclusive", "every sum may overflow or is NaN")
+        return plain(_NAME, arm, _ROLE, "inconclusive", "every sum may overflow or is NaN")
     bad = ~(bounds.contains(lo, hi, got) | skip)
     if not bad.any():
         told = (bounds.excludes_zero(lo, hi) & ~skip).any()
-        return plain(_NAME, _ARM, _ROLE, "ok" if told else "inconclusive", "" if told else NOTHING)
+        return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive", "" if told else NOTHING)
     at = first(bad)
     middle, radius = (low[at] + high[at]) / 2, (high[at] - low[at]) / 2 + slack[at]
     return Verdict(
-        _NAME, _ARM, _ROLE, "diverged", "is not the sum of its layer's calls",
+        _NAME, arm, _ROLE, "diverged", "is not the sum of its layer's calls",
         At(name=name, index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
         given=tuple(g for call in calls for g in given_of(call, "grad_weight")),
         factor=abs(float(got[at]) - middle) / radius if radius else 0.0,
     )  # fmt: skip
 
 
-def _share(evidence: Evidence, call: LayerCall) -> tuple[F64, F64, F64] | None:
+def _share(evidence: Evidence, arm: str, call: LayerCall) -> tuple[F64, F64, F64] | None:
     """What one call may have added to the weight's gradient, and where nothing is known of it;
     None where its operands were not seen."""
-    layer = layer_evidence(evidence, call)
-    a, b = observed(layer, layer.traces[_ARM], "grad_weight")
+    layer = layer_evidence(evidence, arm, call)
+    a, b = observed(layer, layer.traces[arm], "grad_weight")
     if a is None or b is None:
         return None
     centre, radius = centre_and_radius(layer, "grad_weight", a, b)
-    lo, hi = interval(layer, _ARM, "grad_weight", centre, radius, None)
+    lo, hi = interval(layer, arm, "grad_weight", centre, radius, None)
     return lo, hi, layer.reference.may_overflow("grad_weight") | np.isnan(centre)

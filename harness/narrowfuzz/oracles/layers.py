@@ -23,15 +23,13 @@ from narrowfuzz.trace import LayerCall, Trace
 
 
 def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
-    """Place and evidence of each layer's first and last call in the eager run."""
-    eager = evidence.traces.get("eager")
-    if eager is None or eager.error is not None:
-        return
-    calls = [c for c in eager.calls if c.phase == "forward"]
-    last = {call.module: call.index for call in calls}
-    for call in calls:
-        if call.index in (0, last[call.module]):
-            yield At(layer=call.module, call=call.index), layer_evidence(evidence, call)
+    """Place and evidence of each layer's first and last call in the plain eager runs."""
+    for arm, trace in evidence.plain.items():
+        calls = [c for c in trace.calls if c.phase == "forward"]
+        last = {call.module: call.index for call in calls}
+        for call in calls:
+            if call.index in (0, last[call.module]):
+                yield At(layer=call.module, call=call.index), layer_evidence(evidence, arm, call)
 
 
 #: What a result of a linear depends on.
@@ -56,18 +54,18 @@ def given_of(call: LayerCall, role: str) -> tuple[Given, ...]:
     )
 
 
-def layer_evidence(evidence: Evidence, call: LayerCall) -> Evidence:
-    """One call, as the evidence of a single linear."""
-    spec = layer_spec(evidence.spec, call)
+def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
+    """One call on this arm, as the evidence of a single linear."""
+    spec = layer_spec(evidence.spec, call, native=evidence.native(arm))
     assert evidence.plan_of is not None
     data = msgspec.structs.replace(evidence.case.data, regime="wild")
-    trace = Trace("eager", call.outputs, call.sites, unobserved=call.unobserved)
+    trace = Trace(arm, call.outputs, call.sites, unobserved=call.unobserved)
     return replace(
         evidence,
         case=Case(spec=spec, data=data),
         plan=evidence.plan_of(spec),
         tensors=layer_tensors(call),
-        traces={"eager": trace},
+        traces={arm: trace},
         repeats={},
         rerun=None,
         twin=None,
@@ -75,8 +73,8 @@ def layer_evidence(evidence: Evidence, call: LayerCall) -> Evidence:
     )
 
 
-def layer_spec(spec: Spec, call: LayerCall) -> Spec:
-    """The single linear that this call was."""
+def layer_spec(spec: Spec, call: LayerCall, *, native: bool = False) -> Spec:
+    """The single linear that this call was; ``native`` where PyTorch's own kernels multiplied."""
     out, width = call.tensors["weight"].shape
     return Spec(
         recipe=spec.recipe,
@@ -88,6 +86,7 @@ def layer_spec(spec: Spec, call: LayerCall) -> Spec:
         bias="bias" in call.tensors,
         dtype=call.dtype,  # type: ignore[arg-type]
         grad_mode="train" if "grad_output" in call.tensors else "no_grad",
+        kernels="native" if native else "default",
     )
 
 

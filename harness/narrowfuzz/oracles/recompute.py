@@ -14,7 +14,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Own, Same, bits
-from narrowfuzz.numerics.bounds import U32, gamma
+from narrowfuzz.numerics.bounds import FLUSH32, U32, gamma
 from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, number, plain
@@ -25,14 +25,15 @@ from narrowfuzz.verdict import Status, Verdict
 
 def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
     """O12: in eager, a checkpointed run equals the plain one bit for bit."""
-    base = evidence.traces.get("eager")
     for arm, trace in evidence.traces.items():
-        if not arm.startswith("eager+checkpoint"):
+        stage, _, checkpoint = arm.partition("+")
+        if not checkpoint or evidence.compiled(arm):
             continue
+        base = evidence.traces.get(stage)
         if base is None or base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
-        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint", "eager")
+        yield equal_outputs("O12", evidence, trace, base, "differs from no checkpoint", stage)
 
 
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
@@ -246,23 +247,26 @@ def _excess(call: AttentionCall) -> tuple[float, float]:
     """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
     where no row can be judged.
 
-    Bound. A score q.k of d products errs by at most gamma_d |q|.|k|, the kept log-sum-exp by one
-    fp32 rounding and by what exponential and sum of the kernel err, at most 2^-12 together for up
-    to 4096 terms. With delta twice their sum (two passes), each probability moves by a factor
-    within e^(+-delta), so their sum by at most e^delta - 1. Rows whose delta exceeds 1/2 say
-    nothing.
+    Bound. A score q.k of d products errs by at most gamma_d |q|.|k| and by what bound 3.2 lets a
+    kernel flush, the kept log-sum-exp by one fp32 rounding and by what exponential and sum of the
+    kernel err, at most 2^-12 together for up to 4096 terms. With delta twice their sum (two
+    passes), each probability moves by a factor within e^(+-delta), so their sum by at most
+    e^delta - 1. Rows whose delta exceeds 1/2 say nothing.
     """
     with np.errstate(all="ignore"):
         q, k = call.q.astype(np.float64), call.k.astype(np.float64)
         scores = q @ np.swapaxes(k, -1, -2) * call.scale
-        reach = np.abs(q) @ np.swapaxes(np.abs(k), -1, -2) * call.scale
+        size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
+        sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)
+        allowed = gamma(q.shape[-1]) * (size_q @ size_k) + FLUSH32 * (2 * q.shape[-1] + sums)
+        reach = allowed * call.scale
         lse = call.lse.astype(np.float64).reshape(scores.shape[:-1])
         if call.causal:
             future = np.triu(np.ones(scores.shape[-2:], dtype=bool), 1)
             scores = np.where(future, -np.inf, scores)
             reach = np.where(future, 0.0, reach)
         total = np.exp(scores - lse[..., None]).sum(axis=-1)
-        delta = 2.0 * (gamma(q.shape[-1]) * reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
+        delta = 2.0 * (reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
         judged = np.isfinite(lse) & (delta < 0.5)
         if not judged.any():
             return 0.0, 0.0

@@ -121,7 +121,9 @@ def check_recipe(evidence: Evidence) -> Iterator[Verdict]:
     quantised = [o for gemm in evidence.plan.gemms.values() for o in (gemm.a, gemm.b)]
     peers = evidence.peers() if any(o.power_of_two for o in quantised) else {}
     if base is None or not peers:
-        yield plain("R21", "eager", "output", "not_applicable", "no other power-of-two recipe")
+        yield plain(
+            "R21", evidence.base, "output", "not_applicable", "no other power-of-two recipe"
+        )
         return
     names = sorted(peers)
     for name in names if evidence.focus is None else [names[evidence.focus % len(names)]]:
@@ -139,7 +141,7 @@ def _agrees(evidence: Evidence, base: Trace, name: str, peer: Plan) -> Iterator[
     for role in ROLES:
         before, there = base.main_site(role), after.main_site(role) if after else None
         if before is None or there is None:
-            yield plain("R21", "eager", role, "inconclusive", "operands were not seen")
+            yield plain("R21", evidence.base, role, "inconclusive", "operands were not seen")
             continue
         for side in ("a", "b"):
             yield _matches(evidence, role, side, name, peer, before, there)
@@ -153,10 +155,10 @@ def _matches(
     x, y = _seen(before, side), _seen(there, side)
     assert x is not None and y is not None
     if not _same_grid(ours, theirs):
-        return plain("R21", "eager", role, "not_applicable", "another format or scale rule")
+        return plain("R21", evidence.base, role, "not_applicable", "another format or scale rule")
     got, want = seen_value(x, ours), seen_value(y, theirs)
     if got is None or want is None:
-        return plain("R21", "eager", role, "inconclusive", "scale is not observable")
+        return plain("R21", evidence.base, role, "inconclusive", "scale is not observable")
     assert ours.format is not None
     compared = usual_scale(x, ours) & usual_scale(y, theirs)
     for seen in (x, y):
@@ -165,15 +167,15 @@ def _matches(
     with np.errstate(invalid="ignore"):
         compared &= np.abs(evidence.reference.operand(role, side).x) >= FP32.min_normal
     if not compared.any():
-        return plain("R21", "eager", role, "inconclusive", "no element is inside both ranges")
+        return plain("R21", evidence.base, role, "inconclusive", "no element is inside both ranges")
     bad = compared & (got != want)
     if not bad.any():
-        return plain("R21", "eager", role, "ok")
+        return plain("R21", evidence.base, role, "ok")
     at = first(bad)
     here = At(what="values", name=role, side=side, index=at)  # type: ignore[arg-type]
     there_too = msgspec.structs.replace(here, run=name)
     given = Given(name, there_too, bits(want[at]))
     return Verdict(
-        "R21", "eager", role, "diverged", "differs from another recipe's value", here,
+        "R21", evidence.base, role, "diverged", "differs from another recipe's value", here,
         number(got[at]), Is(bits(want[at])), (given,),
     )  # fmt: skip

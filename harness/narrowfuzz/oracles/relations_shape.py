@@ -50,7 +50,7 @@ def check_variants(evidence: Evidence, name: str) -> Iterator[Verdict]:
         yield from judge_variant(evidence, name, variant)
     if not found:
         why = _WHY_NOT.get(name, "nothing to permute")
-        yield plain(name, "eager", "output", "not_applicable", why)
+        yield plain(name, evidence.base, "output", "not_applicable", why)
 
 
 def variants(name: str, case: Case, plan: Plan, tensors: dict[str, F32]) -> tuple[Variant, ...]:
@@ -176,7 +176,7 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
     within bound 3.3 of both halves elsewhere."""
     base, parts = base_of(evidence), halves(evidence.spec, evidence.plan, evidence.tensors)
     if base is None or not parts:
-        yield plain("R10", "eager", "grad_weight", "not_applicable", "nothing to split")
+        yield plain("R10", evidence.base, "grad_weight", "not_applicable", "nothing to split")
         return
     gemm, dtype = evidence.plan.gemms["grad_weight"], evidence.spec.dtype
     exact = dtype == "fp32" and gemm.rounding == ("out",) and on_lattice(evidence, "grad_weight")
@@ -185,7 +185,7 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
     for part in parts:
         after = again(evidence, part.run)
         if after is None:
-            yield plain("R10", "eager", "grad_weight", "inconclusive", "the rerun failed")
+            yield plain("R10", evidence.base, "grad_weight", "inconclusive", "the rerun failed")
             return
         half = Reference(evidence.case, evidence.plan, dict(part.run.tensors))
         exact = exact and on_lattice(evidence, "grad_weight", work=half)
@@ -197,23 +197,27 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
     if exact:
         lo = hi = base.outputs["grad_weight"].astype(np.float64)
     if total.size and skip.all():
-        yield plain("R10", "eager", "grad_weight", "inconclusive", "every element may overflow")
+        yield plain(
+            "R10", evidence.base, "grad_weight", "inconclusive", "every element may overflow"
+        )
         return
     bad = ~(bounds.contains(lo, hi, total) | skip)
-    verdict = _sum_verdict(total, lo, hi, bad, exact, tuple(part.run for part in parts))
+    verdict = _sum_verdict(
+        evidence.base, total, lo, hi, bad, exact, tuple(part.run for part in parts)
+    )
     if verdict.status == "ok" and not (bounds.excludes_zero(lo, hi) & ~skip).any():
-        verdict = plain("R10", "eager", "grad_weight", "inconclusive", NOTHING)
+        verdict = plain("R10", evidence.base, "grad_weight", "inconclusive", NOTHING)
     yield verdict
 
 
 def _sum_verdict(
-    total: F64, lo: F64, hi: F64, bad: Any, exact: bool, runs: tuple[OtherRun, ...]
+    arm: str, total: F64, lo: F64, hi: F64, bad: Any, exact: bool, runs: tuple[OtherRun, ...]
 ) -> Verdict:
     if not bad.any():
-        return plain("R10", "eager", "grad_weight", "ok")
+        return plain("R10", arm, "grad_weight", "ok")
     at = first(bad)
     return Verdict(
-        "R10", "eager", "grad_weight", "diverged",
+        "R10", arm, "grad_weight", "diverged",
         "halves do not add up" if exact else "sum of halves leaves its bound",
         At(name="grad_weight", index=at, run=" + ".join(run.name for run in runs)),
         number(total[at]), Within(bits(lo[at]), bits(hi[at])), runs=runs,

@@ -27,7 +27,7 @@ def check_steps(evidence: Evidence) -> Iterator[Verdict]:
     """R18: steps of an optimiser with lr = 0 leave a step's operands and results as they were."""
     base = base_of(evidence)
     if base is None or not all(np.isfinite(x).all() for x in base.outputs.values()):
-        yield plain("R18", "eager", "output", "not_applicable", "0 times a gradient is not 0")
+        yield plain("R18", evidence.base, "output", "not_applicable", "0 times a gradient is not 0")
         return
     yield from _same_after(evidence, "R18", "steps", "cannot go on")
 
@@ -36,7 +36,7 @@ def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     """R20: a fresh layer that loads the saved state gives the same bits. A file that torch.load's
     default refuses is one divergence; what it holds is judged all the same."""
     if base_of(evidence) is None:
-        yield plain("R20", "eager", "output", "not_applicable")
+        yield plain("R20", evidence.base, "output", "not_applicable")
         return
     verdicts = list(_same_after(evidence, "R20", "reload", "cannot be loaded"))
     yield from verdicts
@@ -52,7 +52,7 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
     if after.error is not None:
         error = after.error
         yield Verdict(
-            name, "eager", "state", "diverged", f"{failure} ({error.type})",
+            name, evidence.base, "state", "diverged", f"{failure} ({error.type})",
             At(what="error", run=other.name, name=error.where),
             f"{error.type}: {_first_line(error.message)}", Runs(error.type), runs=(other,),
         )  # fmt: skip
@@ -71,35 +71,35 @@ def check_bias(evidence: Evidence) -> Iterator[Verdict]:
     """R19: layer(x) + b is the layer with bias b, and no gradient depends on b."""
     base, bias = base_of(evidence), evidence.tensors.get("bias")
     if base is None or bias is None:
-        yield plain("R19", "eager", "output", "not_applicable", "no bias")
+        yield plain("R19", evidence.base, "output", "not_applicable", "no bias")
         return
     tensors = {name: x for name, x in evidence.tensors.items() if name != "bias"}
     spec = msgspec.structs.replace(evidence.spec, bias=False)
     other = OtherRun("without its bias", spec, tensors)
     after = again(evidence, other)
     if after is None:
-        yield plain("R19", "eager", "output", "inconclusive", "the rerun failed")
+        yield plain("R19", evidence.base, "output", "inconclusive", "the rerun failed")
         return
     yield _added(evidence, other, base.outputs["output"], after.outputs["output"], bias)
     for role in ("grad_input", "grad_weight"):
         got, want = after.outputs[role], base.outputs[role]
-        yield compare("R19", role, got, want, "depends on the bias", other)
+        yield compare(evidence, "R19", role, got, want, "depends on the bias", other)
 
 
 def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
     """R23: what several backwards leave in a parameter's gradient is the sum of what each of them
     gives alone, added one by one in the parameter's dtype, as autograd does."""
-    eager, spec = evidence.traces.get("eager"), evidence.spec
+    eager, spec = evidence.traces.get(evidence.base), evidence.spec
     why = _why_not_added(evidence)
     if eager is None or eager.error is not None or why:
-        yield plain("R23", "eager", "grad_parameter", "not_applicable", why)
+        yield plain("R23", evidence.base, "grad_parameter", "not_applicable", why)
         return
     total: dict[str, F32] = {}
     others = [_alone(evidence, turn) for turn in range(spec.microbatches)]
     for turn, other in enumerate(others):
         part = _gradients(evidence, other)
         if part is None:
-            yield plain("R23", "eager", "grad_parameter", "inconclusive", "the rerun failed")
+            yield plain("R23", evidence.base, "grad_parameter", "inconclusive", "the rerun failed")
             return
         for name, grad in part.items():
             with np.errstate(all="ignore"):
@@ -108,7 +108,12 @@ def check_microbatches(evidence: Evidence) -> Iterator[Verdict]:
     left = {name: eager.outputs[name] for name in total if name in eager.outputs}
     symptom = "is not the sum of the microbatches'"
     verdict = equal_outputs(
-        "R23", evidence, Trace("eager", left), Trace("eager", total), symptom, "one by one"
+        "R23",
+        evidence,
+        Trace(evidence.base, left),
+        Trace(evidence.base, total),
+        symptom,
+        "one by one",
     )
     if isinstance(verdict.expect, Same):
         total_of = Sum("the microbatches' gradients", verdict.expect.value)
@@ -151,16 +156,18 @@ def _rounded(x: F32, fmt: Format) -> F32:
 
 def _added(evidence: Evidence, other: OtherRun, got: F32, without: F32, bias: F32) -> Verdict:
     if bias_may_fuse(evidence, "output") and not _sum_is_exact(evidence, bias):
-        return plain("R19", "eager", "output", "not_applicable", "the bias may be fused")
+        return plain("R19", evidence.base, "output", "not_applicable", "the bias may be fused")
     fmt = FORMATS[evidence.spec.dtype]
     with np.errstate(all="ignore"):
         want = _rounded(without + bias, fmt)  # the addition itself is fp32, whatever the output
-    verdict = compare("R19", "output", got, want, "is not the sum with its bias", other)
+    verdict = compare(evidence, "R19", "output", got, want, "is not the sum with its bias", other)
     if verdict.status == "ok" and same_bits(want, np.broadcast_to(bias, want.shape)).all():
-        return plain("R19", "eager", "output", "inconclusive", "the bias swallows the result")
+        return plain("R19", evidence.base, "output", "inconclusive", "the bias swallows the result")
     ignored = "bias_ignored" in evidence.deviations and same_bits(got, without).all()
     if verdict.status == "diverged" and ignored:
-        return plain("R19", "eager", "output", "ok").known(evidence.deviations["bias_ignored"])
+        return plain("R19", evidence.base, "output", "ok").known(
+            evidence.deviations["bias_ignored"]
+        )
     if verdict.status != "diverged":
         return verdict
     at = verdict.at.index

@@ -39,23 +39,23 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
     with np.errstate(over="ignore"):
         scaled = {**evidence.tensors, tensor: np.ldexp(evidence.tensors[tensor], k)}
     if base is None or not _scaling_is_exact(evidence, scaled, tensor):
-        yield plain(name, "eager", "output", "not_applicable", "scaling would not be exact")
+        yield plain(name, evidence.base, "output", "not_applicable", "scaling would not be exact")
         return
     other = OtherRun(f"{tensor} times {2.0**k:g}", evidence.spec, scaled)
     after = again(evidence, other)
     if after is None:
-        yield plain(name, "eager", "output", "inconclusive", "the rerun failed")
+        yield plain(name, evidence.base, "output", "inconclusive", "the rerun failed")
         return
     for role in ROLES:
         if role == "output" and "bias" in evidence.tensors and tensor != "grad_output":
             continue  # the bias does not scale
         if evidence.by_chance(role):
-            yield plain(name, "eager", role, "not_applicable", "stochastic rounding")
+            yield plain(name, evidence.base, role, "not_applicable", "stochastic rounding")
             continue
         by = k * SCALES[tensor][role]
         want = np.ldexp(base.outputs[role], by)
         got = after.outputs[role]
-        yield compare(name, role, got, want, "does not scale", other, times=2.0**by)
+        yield compare(evidence, name, role, got, want, "does not scale", other, times=2.0**by)
 
 
 def scaling_exponent(seed: int) -> int:
@@ -101,22 +101,22 @@ def check_negation(evidence: Evidence) -> Iterator[Verdict]:
     """R4: negating the input negates output and grad_weight and leaves grad_input."""
     base = base_of(evidence)
     if base is None:
-        yield plain("R4", "eager", "output", "not_applicable", "eager failed")
+        yield plain("R4", evidence.base, "output", "not_applicable", "eager failed")
         return
     tensors = {**evidence.tensors, "input": -evidence.tensors["input"]}
     other = OtherRun("the negated input", evidence.spec, tensors)
     after = again(evidence, other)
     if after is None:
-        yield plain("R4", "eager", "output", "inconclusive", "the rerun failed")
+        yield plain("R4", evidence.base, "output", "inconclusive", "the rerun failed")
         return
     for role, sign in (("output", -1), ("grad_input", 1), ("grad_weight", -1)):
         if role == "output" and "bias" in evidence.tensors:
             continue
         if evidence.by_chance(role):
-            yield plain("R4", "eager", role, "not_applicable", "stochastic rounding")
+            yield plain("R4", evidence.base, role, "not_applicable", "stochastic rounding")
             continue
         got, want = after.outputs[role], sign * base.outputs[role]
-        yield compare("R4", role, got, want, "is not symmetric", other, times=sign)
+        yield compare(evidence, "R4", role, got, want, "is not symmetric", other, times=sign)
 
 
 def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
@@ -124,7 +124,9 @@ def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
     base, operand = base_of(evidence), evidence.reference.operand("output", "a")
     site = base.at("output", "forward") if base else None
     if site is None or not operand.plan.power_of_two:
-        yield plain("R12", "eager", "output", "not_applicable", "scales are not powers of two")
+        yield plain(
+            "R12", evidence.base, "output", "not_applicable", "scales are not powers of two"
+        )
         return
     values = evidence.seen_values("output", "a", site.a)
     assert values is not None
@@ -132,19 +134,21 @@ def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
     scale = site.a.scale
     assert scale is not None
     if not usual.all() or (scale.dtype == np.uint8 and not _byte_inside(scale)):
-        yield plain("R12", "eager", "output", "not_applicable", "values near the range's ends")
+        yield plain(
+            "R12", evidence.base, "output", "not_applicable", "values near the range's ends"
+        )
         return
     tensors = {**evidence.tensors, "input": values.astype(np.float32)}
     other = OtherRun("its own values quantised again", evidence.spec, tensors)
     after = again(evidence, other)
     seen = after.at("output", "forward") if after else None
     if seen is None:
-        yield plain("R12", "eager", "output", "inconclusive", "the rerun showed no operands")
+        yield plain("R12", evidence.base, "output", "inconclusive", "the rerun showed no operands")
         return
     requantised = evidence.seen_values("output", "a", seen.a)
     assert requantised is not None
     symptom, at = "requantises to another value", At(what="values", side="a")
-    yield compare("R12", "output", requantised, values, symptom, other, at)
+    yield compare(evidence, "R12", "output", requantised, values, symptom, other, at)
 
 
 def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
@@ -153,7 +157,7 @@ def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
     for role in ROLES:
         site = base.main_site(role) if base else None
         if site is None:
-            yield plain("R13", "eager", role, "not_applicable")
+            yield plain("R13", evidence.base, role, "not_applicable")
             continue
         for side, seen in (("a", site.a), ("b", site.b)):
             operand = evidence.reference.operand(role, side)
@@ -161,12 +165,15 @@ def check_monotone(evidence: Evidence) -> Iterator[Verdict]:
             if seen.codes is None or plan.format is None:
                 continue
             if plan.rounding == "stochastic" or plan.hadamard:
-                yield plain("R13", "eager", role, "not_applicable", "x is not what is rounded")
+                yield plain(
+                    "R13", evidence.base, role, "not_applicable", "x is not what is rounded"
+                )
                 continue
-            yield _monotone(role, side, operand.x, decode(seen.codes, plan.format), operand)
+            decoded = decode(seen.codes, plan.format)
+            yield _monotone(evidence.base, role, side, operand.x, decoded, operand)
 
 
-def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verdict:
+def _monotone(arm: str, role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verdict:
     plan = operand.plan
     shape, elements = x.shape, reference.by_granule(np.arange(x.size).reshape(x.shape), plan)
     x, decoded = reference.by_granule(x, plan), reference.by_granule(decoded, plan)
@@ -175,11 +182,11 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
     codes = np.take_along_axis(decoded[ordinary], order, axis=1)
     bad = codes[:, 1:] < codes[:, :-1]
     if not ordinary.any():
-        return plain("R13", "eager", role, "not_applicable", "every granule has an Inf or NaN")
+        return plain("R13", arm, role, "not_applicable", "every granule has an Inf or NaN")
     if x.shape[1] < 2:
-        return plain("R13", "eager", role, "not_applicable", "granules of one element")
+        return plain("R13", arm, role, "not_applicable", "granules of one element")
     if not bad.any():
-        return plain("R13", "eager", role, "ok")
+        return plain("R13", arm, role, "ok")
     row, col = first(bad)
     placed = np.take_along_axis(elements[ordinary], order, axis=1)[row, col : col + 2]
     before, after = (
@@ -187,7 +194,7 @@ def _monotone(role: Role, side: str, x: F32, decoded: Any, operand: Any) -> Verd
         for i in placed
     )
     return Verdict(
-        "R13", "eager", role, "diverged", "is not monotone", after, number(codes[row, col + 1]),
+        "R13", arm, role, "diverged", "is not monotone", after, number(codes[row, col + 1]),
         Ordered(bits(codes[row, col]), before),
     )  # fmt: skip
 
@@ -198,7 +205,7 @@ def check_below_amax(evidence: Evidence) -> Iterator[Verdict]:
     site = base.at("output", "forward") if base else None
     moved = move_below_amax(operand.x, operand.plan, evidence.case.data.choice)
     if site is None or moved is None:
-        yield plain("R14", "eager", "output", "not_applicable", "no element to move")
+        yield plain("R14", evidence.base, "output", "not_applicable", "no element to move")
         return
     yield _codes_stay(evidence, "R14", site.a.codes, moved, moved == operand.x)
 
@@ -227,7 +234,7 @@ def check_locality(evidence: Evidence) -> Iterator[Verdict]:
     # a two-level scale sees the whole tensor's amax
     one = plan.granularity == "tensor" or isinstance(plan.scale, TwoLevelScale)
     if site is None or one or plan.format is None or x.shape[0] < 2:
-        yield plain("R15", "eager", "output", "not_applicable", "one granule")
+        yield plain("R15", evidence.base, "output", "not_applicable", "one granule")
         return
     moved = replace_row(x, evidence.case.data.choice, evidence.spec.dtype)
     row = evidence.case.data.choice % x.shape[0]
@@ -250,12 +257,12 @@ def _codes_stay(evidence: Evidence, name: str, before: Any, moved: F32, mask: An
     after = again(evidence, other)
     site = after.at("output", "forward") if after else None
     if site is None or site.a.codes is None:
-        return plain(name, "eager", "output", "inconclusive", "the rerun showed no operands")
+        return plain(name, evidence.base, "output", "inconclusive", "the rerun showed no operands")
     fmt = evidence.reference.operand("output", "a").plan.format
     assert fmt is not None
     got, want = decode(site.a.codes, fmt), decode(before, fmt)
     return compare(
-        name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
+        evidence, name, "output", np.where(mask, got, 0), np.where(mask, want, 0),
         "leaks between granules" if name == "R15" else "depends on elements below amax",
         other, At(what="codes", side="a"),
     )  # fmt: skip

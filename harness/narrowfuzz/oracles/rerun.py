@@ -18,7 +18,7 @@ from narrowfuzz.verdict import OtherRun, Verdict
 
 def base_of(evidence: Evidence) -> Trace | None:
     """The eager run that was judged, or None where it has no complete result."""
-    trace = evidence.traces.get("eager")
+    trace = evidence.traces.get(evidence.base)
     return trace if trace is not None and complete(trace) else None
 
 
@@ -35,6 +35,7 @@ def complete(trace: Trace) -> bool:
 
 
 def compare(
+    evidence: Evidence,
     name: str,
     role: str,
     got: Any,
@@ -51,11 +52,12 @@ def compare(
     bad = ~same_bits(got, want)
     if not bad.any():
         if not at.side and not np.any(want):
-            return plain(name, "eager", role, "inconclusive", "zeros in both runs")
-        return plain(name, "eager", role, "ok")
+            return plain(name, evidence.base, role, "inconclusive", "zeros in both runs")
+        return plain(name, evidence.base, role, "ok")
     index = first(bad)
     place = msgspec.structs.replace(at, name=at.name or role, index=index)
+    there = msgspec.structs.replace(place, run=other.name)
     return Verdict(
-        name, "eager", role, "diverged", symptom, msgspec.structs.replace(place, run=other.name),
-        number(got[index]), Same(place, number(want[index]), times), runs=(other,),
+        name, evidence.base, role, "diverged", symptom, there, number(got[index]),
+        Same(place, number(want[index]), times), runs=(other,),
     )  # fmt: skip

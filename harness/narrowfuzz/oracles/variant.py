@@ -89,13 +89,15 @@ def everything(spec: Spec) -> dict[str, Index]:
 def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[Verdict]:
     """Operands and result of every role in which the plan treats case and variant alike."""
     if not evidence.spec.trains:  # nor need the gradients' operands be quantisable
-        yield plain(name, "eager", "output", "not_applicable", "no backward")
+        yield plain(name, evidence.base, "output", "not_applicable", "no backward")
         return
     other = Reference(evidence.case, evidence.plan, dict(variant.run.tensors))
     alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
     for role in variant.roles:
         if role not in alike:
-            yield plain(name, "eager", role, "not_applicable", "the plan quantises it differently")
+            yield plain(
+                name, evidence.base, role, "not_applicable", "the plan quantises it differently"
+            )
     if base_of(evidence) is not None and alike:
         after = again(evidence, variant.run)
         yield from judge_against(evidence, name, replace(variant, roles=tuple(alike)), after)
@@ -109,7 +111,7 @@ def judge_against(
     assert base is not None
     for role in variant.roles:
         if after is None:
-            yield plain(name, "eager", role, "inconclusive", "the rerun failed")
+            yield plain(name, evidence.base, role, "inconclusive", "the rerun failed")
             continue
         yield from _operands(evidence, name, variant, role, base, after)
         yield _result(evidence, name, variant, role, base, after)
@@ -160,7 +162,7 @@ def _operands(
         return
     before, there = base.main_site(role), after.main_site(variant.operand(role, "a")[0])
     if before is None or there is None:
-        yield plain(name, "eager", role, "inconclusive", "operands were not seen")
+        yield plain(name, evidence.base, role, "inconclusive", "operands were not seen")
         return
     for side, seen in (("a", before.a), ("b", before.b)):
         other = there.a if variant.operand(role, side)[1] == "a" else there.b
@@ -185,10 +187,14 @@ def _operand(
     for named, what, x, y in pairs:
         got, want = variant.trim(y, axes), variant.take(x, axes)
         symptom = f"{named} changes{variant.title}"
-        verdict = compare(name, role, got, want, symptom, variant.run, At(what=what, side="a"))
+        verdict = compare(
+            evidence, name, role, got, want, symptom, variant.run, At(what=what, side="a")
+        )
         if verdict.status != "ok":
             return _placed(verdict, variant, role, side, plan)
-    return plain(name, "eager", role, "ok" if pairs else "inconclusive", "" if pairs else "unseen")
+    return plain(
+        name, evidence.base, role, "ok" if pairs else "inconclusive", "" if pairs else "unseen"
+    )
 
 
 def _placed(
@@ -218,15 +224,17 @@ def _result(
     lattice = on_lattice(evidence, role)
     if role in variant.strict or (lattice and not bias_may_fuse(evidence, role)):
         symptom = f"result changes{variant.title}"
-        return _moved(compare(name, role, got, want, symptom, variant.run), variant, role)
+        return _moved(compare(evidence, name, role, got, want, symptom, variant.run), variant, role)
     a, b = observed(evidence, base, role)
     if a is None or b is None:
-        return plain(name, "eager", role, "inconclusive", "operands were not seen")
+        return plain(name, evidence.base, role, "inconclusive", "operands were not seen")
     centre, radius = centre_and_radius(evidence, role, a, b)
     skip = np.ones(got.shape, dtype=bool)
     skip[part] = False
     skip |= evidence.reference.may_overflow(role) | np.isnan(centre)
-    verdict = within(evidence, name, "eager", role, got, centre, 0.0 if lattice else radius, skip)
+    verdict = within(
+        evidence, name, evidence.base, role, got, centre, 0.0 if lattice else radius, skip
+    )
     if verdict.status != "diverged":
         return verdict
     symptom = f"result leaves its bound{variant.title}"

@@ -1,4 +1,5 @@
-"""O8 strict-compile and O9 error-ratio: a compiled model against eager and its float64 twin."""
+"""O8 strict-compile and O9 error-ratio: a compiled model, or one on PyTorch's own kernels, against
+eager and its float64 twin."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from narrowfuzz.case import Spec
 from narrowfuzz.expect import FINITE, Near, Same, bits
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.oracles.evidence import Evidence, same_bits
+from narrowfuzz.oracles.evidence import EAGER, Evidence, same_bits
+from narrowfuzz.oracles.gemm import on_lattice
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
@@ -28,19 +30,29 @@ _LOST = {"fp32": 2.0**-7, "bf16": 0.5, "fp16": 0.5}
 
 
 def check_strict(evidence: Evidence) -> Iterator[Verdict]:
-    """O8: arms that keep every rounding leave eager's bits, where no float sum was re-ordered."""
-    eager = evidence.traces.get("eager")
+    """O8: arms that keep every rounding leave eager's bits, where no float sum was re-ordered, or
+    every one is exact."""
+    eager = evidence.traces.get(EAGER)
     for arm, trace in evidence.traces.items():
-        if not evidence.compiled(arm):
+        if not evidence.compared(arm):
             continue
         if eager is None or eager.error is not None or trace.error is not None:
             yield plain("O8", arm, "output", "not_applicable")
             continue
-        why = evidence.not_strict(arm)
+        why = _not_exact(evidence) if evidence.native(arm) else evidence.not_strict(arm)
         if why:
             yield plain("O8", arm, "output", "not_applicable", why)
             continue
         yield equal_outputs("O8", evidence, trace, eager, "differs from eager", "eager")
+
+
+def _not_exact(evidence: Evidence) -> str:
+    """Why another kernel need not leave the same bits, or "" if it must: whoever sums exactly has
+    nothing to round but the result."""
+    roles = ROLES if evidence.spec.trains else ROLES[:1]
+    if not evidence.spec.direct or not all(on_lattice(evidence, role) for role in roles):
+        return "kernels sum in their own order"
+    return "the bias may be fused" if evidence.spec.bias else ""
 
 
 def equal_outputs(
@@ -81,14 +93,14 @@ def role_of(name: str) -> str:
 
 
 def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
-    """O9: a compiled arm's error against float64 is at most a small multiple of eager's.
+    """O9: an arm's error against float64 is at most a small multiple of eager's.
 
     Judged for each result as a whole and row by row, root mean square; the floor is what K
     roundings of the result's own size may cost. Where eager and float64 are finite, so is the arm.
     """
-    eager = evidence.traces.get("eager")
+    eager = evidence.traces.get(EAGER)
     for arm, trace in evidence.traces.items():
-        if not evidence.compiled(arm):
+        if not evidence.compared(arm):
             continue
         if eager is None or eager.error is not None or trace.error is not None:
             yield plain("O9", arm, "output", "not_applicable")

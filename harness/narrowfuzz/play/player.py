@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from narrowfuzz.play.checkpoint import full, recomputing, reentrant, selective
+from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch
 
 
@@ -78,6 +79,7 @@ def play(
     grad_layout: str = "contiguous",
     checkpoint: str = "",
     regions: tuple[str, ...] = (),
+    kernels: str = "default",
     compiler: str = "",
     compile_with: Mapping[str, Any] = {},
     memory_budget: float = 1.0,
@@ -112,6 +114,8 @@ def play(
             stack.enter_context(tap(lambda *gemm: trace.gemms.append(gemm)))
         if around is not None:
             stack.enter_context(around())
+        if kernels == "native":
+            stack.enter_context(without_onednn())
         for event, *how in events:
             if optimizer and event == "step":
                 stepping.step()

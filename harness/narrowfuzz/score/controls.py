@@ -135,7 +135,9 @@ def _arms(control: Control, pairs: Iterable[Pair]) -> frozenset[str]:
         values = dict(pair)
         if values.keys() != {"rung", "checkpoint"}:
             continue
-        stage = "none" if values["rung"] == "eager" else values["rung"]
-        spec = Spec(recipe="", compile=stage, checkpoint=values["checkpoint"])  # type: ignore[arg-type]
+        rung, kernels = values["rung"], "default"
+        if rung.startswith("eager"):
+            rung, kernels = "none", "default" if rung == "eager" else "both"
+        spec = Spec(recipe="", compile=rung, checkpoint=values["checkpoint"], kernels=kernels)  # type: ignore[arg-type]
         found |= {REFERENCE.name, "eager"} | {a.name for a in climb(spec) if a.name in allowed}
     return frozenset(found)

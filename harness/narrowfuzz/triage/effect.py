@@ -13,7 +13,7 @@ from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import product
-from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.severity import LARGE, SMALL
 from narrowfuzz.verdict import Verdict
@@ -42,9 +42,10 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
         return _of_schedule(judge, case, verdict)
     evidence = judge.observe(case, repeat=False)
     if verdict.at.layer:
-        of_layer = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
-        layer = next(of_layer, None)
-        return SMALL if layer is None else _of_linear(layer, EAGER.name)
+        layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
+        arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
+        own = next((seen for seen in layers if arm in seen.traces), None)
+        return SMALL if own is None else _of_linear(own, arm)
     if case.spec.direct:
         return _of_linear(evidence, verdict.arm)
     return _of_model(evidence, verdict.arm)
@@ -77,7 +78,7 @@ def _of_linear(evidence: Evidence, arm: str) -> float:
 
 
 def _of_model(evidence: Evidence, arm: str) -> float:
-    eager, guilty = evidence.traces.get(EAGER.name), evidence.traces.get(arm)
+    eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
     if eager is None or guilty is None or eager.error or guilty.error:
         return SMALL
     truth: Mapping[str, Any] = eager.outputs

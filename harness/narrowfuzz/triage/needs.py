@@ -17,8 +17,11 @@ from narrowfuzz.verdict import Verdict
 
 #: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
 _SIZES = frozenset(
-    {"recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule", "compile", "checkpoint"}
-)
+    {
+        "recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule", "compile", "checkpoint",
+        "kernels",
+    }
+)  # fmt: skip
 #: Features that speak of data.
 _DATA = frozenset({"zero", "spike", "inf", "decaying"})
 #: What the default schedule has, too.

@@ -56,7 +56,8 @@ def _short(
         f"import collections, contextlib, ctypes, io, math, os, re, sys\n{GUARD}\n"
         "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         text.imports,
-        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}"
+        + "\ntorch.backends.mkldnn.enabled = False" * arm.native,
         "def tensor(*rows):\n"
         "    flat = bytearray.fromhex(''.join(rows))\n"
         "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone()"

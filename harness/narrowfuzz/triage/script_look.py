@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME, EAGER
+from narrowfuzz.arms.ladder import BY_NAME
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import (
     Is,
@@ -71,8 +71,8 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     at, expect = verdict.at, verdict.expect
     if isinstance(expect, Present):
         return f"missing(trace.results, {expect.names!r})"
-    if isinstance(expect, Same) and expect.at.run == EAGER.name:
-        return "different(eager.results, trace.results)"
+    if isinstance(expect, Same) and expect.at.run in BY_NAME:
+        return "different(plain.results, trace.results)"
     if isinstance(expect, Same) and expect.at.run == AGAIN:
         return "different(trace.results, *(other.results for other in again))"
     if isinstance(expect, Sum):

@@ -23,7 +23,7 @@ from narrowfuzz.models.zoo import MODELS, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.repeat import AGAIN
-from narrowfuzz.play import check, checkpoint, layers, literal, player, taps
+from narrowfuzz.play import check, checkpoint, kernels, layers, literal, player, taps
 from narrowfuzz.play.player import Event, default_events
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import defined_in, pasted
@@ -41,7 +41,7 @@ from narrowfuzz.triage.script_parts import (
 from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
-SOURCES = (layers, checkpoint, literal, taps, player, check)
+SOURCES = (kernels, layers, checkpoint, literal, taps, player, check)
 _MODULES = (
     "base64", "collections", "contextlib", "copy", "ctypes", "io", "math", "os", "re", "sys",
     "zlib",
@@ -185,8 +185,9 @@ def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Ru
     if isinstance(expect, Near):
         exact = replace(eager, name="float64", variable="exact", converts=False)
         runs += [exact, eager]
-    if isinstance(expect, Same) and expect.at.run == EAGER.name:
-        runs.append(eager)
+    if isinstance(expect, Same) and expect.at.run in BY_NAME:
+        other_arm = BY_NAME[expect.at.run]
+        runs.append(replace(own, name=other_arm.name, variable="plain", arm=other_arm))
     if AGAIN in (verdict.at.run, *([expect.at.run] if isinstance(expect, Same) else [])):
         runs.append(replace(own, name=AGAIN, variable="again"))
     return runs
@@ -313,6 +314,7 @@ def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
         "grad_layout": spec.grad_layout,
         "checkpoint": arm.checkpoint,
         "regions": model.regions,
+        "kernels": "native" if arm.native else "default",
         "compiler": arm.compiler,
         "compile_with": {k: v for k, v in compile_with.items() if v != {}} if arm.compiler else {},
         "memory_budget": spec.memory_budget / 100 if arm.compiler else 1.0,

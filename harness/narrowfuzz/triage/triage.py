@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arms.ladder import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case, Spec, Spike
 from narrowfuzz.environment import describe
 from narrowfuzz.judge import Judge, tensors_of
@@ -164,7 +165,8 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     at, recipe = verdict.at, judge.recipe(case.spec)
     # what was handed another tensor was not the layer's doing
     own = at.layer and (verdict.oracle != "O13" or at.side)
-    layer = judge.layer(case, at.layer, at.call) if own else None
+    plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER
+    layer = judge.layer(case, at.layer, at.call, plain) if own else None
     if layer is not None:
         alone = msgspec.structs.replace(case, spec=layer[0])
         yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1])
@@ -186,6 +188,8 @@ def _only_as_dear(case: Case, arm: str) -> Case:
         changes["compile"] = stage
     if not ARMS[arm].checkpoint:
         changes["checkpoint"] = "none"
+    if not ARMS[arm].native:
+        changes["kernels"] = "default"
     return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
 
 
