@@ -148,5 +148,6 @@ RECIPES = [
         tap=_tap,
         converted=_converted,
         convertible=_convertible,
+        leaves_out={"autocast=True": "the layer is ours, and made without autocast"},
     )
 ]

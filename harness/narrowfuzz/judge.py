@@ -274,9 +274,12 @@ class Judge:
         return verdict
 
     def layer(self, case: Case, module: str, call: int = 0) -> tuple[Spec, dict[str, F32]] | None:
-        """The single linear that this eager call was, and what it got; None without one."""
+        """The single linear that this eager call was, and what it got; None without one, and where
+        only autocast makes it what it was."""
         seen = self.call(case, module, call)
-        return None if seen is None else (layer_spec(case.spec, seen), layer_tensors(seen))
+        if seen is None or not seen.plain:
+            return None
+        return layer_spec(case.spec, seen), layer_tensors(seen)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; eager is always among them."""

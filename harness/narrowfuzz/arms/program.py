@@ -37,7 +37,7 @@ from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.checkpoint import HOW, recomputing
 from narrowfuzz.play.layers import LayerWatch
-from narrowfuzz.recipe import Emit, Recipe
+from narrowfuzz.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Seen, Trace
 
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -167,7 +167,9 @@ class _Run:
         plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
-            calls = calls_of(self.layers, plan, shared)
+            autocast = program.recipe.autocast
+            rounds = ROUNDED if autocast is None else autocast(program.device)
+            calls = calls_of(self.layers, plan, shared, rounds)
             attention = tuple(self.records.attention)
             return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
         records = program._tap.records if self.arm.compiler else self.records

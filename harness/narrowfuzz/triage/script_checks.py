@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from narrowfuzz.expect import Is, Present, Refuses, Runs, Within, read
+from narrowfuzz.expect import Is, Present, Refuses, Runs, Typed, Within, read
 from narrowfuzz.oracles.contract import RULE
 from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
 from narrowfuzz.verdict import Verdict
@@ -90,7 +90,10 @@ print("runs forward and backward")
 
 
 def check_raises(verdict: Verdict, call: str) -> str:
-    """``call`` raises what the verdict says, or does not any more."""
+    """``call`` raises what the verdict says, or does not any more. Raises ValueError for a verdict
+    about a type, which only a player sees."""
+    if isinstance(verdict.expect, Typed):
+        raise ValueError("only a player sees a layer's type")
     return _RAISES.format(call=call, code=_exit_code(verdict))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import BY_NAME, Arm
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
-from narrowfuzz.expect import Is, Same, Within, read
+from narrowfuzz.expect import Is, Same, Typed, Within, read
 from narrowfuzz.models.zoo import MODELS, source_of, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
@@ -152,7 +152,13 @@ def _watched(verdict: Verdict, at: At) -> tuple[str, ...]:
 def _check(verdict: Verdict, at: At, plan: Plan) -> str:
     """Looks at the address, and says whether what is there is as expected."""
     expect = verdict.expect
-    lines = []
+    lines: list[str] = []
+    if isinstance(expect, Typed):
+        call = f"trace.call({at.layer!r}, {at.call}, {_phase(at)!r})"
+        return (
+            f"got, want = {call}.outputs[{at.name!r}].dtype, {TORCH_NAME[expect.dtype]}\n"
+            f'print(f"{at}: {{got}}, must be {{want}}")\nsys.exit(0 if got == want else 1)'
+        )
     if at.layer:
         lines.append(f"call = trace.call({at.layer!r}, {at.call}, {_phase(at)!r})")
     if isinstance(expect, Same):
