@@ -50,7 +50,9 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
         refusal=_never_refuses,
         script=_script,
         autocast=lambda device: ROUNDED,
-        leaves_out={f"dtype={other}": f"torch.{other} takes it" for other in _PLANS if other != dtype},
+        leaves_out={
+            f"dtype={other}": f"torch.{other} takes it" for other in _PLANS if other != dtype
+        },
         converted=converts_nothing,
         convertible=promises_nothing,
     )
