@@ -1,4 +1,5 @@
-"""The baselines: a plain nn.Linear in fp32 and bf16. Nothing is quantised; nothing may be found."""
+"""The baselines: a plain nn.Linear in fp32, bf16 and fp16. Nothing is quantised; nothing may be
+found."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from narrowfuzz.recipe import (
     promises_nothing,
 )
 
-# fp32 products round once more than the sum; bf16 products are exact in the fp32 accumulator.
+# fp32 products round once more than the sum; narrower ones are exact in the fp32 accumulator.
 _FP32 = Plan(
     {role: GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1) for role in ROLES},
     bias="either",
 )
-_BF16 = Plan(
+_NARROW = Plan(
     {role: GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=0) for role in ROLES},
     bias="either",
 )
@@ -58,6 +59,6 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
     )
 
 
-_PLANS: dict[Dtype, Plan] = {"fp32": _FP32, "bf16": _BF16}
+_PLANS: dict[Dtype, Plan] = {"fp32": _FP32, "bf16": _NARROW, "fp16": _NARROW}
 
 RECIPES = [_recipe(dtype, plan) for dtype, plan in _PLANS.items()]

@@ -219,6 +219,7 @@ RECIPES = [
         unavailable=_unavailable if name == "tensorwise" else everywhere,
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
         autocast=_autocast,
+        dtypes=("bf16", "fp32", "fp16"),
     )
     for name, theirs, title, plan in (
         (

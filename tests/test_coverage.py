@@ -104,7 +104,7 @@ def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
     "pair",
     [
         (("recipe", "torch.bf16"), ("dtype", "fp32")),
-        (("recipe", "torchao.float8.rowwise"), ("dtype", "fp32+autocast")),
+        (("recipe", "torch.scaled_mm"), ("dtype", "fp32+autocast")),
         (("model", "attention"), ("data", "lattice")),
         (("dtype", "fp32+autocast"), ("data", "lattice")),
         (("model", "tied_embedding"), ("checkpoint", "reentrant")),

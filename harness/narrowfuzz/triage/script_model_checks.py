@@ -5,6 +5,7 @@ from __future__ import annotations
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import Near, Present, Refuses
 from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
 from narrowfuzz.triage.script_checks import (
@@ -64,10 +65,11 @@ found, last = run("guilty"), {last!r}
 g, y = (t.double().reshape(-1, t.shape[-1]) for t in (tensors["grad_output"], found["output"]))
 w, grad = tensors[last + ".weight"].double(), found[last + ".weight.grad"].double()
 left, right = (g * y).sum(0), (grad * w).sum(1)
-size = (g * y).abs().sum(0) + (grad * w).abs().sum(1)
+size = (g.abs() * y.abs().clamp(min={tiny!r})).sum(0)
+size = size + (grad.abs().clamp(min={tiny!r}) * w.abs()).sum(1)
 if last + ".bias.grad" in found:
-    share = found[last + ".bias.grad"].double() * tensors[last + ".bias"].double()
-    right, size = right + share, size + share.abs()
+    grad, b = found[last + ".bias.grad"].double(), tensors[last + ".bias"].double()
+    right, size = right + grad * b, size + grad.abs().clamp(min={tiny!r}) * b.abs()
 far = (left - right).abs() / ({allowed!r} * size)
 far = far[size.isfinite() & (size < {largest!r}) & (size > 2.0**-60)]
 worst = far.nan_to_num(nan=math.inf).max().item() if far.numel() else 0.0
@@ -102,7 +104,7 @@ def check_whole(spec: Spec, verdict: Verdict) -> str:
     if oracle == "O22":
         return _OWN.format(
             last=MODELS[spec.model].last, allowed=allowed(spec.dtype, autocast=spec.autocast),
-            largest=largest(spec.dtype),
+            largest=largest(spec.dtype), tiny=FORMATS[spec.dtype].min_normal,
         )  # fmt: skip
     if oracle == "R23":
         return _ADDED.format(microbatches=spec.microbatches)
