@@ -73,7 +73,7 @@ def _rowwise_gw_hp(spec: Spec) -> Plan:
     # takes rowwise's path and rounds to bf16 before it is rescaled
     rowwise = _rowwise(spec).gemms
     tensor = OperandPlan(E4M3FN, "tensor", 0, _POW2)
-    # fp32 products round once; bf16 products are exact in the fp32 accumulator
+    # fp32 products round once; narrower ones are exact in the fp32 accumulator
     plain = GemmPlan(
         HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1 if spec.dtype == "fp32" else 0
     )
