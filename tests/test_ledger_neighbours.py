@@ -87,6 +87,10 @@ _AXIS = "torchao.float8.float8_ops:_assert_tensorwise_scale"
 _HUGE = "0x64800000"  # 2^74
 
 NEIGHBOURS = {
+    "autocast-inference-mode": Neighbour(
+        _FLOAT8 | {"dtype": "fp32", "autocast": True, "grad_mode": "inference"},
+        raising("torchao.float8.float8_utils:tensor_to_amax", "NotImplementedError"),
+    ),
     "float8-empty-dimensions": Neighbour(
         _FLOAT8 | {"k": 0}, raising("torchao.float8.float8_utils:tensor_to_amax", "RuntimeError")
     ),
