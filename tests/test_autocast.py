@@ -93,6 +93,7 @@ def test_what_is_found_there_is_shown_by_the_model_it_was_found_in(
     case = case_of(FLOAT8[0], "linear", backend="emulated")
     judge = Judge(recipes(), Ledger([]))
     assert judge.layer(case, "proj") is None
+    assert judge.layer(case_of(FLOAT8[0], dtype="bf16", autocast=False), "up") is not None
     with weights_rounded():
         cause = next(c for c in judge.judge(case).causes if c.oracle in ("O2", "O3", "O4"))
     recipe = recipes()[case.spec.recipe]

@@ -167,7 +167,7 @@ class _Run:
         plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
-            autocast = program.recipe.autocast
+            autocast = program.recipe.autocast if spec.autocast else None
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(self.layers, plan, shared, rounds)
             attention = tuple(self.records.attention)
