@@ -1,4 +1,5 @@
-"""The baselines: a plain nn.Linear in fp32 and bf16. Nothing is quantised; nothing may be found."""
+"""The baselines: a plain nn.Linear in fp32, bf16 and fp16. Nothing is quantised; nothing may be
+found."""
 
 from __future__ import annotations
 
@@ -6,14 +7,20 @@ from typing import Any
 
 from narrowfuzz.case import Dtype, Spec
 from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
-from narrowfuzz.recipe import Recipe, ScriptText, converts_nothing, promises_nothing
+from narrowfuzz.recipe import (
+    ROUNDED,
+    Recipe,
+    ScriptText,
+    converts_nothing,
+    promises_nothing,
+)
 
-# fp32 products round once more than the sum; bf16 products are exact in the fp32 accumulator.
+# fp32 products round once more than the sum; narrower ones are exact in the fp32 accumulator.
 _FP32 = Plan(
     {role: GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1) for role in ROLES},
     bias="either",
 )
-_BF16 = Plan(
+_NARROW = Plan(
     {role: GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=0) for role in ROLES},
     bias="either",
 )
@@ -43,10 +50,15 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
         convert=_keep,
         refusal=_never_refuses,
         script=_script,
-        autocasts=True,
+        autocast=lambda device: ROUNDED,
+        leaves_out={
+            f"dtype={other}": f"torch.{other} takes it" for other in _PLANS if other != dtype
+        },
         converted=converts_nothing,
         convertible=promises_nothing,
     )
 
 
-RECIPES = [_recipe("fp32", _FP32), _recipe("bf16", _BF16)]
+_PLANS: dict[Dtype, Plan] = {"fp32": _FP32, "bf16": _NARROW, "fp16": _NARROW}
+
+RECIPES = [_recipe(dtype, plan) for dtype, plan in _PLANS.items()]

@@ -148,5 +148,7 @@ RECIPES = [
         tap=_tap,
         converted=_converted,
         convertible=_convertible,
+        dtypes=("bf16", "fp32", "fp16"),
+        leaves_out={"autocast=True": "the layer is ours, and made without autocast"},
     )
 ]

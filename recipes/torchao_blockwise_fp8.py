@@ -158,5 +158,8 @@ RECIPES = [
         convertible=every_linear,
         alignment=BLOCK,
         dtypes=("bf16",),
+        leaves_out=dict.fromkeys(
+            ("dtype=fp16", "dtype=fp32"), "Float8BlockwiseLinear.supported_dtypes is [bfloat16]"
+        ),
     )
 ]

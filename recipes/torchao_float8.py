@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case import Spec, TensorName
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics.formats import E4M3FN, E5M2
 from narrowfuzz.numerics.plan import (
@@ -73,7 +73,7 @@ def _rowwise_gw_hp(spec: Spec) -> Plan:
     # takes rowwise's path and rounds to bf16 before it is rescaled
     rowwise = _rowwise(spec).gemms
     tensor = OperandPlan(E4M3FN, "tensor", 0, _POW2)
-    # fp32 products round once; bf16 products are exact in the fp32 accumulator
+    # fp32 products round once; narrower ones are exact in the fp32 accumulator
     plain = GemmPlan(
         HIGH_PRECISION, HIGH_PRECISION, scale_roundings=1 if spec.dtype == "fp32" else 0
     )
@@ -165,6 +165,13 @@ def _unavailable(backend: str, device: str) -> str:
     return machine().without("fp8")
 
 
+def _autocast(device: str) -> frozenset[TensorName]:
+    """float8_linear.py casts the input to the GPU's autocast dtype under the GPU's autocast only,
+    the weight never: it is quantised from what it is stored in. Autocast then makes every mm of the
+    forward return its dtype (float8_ops.py autocast_to_copy), to which the bias is cast."""
+    return frozenset({"bias"}) if device == "cpu" else frozenset({"input", "bias"})
+
+
 def _never_refuses(spec: Spec) -> str:
     return ""  # CPU _scaled_mm takes any shape, and the emulation too
 
@@ -211,6 +218,8 @@ RECIPES = [
         converted=_converted,
         unavailable=_unavailable if name == "tensorwise" else everywhere,
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
+        autocast=_autocast,
+        dtypes=("bf16", "fp32", "fp16"),
     )
     for name, theirs, title, plan in (
         (

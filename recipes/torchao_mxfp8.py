@@ -22,7 +22,7 @@ from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
 from narrowfuzz.numerics.scales import MxMode
-from narrowfuzz.recipe import Emit, Recipe, ScriptText
+from narrowfuzz.recipe import NOT_ROUNDED, Emit, Recipe, ScriptText
 
 BLOCK = 32
 
@@ -242,6 +242,8 @@ RECIPES = [
         convertible=_convertible,
         unavailable=_unavailable,
         alignment=BLOCK,
+        autocast=lambda device: NOT_ROUNDED,  # mx_mm has no custom_fwd: it is told nothing
+        leaves_out={"dtype=fp16": "mx_tensor.py to_mx asserts bf16 or fp32"},
     )
     for variant in VARIANTS
 ]

@@ -307,3 +307,12 @@ def error_of(raw: bytes) -> type[Exception] | None:
     except ValueError as error:  # its subclasses are decoders' own errors: told apart by type
         return type(error)
     return None
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [("data.values", "heavy_tail"), ("spec.model", "tied_embedding"), ("spec.dtype", "fp16")],
+)
+def test_a_value_that_does_not_exist_is_named_with_those_that_do(path: str, known: str) -> None:
+    text = complaint(edited(path, "nope"))
+    assert "'nope'" in text and path in text and known in text

@@ -83,9 +83,9 @@ def test_a_backward_belongs_to_its_forward() -> None:
     h, weight, g = torch.randn(8, 4), torch.randn(3, 4), torch.randn(8, 3)
     results = {"output": h @ weight.t(), "w.weight.grad": g.t() @ h}
     tensors = {"w.weight": weight, "grad_output": g}
-    assert not own_backward(results, tensors, "w", 2.0**-12, 1e30)[1]
+    assert not own_backward(results, tensors, "w", 2.0**-12, 1e30, 2.0**-126)[1]
     results["w.weight.grad"] = g.t() @ (h * 1.5)
-    assert own_backward(results, tensors, "w", 2.0**-12, 1e30)[1]
+    assert own_backward(results, tensors, "w", 2.0**-12, 1e30, 2.0**-126)[1]
 
 
 def product(phase: str, scale: float = 1.0) -> Product:

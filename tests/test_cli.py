@@ -171,7 +171,7 @@ def test_options_reach_the_campaign(
     assert nf(*argv, "--recipe", "torch.*", "--arm", "eager*", "--plant", "gemm-gain")[0] == 0
     (config,) = configs
     assert (config.seed, config.minutes, config.workers) == (2**32 - 1, 0.5, 64)
-    assert set(config.recipes) == {"torch.fp32", "torch.bf16", "torch.scaled_mm"}
+    assert set(config.recipes) == {"torch.fp32", "torch.bf16", "torch.fp16", "torch.scaled_mm"}
     assert (config.arms, config.fault, config.out) == (("eager*",), ("", "gemm-gain"), Path("new"))
 
 

@@ -229,6 +229,31 @@ def test_subnormal_reaches_below_eps_and_into_fp32_subnormals(dtype: str) -> Non
     assert (row_max > 1e-12).any(), "nothing on the other side of EPS"
 
 
+def test_the_ends_of_fp16_are_its_own() -> None:
+    largest = np.abs(wild("near_max", dtype="fp16"))
+    assert (largest >= 256.0).all() and largest.max() == 65504.0
+    assert len(np.unique(np.frexp(largest)[1])) == 8, "saturated throughout"
+    rows = np.abs(wild("subnormal", dtype="fp16")).max(axis=1)
+    assert ((rows > 0) & (rows < 2.0**-14)).any() and (rows > 2.0**-12).any()
+    ends = np.abs(wild("scale_ends", dtype="fp16"))
+    assert ends.max() > 2.0**15 and (ends.max(axis=1) < 2.0**-14).any()
+
+
+def test_an_unknown_value_class_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="unknown value class 'gausian': known are gaussian, "):
+        wild("gausian")
+
+
+@pytest.mark.parametrize("values", [*WILD, "lattice"])
+def test_fp16_tensors_hold_fp16_values_only(values: str) -> None:
+    regime = "lattice" if values == "lattice" else "wild"
+    kind = "gaussian" if values == "lattice" else values
+    spikes = (Spike("input", 1, 1, "0x43e00001"), Spike("weight", 2, 2, "0x7f7fffff"))
+    got = tensors({"bias": True, "dtype": "fp16"}, regime=regime, values=kind, spikes=spikes)
+    for name, x in got.items():
+        assert np.array_equal(x.astype(np.float16).astype(np.float32), x), name
+
+
 @pytest.mark.parametrize("values", [*WILD, "lattice"])
 def test_bf16_tensors_hold_bf16_values_only(values: str) -> None:
     regime = "lattice" if values == "lattice" else "wild"

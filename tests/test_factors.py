@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
+from typing import NamedTuple, get_args
 
 import pytest
 from narrowfuzz import factors
 from narrowfuzz.case import Checkpoint, Compile, ModelName
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes, runnable
+
+
+class Row(NamedTuple):
+    drawn: str
+    unfit: str
+    lacking: str
+
+
+def rows_of(*names: str) -> dict[tuple[str, str], Row]:
+    recipes = {name: replace(load_recipes()[name], backends=("one",)) for name in names}
+    return {(name, factor): Row(*told) for name, factor, *told in factors.rows(recipes)}
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, tuple[str, str]]:
+def told() -> dict[str, Row]:
     name = "torchao.float8.rowwise"
-    found = factors.rows({name: load_recipes()[name]})
-    return {factor: (drawn, lacking) for recipe, factor, drawn, lacking in found}
+    return {factor: row for (_, factor), row in rows_of(name).items()}
 
 
 @pytest.mark.parametrize(
     ("factor", "kinds"), [("checkpoint", Checkpoint), ("compile", Compile), ("model", ModelName)]
 )
-def test_what_is_drawn_is_counted(
-    told: dict[str, tuple[str, str]], factor: str, kinds: object
-) -> None:
-    drawn, lacking = told[factor]
-    assert not lacking
-    shares = dict(part.rsplit(" ", 1) for part in drawn.split(", "))
+def test_what_is_drawn_is_counted(told: dict[str, Row], factor: str, kinds: object) -> None:
+    row = told[factor]
+    assert not row.lacking
+    shares = dict(part.rsplit(" ", 1) for part in row.drawn.split(", "))
     assert set(shares) == set(get_args(kinds))
     assert 98 <= sum(int(share.removesuffix("%")) for share in shares.values()) <= 108
 
 
-def test_what_is_not_drawn_is_said(told: dict[str, tuple[str, str]]) -> None:
-    assert told["dtype"][1] == "fp16" and told["autocast"][1] == "True"
-
-
-def test_compiler_settings_are_counted_where_something_is_compiled(
-    told: dict[str, tuple[str, str]],
+def test_a_weight_used_twice_meets_every_rung_and_dropout_every_checkpoint(
+    told: dict[str, Row],
 ) -> None:
-    assert told["fullgraph"][0].startswith(("True 5", "False 5", "True 6", "False 6"))
+    for factor in ("compile of used_twice", "compile of tied_embedding", "checkpoint of dropout",
+                   "checkpoint of used_twice", "checkpoint of tied_embedding"):  # fmt: skip
+        assert not told[factor].lacking, factor
+
+
+def test_what_cannot_be_drawn_has_a_reason() -> None:
+    rows = rows_of("torchao.mxfp8.floor", "torch.bf16")
+    assert rows["torchao.mxfp8.floor", "dtype"][1:] == (
+        "fp16: mx_tensor.py to_mx asserts bf16 or fp32", "",
+    )  # fmt: skip
+    assert rows["torch.bf16", "autocast"].unfit.startswith("True: it takes no fp32")
+    assert rows["torch.bf16", "checkpoint of tied_embedding"].unfit.startswith("reentrant: token")
+
+
+def test_what_is_not_drawn_without_a_reason_is_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "EAGER_DRAWS", 10)
+    monkeypatch.setattr(factors, "COMPILED_DRAWS", 0)
+    recipe = load_recipes()["torchao.mxfp8.floor"]
+    rows = factors.rows({"one": replace(recipe, leaves_out={}, autocast=None)})
+    lacking = {factor: row[-1] for _, factor, *row in rows}
+    assert lacking["dtype"].split(", ")[-1] == "fp16" and "True" in lacking["autocast"]
+
+
+def test_no_recipe_that_runs_here_has_a_hole_of_its_own() -> None:
+    """What a recipe takes is drawn or has a reason, and every reason is one of a value."""
+    for recipe in load_recipes().values():
+        for value in recipe.leaves_out:
+            field, _, name = value.partition("=")
+            assert name not in recipe.dtypes if field == "dtype" else field == "autocast"
+        if runnable(recipe, "cpu"):
+            lacking = {"fp32", "bf16", "fp16"} - set(recipe.dtypes)
+            assert {f"dtype={name}" for name in lacking} <= set(recipe.leaves_out), recipe.name
+
+
+def test_compiler_settings_are_counted_where_something_is_compiled(told: dict[str, Row]) -> None:
+    assert told["fullgraph"].drawn.startswith(("True 5", "False 5", "True 6", "False 6"))

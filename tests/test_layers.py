@@ -61,8 +61,8 @@ MAY_IMPORT = {
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "ledger": LOW | {"facts"},
     "models": {"case", "numerics", "play", "schedule", "stateful"},
-    "factors": LOW | {"recipe", "stateful", "strategies"},
-    "coverage": LOW | {"recipe", "schedule", "stateful", "strategies"},
+    "factors": LOW | {"recipe", "specs", "stateful", "strategies"},
+    "coverage": LOW | {"recipe", "schedule", "specs", "stateful", "strategies"},
     "arms": DATA | {"models", "play"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     # models: the host of state faults; te_on_cpu: what the library's own are planted on

@@ -78,6 +78,7 @@ def raising(
 
 _FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
 _ROWWISE = {"recipe": "torchao.float8.rowwise", "backend": "emulated"}
+_GW_HP = {"recipe": "torchao.float8.rowwise_gw_hp", "backend": "emulated"}
 _FLOOR = {"recipe": "torchao.mxfp8.floor", "backend": "linear"}
 _RCEIL = {"recipe": "torchao.mxfp8.rceil", "backend": "linear", "dtype": "fp32"}
 _WRAPPER = {"recipe": "torchao.mxfp8.floor", "backend": "wrapper"}
@@ -86,8 +87,16 @@ _AXIS = "torchao.float8.float8_ops:_assert_tensorwise_scale"
 _HUGE = "0x64800000"  # 2^74
 
 NEIGHBOURS = {
+    "autocast-inference-mode": Neighbour(
+        _FLOAT8 | {"dtype": "fp32", "autocast": True, "grad_mode": "inference"},
+        raising("torchao.float8.float8_utils:tensor_to_amax", "NotImplementedError"),
+    ),
     "float8-empty-dimensions": Neighbour(
         _FLOAT8 | {"k": 0}, raising("torchao.float8.float8_utils:tensor_to_amax", "RuntimeError")
+    ),
+    "float8-gw-hp-cpu-autocast": Neighbour(
+        _GW_HP | {"dtype": "fp32", "autocast": True},
+        raising("torchao.float8.float8_ops:preprocess_addmm", "RuntimeError"),
     ),
     "float8-swap-drops-module-state": Neighbour(
         _FLOAT8 | {"model": "hooked"}, fault("conversion-freezes")
@@ -99,6 +108,9 @@ NEIGHBOURS = {
         _FLOOR | {"dtype": "fp32"}, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}
     ),
     "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
+    "mx-ignores-autocast": Neighbour(
+        _RCEIL | {"model": "mlp_gelu", "autocast": True}, fault("mx-scale-byte-plus-one")
+    ),
     "mx-noncontiguous-input": Neighbour(
         _FLOOR | {"input_layout": "transposed"}, raising(_TO_MX, "AssertionError")
     ),

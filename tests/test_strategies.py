@@ -97,8 +97,29 @@ def test_every_value_of_every_enum_is_drawn_often_enough(attribute: str, kind: s
     assert min(seen.values()) > 0.05 * len(many_cases())
 
 
-def test_fp16_is_the_one_dtype_that_no_shipped_recipe_takes() -> None:
-    assert set(histogram(lambda s: s.dtype)) == literal("Dtype") - {"fp16"}
+def test_every_dtype_is_drawn() -> None:
+    assert set(histogram(lambda s: s.dtype)) == literal("Dtype")
+
+
+def test_a_weight_used_twice_and_dropout_come_twice_as_often() -> None:
+    seen = Counter(s.model for s in many_specs() if s.model != "linear")
+    often = {"used_twice", "tied_embedding", "dropout"}
+    usual = [n for name, n in seen.items() if name not in often]
+    for name in often:
+        assert 1.4 < seen[name] / (sum(usual) / len(usual)) < 2.8, name
+
+
+@pytest.mark.parametrize("recipe", [n for n, r in RECIPES.items() if r.autocasts])
+def test_autocast_is_drawn_of_every_recipe_that_is_made_for_it(recipe: str) -> None:
+    found = drawn(specs([RECIPES[recipe]]), 200)
+    assert any(s.autocast for s in found)
+
+
+def test_every_torchao_recipe_that_takes_fp32_is_drawn_under_autocast() -> None:
+    narrowed = {n for n, r in RECIPES.items() if r.autocasts}
+    assert {n for n, r in RECIPES.items() if n.startswith("torchao") and "fp32" in r.dtypes} <= (
+        narrowed
+    )
 
 
 RARE = (

@@ -12,7 +12,8 @@ True
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -247,9 +248,22 @@ def load_case(raw: bytes) -> Case:
             raise ValueError(f"case has schema {version}: the first schema is 1")
         return msgspec.json.decode(raw, type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueError(f"not a valid case: {error}") from None
+        raise ValueError(f"not a valid case: {error}{_known(str(error))}") from None
     except RecursionError:
         raise ValueError("not a valid case: nested too deeply") from None
+
+
+_NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)`\Z")
+
+
+def _known(error: str) -> str:
+    """The values that a field has, where that is what the error is about."""
+    found = _NO_SUCH_VALUE.search(error)
+    if not found:
+        return ""
+    hints = get_type_hints({"spec": Spec, "data": DataSpec}[found[1]])
+    values = get_args(hints.get(found[2]))
+    return f"; known are {', '.join(map(str, values))}" if values else ""
 
 
 class _Versioned(msgspec.Struct):

@@ -13,6 +13,7 @@ from typing import get_args
 from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.stimulus import census, possible
+from narrowfuzz.specs import not_reentrant
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import WILD
 
@@ -90,11 +91,7 @@ def _of_models(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pai
 
 
 def _dtypes(recipe: Recipe) -> list[str]:
-    return [*recipe.dtypes, *(["fp32+autocast"] if _narrows(recipe) else [])]
-
-
-def _narrows(recipe: Recipe) -> bool:
-    return recipe.autocasts and "fp32" in recipe.dtypes
+    return [*recipe.dtypes, *(["fp32+autocast"] if recipe.autocasts else [])]
 
 
 def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
@@ -103,8 +100,9 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
         return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
     if chosen.get("data") == "lattice":  # exact sums: one linear, run once
         return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"
-    if chosen.get("checkpoint") == "reentrant":  # needs an input with a gradient, and no cast kept
-        return chosen.get("model") != "tied_embedding" and chosen.get("dtype") != "fp32+autocast"
+    if chosen.get("checkpoint") == "reentrant":
+        autocast = chosen.get("dtype") == "fp32+autocast"
+        return not not_reentrant(chosen.get("model", ""), autocast=autocast)
     return True
 
 

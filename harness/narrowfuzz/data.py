@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.case import Case, DataSpec, Spec, Spike, ValueClass
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import OPERANDS, Plan
 
@@ -150,21 +152,46 @@ def _wild(name: str, rows: int, cols: int, data: DataSpec, spec: Spec) -> F64:
         return _zero_rows(x, data.seed)
     if kind == "near_max":
         return np.ldexp(
-            np.sign(x) * (1.0 + np.abs(x) % 1.0), 120 + (fresh % np.uint64(8)).astype(int)
+            np.sign(x) * (1.0 + np.abs(x) % 1.0),
+            _range(spec).top + (fresh % np.uint64(8)).astype(int),
         )
     if kind == "subnormal":
-        return _small(x, fresh, data.seed)
+        return _small(x, fresh, data.seed, _range(spec))
     if kind in ("mined", "scale_ends"):
         return _mined(x, h, fresh, spec, ends=kind == "scale_ends")
-    assert kind == "binade_edges", kind
-    return _edges(h, fresh, spec)
+    if kind == "binade_edges":
+        return _edges(h, fresh, spec)
+    raise ValueError(f"unknown value class {kind!r}: known are {', '.join(get_args(ValueClass))}")
 
 
 #: Maxima at which some scale rule flips, in [1, 2): E4M3's 448 and E5M2's 57344 are 1.75 * 2^k, the
 #: next codes below and the ties above them, 6 * 2^k of E2M1, and where a reciprocal is inexact.
 _MINED = np.array([1.75, 1.75, 1.0, 1.5, 1.875, 1.625, 1.8125, 1.0625])
-#: Exponents of maxima at which a power-of-two scale byte is 0, 1, 253, 254 or beside them.
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The ends of a type's range, as exponents of two."""
+
+    #: The least of the eight largest.
+    top: int
+    #: That of the largest tiny granule, and from one to the next.
+    small: int
+    step: int
+    #: Of maxima at the ends.
+    ends: NDArray[np.int64]
+
+
+#: At these maxima a power-of-two scale byte is 0, 1, 253, 254 or beside them.
 _ENDS = np.array([-120, -119, -118, -113, -112, -111, -126, -125, 117, 118, 119, 124, 125, 126])
+_FP32_RANGE = _Range(120, -36, 8, _ENDS)
+#: About the smallest normal and subnormal, and the largest number.
+_FP16_ENDS = np.array([-13, -14, -15, -16, -20, -23, -24, 13, 14, 15])
+_FP16_RANGE = _Range(8, -10, 1, _FP16_ENDS)
+
+
+def _range(spec: Spec) -> _Range:
+    return _FP16_RANGE if spec.dtype == "fp16" else _FP32_RANGE
 
 
 def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
@@ -181,7 +208,8 @@ def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
     sign = np.where((h >> np.uint64(16)) & np.uint64(1), -1.0, 1.0)
     # of each row one exponent, so that a row's maximum is the one that is mined
     row = h[:, :1] >> np.uint64(8)
-    exponent = _ENDS[(row % np.uint64(len(_ENDS))).astype(np.int64)] if ends else (
+    there = _range(spec).ends
+    exponent = there[(row % np.uint64(len(there))).astype(np.int64)] if ends else (
         (row % np.uint64(12)).astype(np.int64) - 8
     )  # fmt: skip
     ties = sign * (1.0 + (2.0 * ((fresh >> np.uint64(8)) % np.uint64(8)) + 1.0) / 16.0) / 8.0
@@ -198,9 +226,10 @@ def _zero_rows(x: F64, seed: int) -> F64:
     return x * keep_row[:, None] * keep_col[None, :]
 
 
-def _small(x: F64, fresh: U64, seed: int) -> F64:
-    """Tiny granules, from torchao's EPS (1e-12 = 2^-40) down to fp32 subnormals, by row."""
-    base = -36 - 8 * ((np.arange(x.shape[0]) + seed) % 13)
+def _small(x: F64, fresh: U64, seed: int, within: _Range) -> F64:
+    """Tiny granules down to the type's subnormals, by row; with fp32's range, from torchao's EPS
+    (1e-12 = 2^-40) on."""
+    base = within.small - within.step * ((np.arange(x.shape[0]) + seed) % 13)
     wobble = (fresh & np.uint64(3)).astype(np.int64)
     return np.ldexp(x, base[:, None] - wobble)
 

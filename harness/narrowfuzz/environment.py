@@ -69,6 +69,8 @@ def settle() -> None:
     import torch
 
     torch.set_num_threads(1)
+    # else a GPU may add fp16 products in fp16, which no plan says
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
     quieten()

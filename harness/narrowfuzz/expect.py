@@ -135,7 +135,16 @@ class Own(msgspec.Struct, frozen=True, tag="own", forbid_unknown_fields=True):
         return self.text
 
 
-Expect = Is | Within | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | Own
+class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True):
+    """A tensor of this dtype."""
+
+    dtype: str
+
+    def __str__(self) -> str:
+        return self.dtype
+
+
+Expect = Is | Within | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | Typed | Own
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

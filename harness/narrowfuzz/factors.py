@@ -1,24 +1,27 @@
 """``narrowfuzz list coverage``: of each factor of a Spec and its data, what is drawn and how often.
 
 Counted in draws of the strategies that campaigns use, not read off their code: a value that the
-vocabulary has and no draw of a recipe brings is a hole, and is listed as *not yet*.
+vocabulary has and no draw of a recipe brings is *not applicable*, where something says why, or a
+hole, listed as *not yet*. Pairs in which much went wrong are counted, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from narrowfuzz.case import Case, Spec, ValueClass
+from narrowfuzz.case import Case, Compile, Spec, ValueClass
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.specs import not_reentrant
 from narrowfuzz.strategies import cases
 
 #: Eager cases, and cases of each compiled rung, that are drawn of a recipe.
-EAGER_DRAWS, COMPILED_DRAWS = 400, 80
-_RUNGS = ("none", "aot_eager", "aot_eager_decomp_partition", "inductor")
+EAGER_DRAWS, COMPILED_DRAWS = 400, 160
+_LOT = 10
 _COMPILER = ("dynamic", "fullgraph", "memory_budget")
 #: Fields of a Spec with a few values, and what they are called where that says more.
 _FIELDS = (
@@ -29,34 +32,74 @@ _FIELDS = (
 )  # fmt: skip
 #: Numbers of which any is as good as another above one.
 _NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
+#: Models that are counted by another field, too.
+_PAIRS = (
+    ("dropout", "checkpoint"), ("used_twice", "checkpoint"), ("used_twice", "compile"),
+    ("tied_embedding", "checkpoint"), ("tied_embedding", "compile"),
+)  # fmt: skip
 
 
-def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str]]:
-    """(recipe, factor, values with their share of the draws, values that are not drawn yet). Dtypes
-    that a recipe is not made for are left out."""
+@dataclass(frozen=True)
+class _Factor:
+    """What is counted of a recipe's draws; ``why_not`` says of a value that it cannot come."""
+
+    name: str
+    of: Callable[[Case], str]
+    vocabulary: tuple[str, ...]
+    #: The draws in which it is of any consequence.
+    speaks: Callable[[Case], bool] = lambda case: True
+    why_not: Callable[[str], str] = lambda value: ""
+
+
+def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, str]]:
+    """(recipe, factor, values with their share of the draws, values that do not apply and why,
+    values that are not drawn yet)."""
     for recipe in recipes.values():
         found = list(_drawn(recipe))
-        for factor, of, vocabulary in _factors(recipe):
-            counts = Counter(of(case) for case in found if _speaks(factor, case))
+        for factor in _factors(recipe):
+            counts = Counter(factor.of(case) for case in found if factor.speaks(case))
             total = sum(counts.values())
             shares = [f"{value} {100 * n / total:.0f}%" for value, n in counts.most_common()]
-            lacking = [value for value in vocabulary if value not in counts]
-            if factor == "dtype" and recipe.name == f"torch.{recipe.dtypes[0]}":
-                lacking = []  # the others have recipes of their own, or none
-            yield recipe.name, factor, ", ".join(shares), ", ".join(lacking)
+            lacking = [value for value in factor.vocabulary if value not in counts]
+            reasons = [f"{value}: {why}" for value in lacking if (why := factor.why_not(value))]
+            left = [value for value in lacking if not factor.why_not(value)]
+            yield recipe.name, factor.name, ", ".join(shares), "; ".join(reasons), ", ".join(left)
 
 
-def _speaks(factor: str, case: Case) -> bool:
-    """Is this factor's value of any consequence in the case?"""
-    return factor not in _COMPILER or case.spec.compile != "none"
-
-
-def _factors(recipe: Recipe) -> Iterator[tuple[str, Callable[[Case], str], tuple[str, ...]]]:
+def _factors(recipe: Recipe) -> Iterator[_Factor]:
     hints = get_type_hints(Spec)
-    yield "backend", lambda case: case.spec.backend or recipe.backends[0], recipe.backends
+    yield _Factor("backend", lambda case: case.spec.backend or recipe.backends[0], recipe.backends)
     for name in _FIELDS:
-        yield name, _of(name), tuple(map(str, _values(name, hints[name])))
-    yield "data", _data, ("lattice", *get_args(ValueClass))
+        values = tuple(map(str, _values(name, hints[name])))
+        yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
+    yield _Factor("data", _data, ("lattice", *get_args(ValueClass)))
+    for model, name in _PAIRS:
+        values = get_args(hints[name])
+        yield _Factor(f"{name} of {model}", _of(name), values, _is(model), _unfit(model))
+
+
+def _speaks(name: str) -> Callable[[Case], bool]:
+    """Is this field's value of any consequence in a case?"""
+    return lambda case: name not in _COMPILER or case.spec.compile != "none"
+
+
+def _is(model: str) -> Callable[[Case], bool]:
+    return lambda case: case.spec.model == model
+
+
+def _left_out(recipe: Recipe, name: str) -> Callable[[str], str]:
+    """What the recipe itself says, and that autocast narrows nothing but fp32."""
+
+    def why(value: str) -> str:
+        if (name, value) == ("autocast", "True") and "fp32" not in recipe.dtypes:
+            return "it takes no fp32, which autocast narrows"
+        return recipe.leaves_out.get(f"{name}={value}", "")
+
+    return why
+
+
+def _unfit(model: str) -> Callable[[str], str]:
+    return lambda value: not_reentrant(model, autocast=False) if value == "reentrant" else ""
 
 
 def _of(name: str) -> Callable[[Case], str]:
@@ -75,18 +118,25 @@ def _values(name: str, hint: Any) -> tuple[Any, ...]:
 
 
 def _drawn(recipe: Recipe) -> Iterator[Case]:
-    found: list[Case] = []
-    for rung in _RUNGS:
+    """What is drawn of a recipe on every rung, in lots: Hypothesis draws variants of what it has
+    drawn before."""
+    for rung in get_args(Compile):
         draws = EAGER_DRAWS if rung == "none" else COMPILED_DRAWS
+        for lot in range(draws // _LOT):
+            yield from _lot(recipe, rung, lot)
 
-        @seed(0)
-        @settings(
-            max_examples=draws, phases=[Phase.generate], database=None, deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
-        @given(cases([recipe], compile=rung))  # type: ignore[arg-type]
-        def collect(case: Case) -> None:
-            found.append(case)
 
-        collect()
-    yield from found
+def _lot(recipe: Recipe, rung: Compile, number: int) -> list[Case]:
+    found: list[Case] = []
+
+    @seed(number)
+    @settings(
+        max_examples=_LOT, phases=[Phase.generate], database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(cases([recipe], compile=rung))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found

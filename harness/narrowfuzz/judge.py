@@ -278,9 +278,10 @@ class Judge:
     def layer(
         self, case: Case, module: str, call: int = 0, arm: Arm = EAGER
     ) -> tuple[Spec, dict[str, F32]] | None:
-        """The single linear that this eager call was, and what it got; None without one."""
+        """The single linear that this eager call was, and what it got; None without one, and where
+        only autocast makes it what it was."""
         seen = self.call(case, module, call, arm)
-        if seen is None:
+        if seen is None or not seen.plain:
             return None
         return layer_spec(case.spec, seen, native=arm.native), layer_tensors(seen)
 

@@ -28,6 +28,7 @@ from narrowfuzz.verdict import Verdict
 
 #: Deviations the oracles follow beyond those of the quantiser's reference.
 LAYER_DEVIATIONS = {
+    "autocast_ignored": "under autocast the layer returns the type of its input",
     "bias_ignored": "the layer returns its output without the bias",
     "bias_ignored_if_empty": "the same, but only where nothing is contracted (in_features = 0)",
     "rescale_overflow": "1/s_a * 1/s_b overflows before it rescales a gradient",

@@ -72,7 +72,7 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
         from narrowfuzz.recipe import load_recipes, runnable
 
         able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
-        return ("recipe", "factor", "drawn", "not yet"), rows(able)
+        return ("recipe", "factor", "drawn", "not applicable", "not yet"), rows(able)
     from narrowfuzz.ledger import load_entries
 
     return ("entry", "severity", "recipes", "what"), (

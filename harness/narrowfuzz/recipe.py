@@ -12,11 +12,11 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from narrowfuzz.case import Dtype, Spec
+from narrowfuzz.case import Dtype, Spec, TensorName
 from narrowfuzz.content import content_dir, load_definitions
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.stateful import Stateful
@@ -63,6 +63,11 @@ def every_linear(module: Any, spec: Spec) -> bool:
     from torch import nn
 
     return isinstance(module, nn.Linear)
+
+
+#: What F.linear rounds under autocast, wherever it runs; what a layer does that autocast passes by.
+ROUNDED: frozenset[TensorName] = frozenset({"input", "weight", "bias"})
+NOT_ROUNDED: frozenset[TensorName] = frozenset()
 
 
 def everywhere(backend: str, device: str) -> str:
@@ -117,8 +122,16 @@ class Recipe:
     #: Dimensions worth drawing multiples of.
     alignment: int = 16
     dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
-    #: True: under autocast it computes what F.linear would, in the narrower dtype.
-    autocasts: bool = False
+    #: Device -> the tensors that a linear rounds to bf16 under autocast before it uses them; its
+    #: results are bf16 in any case. None: it is not drawn under autocast.
+    autocast: Callable[[str], frozenset[TensorName]] | None = None
+    #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
+    leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def autocasts(self) -> bool:
+        """True where autocast is drawn: it narrows what is fp32."""
+        return self.autocast is not None and "fp32" in self.dtypes
 
     def backend(self, spec: Spec) -> str:
         """The Spec's backend, checked. Raises ValueError with the nearest match."""

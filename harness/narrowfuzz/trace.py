@@ -75,6 +75,13 @@ class LayerCall:
     unobserved: str = ""
     #: First dimension of a 3-D input; 0: it was 2-D.
     batch: int = 0
+    #: What the layer rounds to ``dtype`` before it uses it, where autocast makes that narrower.
+    rounds: frozenset[str] = frozenset({"input", "weight", "bias"})
+
+    @property
+    def plain(self) -> bool:
+        """True where a linear of ``dtype`` computes the same from the same tensors."""
+        return self.dtype == "fp32" or {"input", "weight"} <= self.rounds
 
 
 @dataclass(frozen=True)

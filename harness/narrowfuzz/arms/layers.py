@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
+from narrowfuzz.case import TensorName
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.play.layers import Call, LayerWatch
@@ -26,18 +27,21 @@ def watch_layers(model: nn.Module, names: tuple[str, ...], focus: int | None) ->
     return LayerWatch(layers)
 
 
-def calls_of(watch: LayerWatch, plan: Plan, shared: frozenset[str]) -> tuple[LayerCall, ...]:
-    """What was recorded; layers named in ``shared`` share their weight with others."""
+def calls_of(
+    watch: LayerWatch, plan: Plan, shared: frozenset[str], rounds: frozenset[TensorName]
+) -> tuple[LayerCall, ...]:
+    """What was recorded; layers named in ``shared`` share their weight with others, and ``rounds``
+    are what a layer rounds under autocast."""
     closed = []
     for call in watch.calls:
         if call.module in shared:
             call.outputs.pop("grad_weight", None)
         if "output" in call.outputs:
-            closed.append(_close(call, plan))
+            closed.append(_close(call, plan, rounds))
     return tuple(closed)
 
 
-def _close(call: Call, plan: Plan) -> LayerCall:
+def _close(call: Call, plan: Plan, rounds: frozenset[TensorName]) -> LayerCall:
     tensors = {"weight": call.weight, **call.tensors}
     if call.bias is not None:
         tensors["bias"] = call.bias
@@ -52,6 +56,7 @@ def _close(call: Call, plan: Plan) -> LayerCall:
         sites,
         unobserved,
         call.tensors["input"].shape[0] if call.tensors["input"].dim() == 3 else 0,
+        rounds,
     )
 
 

@@ -39,7 +39,7 @@ from narrowfuzz.play.checkpoint import HOW, recomputing
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.play.taps import AttentionWatch
-from narrowfuzz.recipe import Emit, Recipe
+from narrowfuzz.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Seen, Trace
 
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -171,7 +171,9 @@ class _Run:
         plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
-            calls = calls_of(self.layers, plan, shared)
+            autocast = program.recipe.autocast if spec.autocast else None
+            rounds = ROUNDED if autocast is None else autocast(program.device)
+            calls = calls_of(self.layers, plan, shared, rounds)
             attention = attention_of(self.watch)
             return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
         multiplied, attention = multiplied_of(program._tap.watch), attention_of(program._tap.watch)

@@ -1,5 +1,6 @@
-"""The contract: what conversion accepts runs forward and backward on every rung; what is refused
-is refused at conversion or first call, by an error that names the layer, its shape and the rule."""
+"""The contract: what conversion accepts runs forward and backward on every rung, and under autocast
+returns its type; what is refused is refused at conversion or first call, by an error that names the
+layer, its shape and the rule."""
 
 from __future__ import annotations
 
@@ -8,20 +9,23 @@ from collections.abc import Iterator
 from typing import Literal
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Lacking, Present, Refuses, Runs
+from narrowfuzz.expect import Lacking, Present, Refuses, Runs, Typed
 from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
-from narrowfuzz.trace import RunError
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.trace import RunError, Trace
+from narrowfuzz.verdict import FOLLOWED, Verdict
 
 #: Words in which a refusal states the rule that was broken.
 RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at least", re.I)
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
-    """Judges every arm's error, or its absence and the completeness of its gradients."""
+    """Judges every arm's error, or its absence and the completeness of its gradients; of eager the
+    type of what each linear returns under autocast."""
     base = evidence.traces.get(evidence.base)
+    if evidence.spec.autocast and base is not None and base.error is None:
+        yield _narrowed(evidence, base)
     base_fails = base is not None and base.error is not None
     for arm, trace in evidence.traces.items():
         if trace.error is None:
@@ -62,6 +66,25 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
         "contract", arm, "backward", "diverged",
         f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
         At(name=missing[0]), f"none of {', '.join(missing)}", Present(tuple(missing)),
+    )  # fmt: skip
+
+
+def _narrowed(evidence: Evidence, eager: Trace) -> Verdict:
+    """Under autocast a linear returns autocast's type, as the nn.Linear that it stands for does."""
+    calls = [call for call in eager.calls if call.phase == "forward"]
+    if not calls:
+        return plain("contract", "eager", "output", "not_applicable", "no linear was watched")
+    wide = next((call for call in calls if call.dtype != "bf16"), None)
+    if wide is None:
+        return plain("contract", "eager", "output", "ok")
+    if "autocast_ignored" in evidence.deviations:
+        # every other rule then judges the layer by the type it has
+        passed = plain("contract", "eager", FOLLOWED, "ok", "autocast_ignored")
+        return passed.known(evidence.deviations["autocast_ignored"])
+    at = At(what="result", name="output", layer=wide.module, call=wide.index, phase="forward")
+    return Verdict(
+        "contract", "eager", "output", "diverged", "type under autocast", at, wide.dtype,
+        Typed("bf16"),
     )  # fmt: skip
 
 

@@ -91,9 +91,12 @@ def layer_spec(spec: Spec, call: LayerCall, *, native: bool = False) -> Spec:
 
 
 def layer_tensors(call: LayerCall) -> dict[str, F32]:
-    """What the layer computed with: under autocast, parameters rounded to its dtype."""
+    """What the layer computed with: under autocast, what its recipe rounds first is rounded."""
     fmt = FORMATS[call.dtype]
+    if fmt.bits == 32:
+        return dict(call.tensors)
+    narrow = {*call.rounds, "grad_output"}  # a gradient has the type of its output
     return {
-        name: round_to(t, fmt, overflow="ieee").astype("float32") if fmt.bits < 32 else t
+        name: round_to(t, fmt, overflow="ieee").astype("float32") if name in narrow else t
         for name, t in call.tensors.items()
     }

@@ -55,8 +55,9 @@ def _why_not(evidence: Evidence) -> str:
     return ""
 
 
-def sides(results: Any, tensors: Any, last: str) -> tuple[F64, F64, F64] | None:
-    """Both sums and the sum of magnitudes, per output feature; None where a gradient is missing."""
+def sides(results: Any, tensors: Any, last: str, tiny: float = 0.0) -> tuple[F64, F64, F64] | None:
+    """Both sums and the sum of magnitudes, per output feature; None where a gradient is missing.
+    A result below ``tiny``, its type's smallest normal number, is rounded as if it were that."""
     grad = results.get(f"{last}.weight.grad")
     if grad is None:
         return None
@@ -65,11 +66,15 @@ def sides(results: Any, tensors: Any, last: str) -> tuple[F64, F64, F64] | None:
     bias, grad_bias = tensors.get(f"{last}.bias"), results.get(f"{last}.bias.grad")
     with np.errstate(all="ignore"):
         output, shares = g * y, [grad * w]
+        sizes = [np.abs(g) * np.maximum(np.abs(y), tiny)]
+        sizes.append((np.maximum(np.abs(grad), tiny) * np.abs(w)).T)
         if bias is not None and grad_bias is not None:
-            shares.append((np.asarray(grad_bias, np.float64) * bias)[:, None])
+            grad_bias = np.asarray(grad_bias, np.float64)
+            shares.append((grad_bias * bias)[:, None])
+            sizes.append(np.maximum(np.abs(grad_bias), tiny)[None] * np.abs(bias))
         right = np.sum([share.sum(axis=1) for share in shares], axis=0)
-        size = np.sum([np.abs(share).sum(axis=1) for share in shares], axis=0)
-        return output.sum(axis=0), right, size + np.abs(output).sum(axis=0)
+        size = np.sum([s.sum(axis=0) for s in sizes], axis=0)
+        return output.sum(axis=0), right, size
 
 
 def allowed(dtype: str, *, autocast: bool) -> float:
@@ -84,7 +89,8 @@ def largest(dtype: str) -> float:
 
 
 def _judge(evidence: Evidence, arm: str, trace: Trace) -> Verdict:
-    found = sides(trace.outputs, evidence.tensors, evidence.last)
+    tiny = FORMATS[evidence.spec.dtype].min_normal
+    found = sides(trace.outputs, evidence.tensors, evidence.last, tiny)
     at = At(name=f"{evidence.last}.weight.grad")
     nothing = plain(_NAME, arm, _ROLE, "ok")
     limit = allowed(evidence.spec.dtype, autocast=evidence.spec.autocast)

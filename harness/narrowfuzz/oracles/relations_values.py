@@ -15,7 +15,7 @@ from narrowfuzz.address import At
 from narrowfuzz.data import hash_bits
 from narrowfuzz.expect import Ordered, bits
 from narrowfuzz.numerics import reference
-from narrowfuzz.numerics.formats import F32, FORMATS, decode, round_to
+from narrowfuzz.numerics.formats import F32, FORMATS, Format, decode, round_to
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
 from narrowfuzz.oracles.evidence import Evidence, Reference
 from narrowfuzz.oracles.oracle import first, number, plain
@@ -54,6 +54,10 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
             continue
         by = k * SCALES[tensor][role]
         want = np.ldexp(base.outputs[role], by)
+        if not _rounds_alike(base.outputs[role], want, FORMATS[evidence.spec.dtype]):
+            why = "results leave their type's range"
+            yield plain(name, evidence.base, role, "not_applicable", why)
+            continue
         got = after.outputs[role]
         yield compare(evidence, name, role, got, want, "does not scale", other, times=2.0**by)
 
@@ -61,6 +65,15 @@ def check_scaling(evidence: Evidence, tensor: str) -> Iterator[Verdict]:
 def scaling_exponent(seed: int) -> int:
     """The k of R1-R3 for a seed."""
     return (1, -1, 3, -4)[seed % 4]
+
+
+def _rounds_alike(before: F32, after: F32, fmt: Format) -> bool:
+    """Results of a narrow range round relatively, all of them, before they are scaled and after: a
+    zero may be what underflowed, and the least normal number what was rounded up to it."""
+    if fmt.min_normal < 2.0**-60:
+        return True  # operands above 2^-30, in sums of which nothing is rounded below that
+    both = np.abs(np.stack([before, after]))
+    return bool(((both > fmt.min_normal) & (both <= fmt.max)).all())
 
 
 def _scaling_is_exact(evidence: Evidence, scaled: dict[str, F32], tensor: str) -> bool:
@@ -131,6 +144,7 @@ def check_requantise(evidence: Evidence) -> Iterator[Verdict]:
     values = evidence.seen_values("output", "a", site.a)
     assert values is not None
     usual = (values == 0) | ((np.abs(values) > 2.0**-30) & (np.abs(values) < 2.0**100))
+    usual &= round_to(values, FORMATS[evidence.spec.dtype], overflow="ieee") == values
     scale = site.a.scale
     assert scale is not None
     if not usual.all() or (scale.dtype == np.uint8 and not _byte_inside(scale)):

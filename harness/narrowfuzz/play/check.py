@@ -72,17 +72,19 @@ def beyond(
 
 
 def own_backward(
-    results: Results, tensors: Results, last: str, allowed: float, largest: float
+    results: Results, tensors: Results, last: str, allowed: float, largest: float, tiny: float
 ) -> Told:
-    """The output times its gradient, and the last weight times its, have the same sums."""
+    """The output times its gradient, and the last weight times its, have the same sums. Below
+    ``tiny`` a result is as far off as there."""
     grad, weight = results[f"{last}.weight.grad"].double(), tensors[f"{last}.weight"].double()
     y = results["output"].double()
     g = tensors["grad_output"].double().reshape(y.shape)
     left, right = (g * y).sum(0), (grad * weight).sum(1)
-    size = (g * y).abs().sum(0) + (grad * weight).abs().sum(1)
+    size = (g.abs() * y.abs().clamp(min=tiny)).sum(0)
+    size = size + (grad.abs().clamp(min=tiny) * weight.abs()).sum(1)
     if f"{last}.bias.grad" in results:
-        share = results[f"{last}.bias.grad"].double() * tensors[f"{last}.bias"].double()
-        right, size = right + share, size + share.abs()
+        grad, bias = results[f"{last}.bias.grad"].double(), tensors[f"{last}.bias"].double()
+        right, size = right + grad * bias, size + grad.abs().clamp(min=tiny) * bias.abs()
     far = (left - right).abs() / (allowed * size)
     far = far[size.isfinite() & (size < largest) & (size > 2.0**-60)]
     worst = far.nan_to_num(nan=math.inf).max().item() if far.numel() else 0.0

@@ -21,17 +21,19 @@ from narrowfuzz.expect import (
     Runs,
     Same,
     Sum,
+    Typed,
     Within,
     read,
 )
 from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan
 from narrowfuzz.numerics.reference import granule
 from narrowfuzz.oracles import own_backward
 from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
 from narrowfuzz.triage.script_checks import ACCEPTED, check_raises
-from narrowfuzz.triage.script_parts import SLOT
+from narrowfuzz.triage.script_parts import SLOT, TORCH_NAME
 from narrowfuzz.verdict import Verdict
 
 
@@ -60,6 +62,13 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
         if accepted:
             return Look(ACCEPTED.format(call="run()", rule=expect))
         return Look(check_raises(verdict, "run()"))
+    if isinstance(expect, Typed):
+        got = f"{_call(verdict.at, runs)}.outputs[{verdict.at.name!r}].dtype"
+        check = (
+            f"got, want = {got}, {TORCH_NAME[expect.dtype]}\n"
+            f'print(f"{verdict.at}: {{got}}, must be {{want}}")\nsys.exit(0 if got == want else 1)'
+        )
+        return Look(check, (verdict.at.layer,))
     told = _whole(spec, verdict, runs)
     if told:
         return Look(f"told, shows = {told}\nprint(told)\nsys.exit(int(shows))")
@@ -92,8 +101,8 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     if isinstance(expect, Own) and verdict.oracle == "O22":
         allowed = own_backward.allowed(spec.dtype, autocast=spec.autocast)
         largest = own_backward.largest(spec.dtype)
-        last = MODELS[spec.model].last
-        return f"own_backward(trace.results, tensors, {last!r}, {allowed!r}, {largest!r})"
+        told = (MODELS[spec.model].last, allowed, largest, FORMATS[spec.dtype].min_normal)
+        return f"own_backward(trace.results, tensors, {', '.join(map(repr, told))})"
     return ""
 
 
