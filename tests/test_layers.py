@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "schedule": {"address", "choices", "numerics", "trace"},
     "stateful": {"case", "numerics", "schedule"},
     "content": {"__init__"},
-    "verdict": {"address", "expect"},
+    "verdict": {"address", "case", "expect", "numerics"},
     "policy": set(),
     "environment": {"machine"},
     "machine": {"play"},  # what switches kernels: it asks both

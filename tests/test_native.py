@@ -128,7 +128,7 @@ def test_no_primitive_of_onednns_runs(recipe: str, model: str) -> None:
         ({"checkpoint": "full"}, {"O12", "O13"}),
         ({"microbatches": 2}, {"R23"}),
     ],
-    ids=str,
+    ids=["linear", "block", "used twice", "attention", "checkpoint", "microbatches"],
 )
 def test_every_rule_of_eager_arms_judges_in_its_place(
     fields: dict[str, Any], rules: set[str]

@@ -45,7 +45,7 @@ FLOAT8 = "torchao.float8.rowwise"
 GRADIENT = "layers.0.attention.wq.weight.grad"
 _NEAR = Near(bits(1.0), bits(0.5))
 #: Without its data: the model's source, the player, the recomputation's policy, the check.
-MAX_LINES = 350
+MAX_LINES = 390
 #: Rules that judge a model as a whole, as their verdicts would look.
 RULES: dict[str, dict[str, Any]] = {
     "crash": {"oracle": "contract", "role": "forward", "status": "crashed", "at": At(what="error"),

@@ -81,7 +81,7 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     if isinstance(expect, Present):
         return f"missing(trace.results, {expect.names!r})"
     if isinstance(expect, Same) and expect.at.run in BY_NAME:
-        return "different(plain.results, trace.results)"
+        return "different(base.results, trace.results)"
     if isinstance(expect, Same) and expect.at.run == AGAIN:
         return "different(trace.results, *(other.results for other in again))"
     if isinstance(expect, Sum):

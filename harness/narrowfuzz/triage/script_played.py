@@ -187,7 +187,7 @@ def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Ru
         runs += [exact, eager]
     if isinstance(expect, Same) and expect.at.run in BY_NAME:
         other_arm = BY_NAME[expect.at.run]
-        runs.append(replace(own, name=other_arm.name, variable="plain", arm=other_arm))
+        runs.append(replace(own, name=other_arm.name, variable="base", arm=other_arm))
     if AGAIN in (verdict.at.run, *([expect.at.run] if isinstance(expect, Same) else [])):
         runs.append(replace(own, name=AGAIN, variable="again"))
     return runs
