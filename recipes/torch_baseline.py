@@ -10,7 +10,6 @@ from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, Plan
 from narrowfuzz.recipe import (
     ROUNDED,
     Recipe,
-    ScriptText,
     converts_nothing,
     promises_nothing,
 )
@@ -34,10 +33,6 @@ def _never_refuses(spec: Spec) -> str:
     return ""
 
 
-def _script(spec: Spec) -> ScriptText:
-    return ScriptText(imports="", convert="model")
-
-
 def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
     return Recipe(
         name=f"torch.{dtype}",
@@ -49,7 +44,6 @@ def _recipe(dtype: Dtype, plan: Plan) -> Recipe:
         plan=lambda spec: plan,
         convert=_keep,
         refusal=_never_refuses,
-        script=_script,
         autocast=lambda device: ROUNDED,
         leaves_out={
             f"dtype={other}": f"torch.{other} takes it" for other in _PLANS if other != dtype

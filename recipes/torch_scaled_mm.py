@@ -20,7 +20,7 @@ from narrowfuzz.case import Spec
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics.formats import E4M3FN, E5M2
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
-from narrowfuzz.recipe import Emit, Recipe, ScriptText
+from narrowfuzz.recipe import Emit, Recipe
 
 ALIGNMENT = 16
 
@@ -62,27 +62,18 @@ def _convertible(module: Any, spec: Spec) -> bool:
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of both scaled_mm: codes and inverse scales, as the kernels take them."""
     import torch
-    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
-    from narrowfuzz.trace import Seen
     from torch.nn import functional
 
     new, old = functional.scaled_mm, torch._scaled_mm
 
-    def take(a: Any, b: Any, a_scale: Any, b_scale: Any) -> None:
-        if emit.wanted():
-            emit(
-                Seen(fp8_codes(a), fp32_array(a_scale), scale_is_inverse=True),
-                Seen(fp8_codes(b).T, fp32_array(b_scale).T, scale_is_inverse=True),
-            )
-
     def watch(
         a: Any, b: Any, a_scale: Any, a_kind: Any, b_scale: Any, *args: Any, **kw: Any
     ) -> Any:
-        take(a, b, a_scale, b_scale)
+        emit(a, a_scale, b.t(), b_scale.t())
         return new(a, b, a_scale, a_kind, b_scale, *args, **kw)
 
     def watch_old(a: Any, b: Any, a_scale: Any, b_scale: Any, **kw: Any) -> Any:
-        take(a, b, a_scale, b_scale)
+        emit(a, a_scale, b.t(), b_scale.t())
         return old(a, b, a_scale, b_scale, **kw)
 
     functional.scaled_mm, torch._scaled_mm = watch, watch_old
@@ -113,26 +104,6 @@ def _unavailable(backend: str, device: str) -> str:
     return machine().without("fp8_rowwise" if backend.startswith("rowwise") else "fp8")
 
 
-def _script(spec: Spec) -> ScriptText:
-    import inspect
-
-    from narrowfuzz.arms import scaled_linear
-
-    old = spec.backend.endswith("_v1")
-    name, kinds = ("torch._scaled_mm", "") if old else ("F.scaled_mm", " a_kind,")
-    return ScriptText(
-        imports=inspect.getsource(scaled_linear).replace('"""', "'''").strip(),
-        convert=f"model.apply(lambda m: become_scaled(m, {spec.backend or 'tensorwise'!r}))",
-        converted='type(m).__name__ == "ScaledLinear"',
-        convertible="type(m) is torch.nn.Linear",
-        tap=f"multiply = {name}\n"
-        f"def watch(a, b, a_scale,{kinds} b_scale, *args, **kw):\n"
-        "    seen.append((a, a_scale, b.t(), b_scale.t()))\n"
-        f"    return multiply(a, b, a_scale,{kinds} b_scale, *args, **kw)\n"
-        f"{name} = watch",
-    )
-
-
 RECIPES = [
     Recipe(
         name="torch.scaled_mm",
@@ -144,8 +115,8 @@ RECIPES = [
         convert=_convert,
         refusal=_refusal,
         unavailable=_unavailable,
-        script=_script,
         tap=_tap,
+        inverse_scales=True,
         converted=_converted,
         convertible=_convertible,
         dtypes=("bf16", "fp32", "fp16"),

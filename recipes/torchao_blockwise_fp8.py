@@ -22,7 +22,7 @@ from typing import Any
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import Fp32Scale, GemmPlan, OperandPlan, Plan
-from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
+from narrowfuzz.recipe import Emit, Recipe, every_linear
 
 BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
@@ -70,22 +70,13 @@ def _tap(emit: Emit) -> Iterator[None]:
     It takes B^T with its scales transposed likewise; only grad_weight, which alone brings a second
     scale tensor for Triton, passes the scales of B itself.
     """
-    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
-    from narrowfuzz.trace import Seen
     from torchao.prototype.blockwise_fp8_training import linear
 
     multiply = linear._run_blockwise_mm
 
     def watch(**kw: Any) -> Any:
-        b_scale = fp32_array(kw["scale_b"])
-        emit(
-            Seen(fp8_codes(kw["mat_a"]), fp32_array(kw["scale_a"]), scale_is_inverse=True),
-            Seen(
-                fp8_codes(kw["mat_b"]).T,
-                b_scale if kw.get("triton_scale_b") is not None else b_scale.T,
-                scale_is_inverse=True,
-            ),
-        )
+        b_scale = kw["scale_b"] if kw.get("triton_scale_b") is not None else kw["scale_b"].t()
+        emit(kw["mat_a"], kw["scale_a"], kw["mat_b"].t(), b_scale)
         return multiply(**kw)
 
     linear._run_blockwise_mm = watch
@@ -116,31 +107,6 @@ def _unavailable(backend: str, device: str) -> str:
     return ""
 
 
-def _script(spec: Spec) -> ScriptText:
-    convert = "quantize_(model, Float8BlockwiseLinearConfig()) or model"
-    if spec.backend == "triton":
-        convert = f"with_triton({convert})"
-    return ScriptText(
-        imports="from torchao.prototype.blockwise_fp8_training import linear\n"
-        "from torchao.prototype.blockwise_fp8_training.linear import Float8BlockwiseLinearConfig\n"
-        "from torchao.quantization import quantize_\n"
-        "def with_triton(model):\n"
-        "    for m in model.modules():\n"
-        "        if hasattr(m, 'use_triton'): m.use_triton = True\n"
-        "    return model",
-        convert=convert,
-        tap="multiply = linear._run_blockwise_mm\n"
-        "def watch(**kw):\n"
-        '    own = kw.get("triton_scale_b") is not None\n'
-        '    b_scale = kw["scale_b"] if own else kw["scale_b"].t()\n'
-        '    seen.append((kw["mat_a"], kw["scale_a"], kw["mat_b"].t(), b_scale))\n'
-        "    return multiply(**kw)\n"
-        "linear._run_blockwise_mm = watch",
-        converted='type(m).__name__ == "Float8BlockwiseLinear"',
-        convertible="isinstance(m, torch.nn.Linear)",
-    )
-
-
 RECIPES = [
     Recipe(
         name="torchao.blockwise_fp8",
@@ -151,8 +117,8 @@ RECIPES = [
         plan=lambda spec: _PLAN,
         convert=_convert,
         refusal=_refusal,
-        script=_script,
         tap=_tap,
+        inverse_scales=True,
         unavailable=_unavailable,
         converted=_converted,
         convertible=every_linear,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from narrowfuzz.case import Spec, TensorName
@@ -30,7 +31,7 @@ from narrowfuzz.numerics.plan import (
     OperandPlan,
     Plan,
 )
-from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear, everywhere
+from narrowfuzz.recipe import Emit, Recipe, every_linear, everywhere
 
 EPS = 1e-12
 
@@ -86,15 +87,12 @@ def _rowwise_gw_hp(spec: Spec) -> Plan:
     )
 
 
-def _convert(recipe: str) -> Any:
-    def convert(model: Any, spec: Spec) -> Any:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+def _convert(model: Any, spec: Spec, *, recipe: str) -> Any:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        config = Float8LinearConfig.from_recipe_name(recipe)
-        config = dataclasses.replace(config, emulate=_emulates(spec))
-        return convert_to_float8_training(model, config=config)
-
-    return convert
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    config = dataclasses.replace(config, emulate=_emulates(spec))
+    return convert_to_float8_training(model, config=config)
 
 
 def _converted(module: Any) -> bool:
@@ -111,8 +109,6 @@ def _tap(emit: Emit) -> Iterator[None]:
     are fewer than two since the mm before where an operand was kept, and then nothing is known.
     """
     import torch
-    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
-    from narrowfuzz.trace import Seen
     from torchao.float8 import float8_ops, float8_utils
 
     table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
@@ -126,17 +122,12 @@ def _tap(emit: Emit) -> Iterator[None]:
     def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
         amaxes.clear()
-        if not emit.wanted():
-            return multiply(aten_op, args, kwargs)
         a, b = args
-        emit(
-            Seen(fp8_codes(a._data), fp32_array(a._scale), amax=_as(of_a, a._scale)),
-            Seen(
-                fp8_codes(b._data).T,
-                fp32_array(b._scale).T,
-                amax=_as(of_b.t() if of_b is not None and of_b.ndim == 2 else of_b, b._scale.t()),
-            ),
-        )
+        if of_a is not None and of_b is not None:
+            # a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]
+            of_a = of_a.reshape(a._scale.shape)
+            of_b = (of_b.t() if of_b.ndim == 2 else of_b).reshape(b._scale.t().shape)
+        emit(a._data, a._scale, b._data.t(), b._scale.t(), of_a, of_b)
         return multiply(aten_op, args, kwargs)
 
     table[op], float8_utils.tensor_to_amax = watch, watch_amax
@@ -144,13 +135,6 @@ def _tap(emit: Emit) -> Iterator[None]:
         yield
     finally:
         table[op], float8_utils.tensor_to_amax = multiply, to_amax
-
-
-def _as(amax: Any, scale: Any) -> Any:
-    """amax in the scale's shape: a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]."""
-    from narrowfuzz.arms.tensors import fp32_array
-
-    return None if amax is None else fp32_array(amax).reshape(tuple(scale.shape))
 
 
 def _emulates(spec: Spec) -> bool:
@@ -176,33 +160,6 @@ def _never_refuses(spec: Spec) -> str:
     return ""  # CPU _scaled_mm takes any shape, and the emulation too
 
 
-def _script(recipe: str) -> Any:
-    def script(spec: Spec) -> ScriptText:
-        emulate = _emulates(spec)
-        return ScriptText(
-            imports="import dataclasses\n"
-            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
-            convert="convert_to_float8_training(model, config=dataclasses.replace("
-            f'Float8LinearConfig.from_recipe_name("{recipe}"), emulate={emulate}))',
-            tap="from torchao.float8 import float8_ops, float8_utils\n"
-            "table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default\n"
-            "multiply, to_amax, amaxes = table[op], float8_utils.tensor_to_amax, []\n"
-            "def watch_amax(*args, **kwargs):\n"
-            "    return amaxes.append(to_amax(*args, **kwargs)) or amaxes[-1]\n"
-            "def watch(aten_op, args, kwargs=None):\n"
-            "    (a, b), of = args, amaxes[-2:] if len(amaxes) > 1 else [t._scale for t in args]\n"
-            "    seen.append((a._data, a._scale, b._data.t(), b._scale.t(),\n"
-            "                 of[0].reshape(a._scale.shape), of[1].reshape(b._scale.t().shape)))\n"
-            "    amaxes.clear()\n"
-            "    return multiply(aten_op, args, kwargs)\n"
-            "table[op], float8_utils.tensor_to_amax = watch, watch_amax",
-            converted="type(m).__name__ == 'Float8Linear'",
-            convertible="isinstance(m, torch.nn.Linear)",
-        )
-
-    return script
-
-
 RECIPES = [
     Recipe(
         name=f"torchao.float8.{name}",
@@ -211,9 +168,8 @@ RECIPES = [
         backends=("real", "emulated"),
         package="torchao",
         plan=plan,
-        convert=_convert(theirs),
+        convert=partial(_convert, recipe=theirs),
         refusal=_never_refuses,
-        script=_script(theirs),
         tap=_tap,
         converted=_converted,
         unavailable=_unavailable if name == "tensorwise" else everywhere,

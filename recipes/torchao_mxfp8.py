@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
 from narrowfuzz.numerics.scales import MxMode
-from narrowfuzz.recipe import NOT_ROUNDED, Emit, Recipe, ScriptText
+from narrowfuzz.recipe import NOT_ROUNDED, Emit, Recipe
 
 BLOCK = 32
 
@@ -79,32 +80,29 @@ def _plan(variant: _Variant) -> Any:
     return plan
 
 
-def _convert(variant: _Variant) -> Any:
-    def convert(model: Any, spec: Spec) -> Any:
-        from torch import nn
-        from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
-        from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-        from torchao.prototype.mx_formats.config import ScaleCalculationMode
-        from torchao.quantization import quantize_
-        from torchao.quantization.quantize_.common import KernelPreference
+def _convert(model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool) -> Any:
+    from torch import nn
+    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization import quantize_
+    from torchao.quantization.quantize_.common import KernelPreference
 
-        native = spec.backend == "native"
-        kw: dict[str, Any] = {
-            "kernel_preference": KernelPreference.AUTO if native else KernelPreference.EMULATED,
-            "scale_calculation_mode": ScaleCalculationMode(variant.mode),
-            "wgrad_with_hp": variant.wgrad_with_hp,
-        }
-        if spec.backend == "wrapper":
-            quantize_(model, MXFP8TrainingOpConfig(**kw))
-            return model
-        for module in model.modules():
-            if type(module) is nn.Linear:
-                # torchao has no conversion to MXFP8Linear; ours changes nothing but the class
-                module.__class__ = MXFP8Linear
-                vars(module).update(kw)
+    native = spec.backend == "native"
+    kw: dict[str, Any] = {
+        "kernel_preference": KernelPreference.AUTO if native else KernelPreference.EMULATED,
+        "scale_calculation_mode": ScaleCalculationMode(mode),
+        "wgrad_with_hp": wgrad_with_hp,
+    }
+    if spec.backend == "wrapper":
+        quantize_(model, MXFP8TrainingOpConfig(**kw))
         return model
-
-    return convert
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            # torchao has no conversion to MXFP8Linear; ours changes nothing but the class
+            module.__class__ = MXFP8Linear
+            vars(module).update(kw)
+    return model
 
 
 def _convertible(module: Any, spec: Spec) -> bool:
@@ -143,19 +141,12 @@ def _unavailable(backend: str, device: str) -> str:
 @contextmanager
 def _tap(emit: Emit) -> Iterator[None]:
     """Stand in front of the MX tensor's mm: both operands arrive with codes and E8M0 bytes."""
-    from narrowfuzz.arms.tensors import fp8_codes
-    from narrowfuzz.trace import Seen
     from torchao.prototype.mx_formats import mx_tensor
 
     multiply = mx_tensor._addmm_mx_dispatch
 
     def watch(a: Any, b: Any, aten_op: Any, bias: Any = None) -> Any:
-        if not emit.wanted():
-            return multiply(a, b, aten_op, bias)
-        emit(
-            Seen(fp8_codes(a.qdata), fp8_codes(a.scale)),
-            Seen(fp8_codes(b.qdata).T, fp8_codes(b.scale).T),
-        )
+        emit(a.qdata, a.scale, b.qdata.t(), b.scale.t())
         return multiply(a, b, aten_op, bias)
 
     mx_tensor._addmm_mx_dispatch = watch
@@ -180,52 +171,6 @@ def _refusal(variant: _Variant) -> Any:
     return refusal
 
 
-def _script(variant: _Variant) -> Any:
-    def script(spec: Spec) -> ScriptText:
-        preference = "AUTO" if spec.backend == "native" else "EMULATED"
-        kw = (
-            f"kernel_preference=KernelPreference.{preference}, "
-            f"scale_calculation_mode=ScaleCalculationMode.{variant.mode.upper()}"
-        )
-        kw += f", wgrad_with_hp={variant.wgrad_with_hp}"
-        imports = (
-            "from torchao.prototype.mx_formats import mx_tensor\n"
-            "from torchao.prototype.mx_formats.config import ScaleCalculationMode\n"
-            "from torchao.quantization.quantize_.common import KernelPreference\n"
-        )
-        if spec.backend == "wrapper":
-            imports += (
-                "from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig\n"
-                "from torchao.quantization import quantize_"
-            )
-            convert = f"quantize_(model, MXFP8TrainingOpConfig({kw})) or model"
-        else:
-            imports += (
-                "from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear\n"
-                "def to_mxfp8(m):\n"
-                "    if type(m) is torch.nn.Linear: m.__class__, m.__dict__ = MXFP8Linear, dict("
-                f"vars(m), {kw})"
-            )
-            convert = "model.apply(to_mxfp8)"
-        return ScriptText(
-            imports=imports,
-            convert=convert,
-            tap="multiply = mx_tensor._addmm_mx_dispatch\n"
-            "def watch(a, b, aten_op, bias=None):\n"
-            "    seen.append((a.qdata, a.scale, b.qdata.t(), b.scale.t()))\n"
-            "    return multiply(a, b, aten_op, bias)\n"
-            "mx_tensor._addmm_mx_dispatch = watch",
-            converted="type(m).__name__ == 'MXFP8Linear' or isinstance(m, torch.nn.Linear) and "
-            "type(m.weight).__name__ == 'MXFP8TrainingWeightWrapperTensor'",
-            convertible="isinstance(m, torch.nn.Linear) and "
-            "type(m).__name__ != 'NonDynamicallyQuantizableLinear'"
-            if spec.backend == "wrapper"
-            else "type(m) is torch.nn.Linear",
-        )
-
-    return script
-
-
 RECIPES = [
     Recipe(
         name=f"torchao.mxfp8.{variant.name}",
@@ -234,9 +179,8 @@ RECIPES = [
         backends=variant.backends,
         package="torchao",
         plan=_plan(variant),
-        convert=_convert(variant),
+        convert=partial(_convert, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),
         refusal=_refusal(variant),
-        script=_script(variant),
         tap=_tap,
         converted=_converted,
         convertible=_convertible,

@@ -21,11 +21,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, TwoLevelScale
-from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
+from narrowfuzz.recipe import Emit, Recipe, every_linear
 
 #: nvfp4_mm_triton takes multiples of this for every dimension.
 ALIGNMENT = 128
@@ -75,9 +74,6 @@ def _tap(emit: Emit) -> Iterator[None]:
     its storage, and there the 16 equal rows of block scales are one tile's.
     """
     import torch
-    from narrowfuzz.arms.tensors import fp8_codes, fp32_array
-    from narrowfuzz.numerics.two_level import TWO_LEVEL
-    from narrowfuzz.trace import Seen
     from torch.nn import functional
     from torchao.prototype.moe_training.nvfp4_training import nvfp4_linear as library
     from torchao.prototype.mx_formats.kernels import unpack_uint4
@@ -97,18 +93,16 @@ def _tap(emit: Emit) -> Iterator[None]:
         weights.append(made[-1])
         return made
 
-    def seen(packed: Any, scales: Any) -> Seen:
+    def seen(packed: Any, scales: Any) -> tuple[Any, Any]:
         amax = next(amax for g, amax in reversed(amaxes) if g is scales[1])
-        codes = unpack_uint4(packed.contiguous().view(torch.uint8)).cpu().numpy()
+        codes = unpack_uint4(packed.contiguous().view(torch.uint8))
         rows, blocks = codes.shape[0], codes.shape[1] // 16
-        record = np.empty((rows, blocks), dtype=TWO_LEVEL)
-        record["block"] = fp8_codes(from_blocked(scales[0].flatten(), rows, blocks))
-        record["amax"] = fp32_array(amax).reshape(())
+        of_blocks = from_blocked(scales[0].flatten(), rows, blocks)
         is_weight = any(w.data_ptr() == amax.data_ptr() for w in weights)
-        return Seen(codes, record[::16] if is_weight else record)
+        return codes, (of_blocks[::16] if is_weight else of_blocks, amax)
 
     def watch(a: Any, b: Any, *args: Any, **kw: Any) -> Any:
-        emit(seen(a, kw["scale_a"]), seen(b.t(), kw["scale_b"]))
+        emit(*seen(a, kw["scale_a"]), *seen(b.t(), kw["scale_b"]))
         return multiply(a, b, *args, **kw)
 
     functional.scaled_mm, library.per_tensor_amax_to_scale = watch, watch_scale
@@ -139,26 +133,6 @@ def _unavailable(backend: str, device: str) -> str:
     return ""
 
 
-def _script(spec: Spec) -> ScriptText:
-    return ScriptText(
-        imports="from torch.nn import functional\n"
-        "from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import "
-        "NVFP4TrainingConfig\n"
-        "from torchao.prototype.mx_formats.kernels import unpack_uint4\n"
-        "from torchao.quantization import quantize_",
-        convert=f"quantize_(model, NVFP4TrainingConfig(rht_sign_vector={SIGNS})) or model",
-        tap="multiply = functional.scaled_mm\n"
-        "def codes(t):\n"
-        "    return unpack_uint4(t.contiguous().view(torch.uint8))\n"
-        "def watch(a, b, *args, **kw):\n"
-        '    seen.append((codes(a), kw["scale_a"][0], codes(b.t()), kw["scale_b"][0]))\n'
-        "    return multiply(a, b, *args, **kw)\n"
-        "functional.scaled_mm = watch",
-        converted='type(m).__name__ == "NVFP4Linear"',
-        convertible="isinstance(m, torch.nn.Linear)",
-    )
-
-
 RECIPES = [
     Recipe(
         name="torchao.nvfp4",
@@ -169,7 +143,6 @@ RECIPES = [
         plan=lambda spec: _PLAN,
         convert=_convert,
         refusal=_refusal,
-        script=_script,
         tap=_tap,
         unavailable=_unavailable,
         converted=_converted,

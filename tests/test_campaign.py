@@ -216,7 +216,9 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
     assert run.code == 1, run.output
     finding = run.finding("contract")
     assert finding.severity == "medium" and "SIGABRT" in finding.sentence
-    assert finding.minimal.spec.recipe == FLOAT8 and finding.minimal.spec.n >= 64
+    spec = finding.minimal.spec
+    widest = spec.n if spec.model == "linear" else max(spec.n, spec.k)  # an MLP has two
+    assert spec.recipe == FLOAT8 and widest >= 64
     assert run.summary["lost_workers"] >= 1
     assert run.summary["cases"] > 0
     assert "raised" not in run.output

@@ -7,6 +7,7 @@ import gc
 import runpy
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +24,7 @@ from narrowfuzz.ledger import Ledger, load_entries, load_ledger
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.oracles.census import check_census
 from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.recipe import Recipe, ScriptText, load_recipes, promises_nothing
+from narrowfuzz.recipe import Recipe, load_recipes, promises_nothing
 from narrowfuzz.trace import Census, ChangeKind, Trace
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import severity_of
@@ -278,32 +279,28 @@ def test_every_kind_of_change_is_found_and_shown(
 ) -> None:
     model = RICH
     if kind == "left unconverted":
-        recipe = replace(recipes[ROWWISE.recipe], convert=lambda model, spec: model)
-        text = replace(recipe.script(ROWWISE), convert="model")
+        recipe = replace(recipes[ROWWISE.recipe], convert=leave)
     elif kind == "second name left unconverted":
-        recipe, text = recipes[ROWWISE.recipe], recipes[ROWWISE.recipe].script(ROWWISE)
-        model = AGAIN
+        recipe, model = recipes[ROWWISE.recipe], AGAIN
     elif kind == "converted unasked":
         recipe = replace(recipes[ROWWISE.recipe], convertible=promises_nothing)
-        text = replace(recipe.script(ROWWISE), convertible="False")
     else:
-        recipe, text = vandal(VANDALISM[kind], recipes[BASELINE.recipe])
-    recipe = replace(recipe, script=lambda spec: text)
+        spoils = partial(spoil, statement=VANDALISM[kind])
+        recipe = replace(recipes[BASELINE.recipe], convert=spoils)
     _, census = convert(recipe, build(model), ROWWISE)
     assert census is not None
     assert kind in {change.kind for change in census.changes}
     assert run(model, ROWWISE, kind, recipe, tmp_path)
 
 
-def vandal(statement: str, recipe: Recipe) -> tuple[Recipe, ScriptText]:
-    """A recipe whose conversion does one thing too many."""
+def leave(model: Any, spec: Spec) -> Any:
+    return model
 
-    def spoil(model: Any, spec: Spec) -> Any:
-        exec(statement, {"model": model, "torch": torch, "copy": copy})
-        return model
 
-    text = ScriptText("import copy", f"exec({statement!r}) or model")
-    return replace(recipe, convert=spoil), text
+def spoil(model: Any, spec: Spec, *, statement: str) -> Any:
+    """A conversion that does one thing too many."""
+    exec(statement, {"model": model, "torch": torch, "copy": copy})
+    return model
 
 
 def test_the_oracle_gives_one_verdict_for_each_kind(recipes: dict[str, Recipe]) -> None:

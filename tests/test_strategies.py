@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from narrowfuzz import case as case_module
 from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
@@ -25,22 +25,27 @@ ALL = list(RECIPES.values())
 T = TypeVar("T")
 
 
+#: Hypothesis repeats variants of what it drew before: many draws of one run would show holes.
+LOT = 100
+
+
 def drawn(strategy: st.SearchStrategy[T], count: int) -> list[T]:
     seen: list[T] = []
+    for lot in range(max(1, count // LOT)):
 
-    @settings(
-        max_examples=count,
-        database=None,
-        derandomize=True,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(value: T) -> None:
-        seen.append(value)
+        @seed(lot)
+        @settings(
+            max_examples=min(count, LOT),
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def collect(value: T) -> None:
+            seen.append(value)
 
-    collect()
+        collect()
     return seen
 
 

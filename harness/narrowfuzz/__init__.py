@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Plan,
         TwoLevelScale,
     )
-    from narrowfuzz.recipe import Emit, Recipe, ScriptText, every_linear
+    from narrowfuzz.recipe import Emit, Recipe, every_linear
     from narrowfuzz.stateful import Stateful
     from narrowfuzz.trace import Seen
 
@@ -46,7 +46,7 @@ _HOME = {
         "Plan",
         "TwoLevelScale",
     ),
-    "recipe": ("Emit", "Recipe", "ScriptText", "every_linear"),
+    "recipe": ("Emit", "Recipe", "every_linear"),
     "stateful": ("Stateful",),
     "trace": ("Seen",),
 }
@@ -68,7 +68,6 @@ __all__ = [
     "OperandPlan",
     "Plan",
     "Recipe",
-    "ScriptText",
     "Seen",
     "Spec",
     "Stateful",

@@ -20,7 +20,7 @@ from narrowfuzz.case import Dtype, Spec, TensorName
 from narrowfuzz.content import content_dir, load_definitions
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.trace import ChangeKind, Seen
+from narrowfuzz.trace import ChangeKind
 
 T = TypeVar("T")
 
@@ -29,12 +29,17 @@ T = TypeVar("T")
 class Emit:
     """What a recipe's tap calls with both operands of every GEMM, in the order they run."""
 
-    take: Callable[[Seen, Seen], None]
-    #: False while nobody looks: then a tap may spare itself copying operands.
+    take: Callable[..., None]
+    #: False while nobody looks.
     wanted: Callable[[], bool] = lambda: True
 
-    def __call__(self, a: Seen, b: Seen) -> None:
-        self.take(a, b)
+    def __call__(
+        self, a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any = None, b_amax: Any = None
+    ) -> None:
+        """Codes [rows, C] of both operands and their scales, live; max|x| in the scale's shape
+        where the library tells it. A two-level scale is a pair: of blocks, and of the tensor."""
+        if self.wanted():
+            self.take(a, a_scale, b, b_scale, a_amax, b_amax)
 
 
 def no_tap(emit: Emit) -> AbstractContextManager[None]:
@@ -76,21 +81,6 @@ def everywhere(backend: str, device: str) -> str:
 
 
 @dataclass(frozen=True)
-class ScriptText:
-    """Source lines with which a stand-alone script builds, converts and taps this recipe."""
-
-    #: Import lines.
-    imports: str
-    #: An expression that converts ``model``; may use ``{backend}``-specific text.
-    convert: str
-    #: Lines defining ``record(seen)``: appends (a_codes, a_scale, b_codes, b_scale) per GEMM.
-    tap: str = ""
-    #: Expressions of a module ``m``: it runs quantised GEMMs; conversion promises that it will.
-    converted: str = "False"
-    convertible: str = "False"
-
-
-@dataclass(frozen=True)
 class Recipe:
     """One thing under test."""
 
@@ -103,14 +93,17 @@ class Recipe:
     #: Distribution the recipe needs, besides torch; "" for none.
     package: str
     plan: Callable[[Spec], Plan]
-    #: Convert a model with the real library. Called inside a planted fault.
+    #: Convert a model with the real library. Called inside a planted fault. Scripts are made of the
+    #: source of this, ``tap``, ``converted`` and ``convertible``: functions of a file, or partials
+    #: of one with keywords that are literals, and nothing of narrowfuzz's in them but imports.
     convert: Callable[[Any, Spec], Any]
     #: Why the library may refuse this Spec, as the rule a clear message should state; "" if it
     #: promises to run it.
     refusal: Callable[[Spec], str]
-    script: Callable[[Spec], ScriptText]
     #: Watch every quantised GEMM of an eager run.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
+    #: True: the scales that it shows are 1/s, as scaled-GEMM kernels take them.
+    inverse_scales: bool = False
     #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
     converted: Callable[[Any], bool] | None = None
     #: Will conversion convert this module, as it is before? The library's documented rule.

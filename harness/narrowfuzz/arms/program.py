@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import traceback as tb
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.ladder import Arm
 from narrowfuzz.arms.layers import calls_of, watch_layers
 from narrowfuzz.arms.sites import name_sites
-from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, tapped_backend
+from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_by, tapped_backend
 from narrowfuzz.arms.tensors import (
     TORCH_DTYPE,
     as_rows,
@@ -199,13 +199,18 @@ class _Run:
                 stack.enter_context(self.program._tap.recording(self.tap))
             elif self.layers is not None:
                 stack.enter_context(self.layers.recording())
-                emit = Emit(self.layers.emit, self.layers.wanted)
-                stack.enter_context(self.program.recipe.tap(emit))
+                stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))
                 if self.program.description.attends and self.attention:
                     stack.enter_context(self.watch)
             elif self.tap:
-                stack.enter_context(self.program.recipe.tap(Emit(self._emit)))
+                stack.enter_context(self._tapped(self._emit))
             yield
+
+    def _tapped(
+        self, take: Callable[..., None], wanted: Callable[[], bool] = lambda: True
+    ) -> AbstractContextManager[None]:
+        recipe = self.program.recipe
+        return recipe.tap(Emit(seen_by(take, inverse=recipe.inverse_scales), wanted))
 
     def _emit(self, a: Seen, b: Seen) -> None:
         self.seen.append((a, b))

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
+from narrowfuzz.numerics.two_level import TWO_LEVEL
 from narrowfuzz.play.taps import Attended, AttentionWatch, KernelWatch, Product, let_rng_pass
 from narrowfuzz.trace import AttentionCall, Multiplied, Seen
 
@@ -39,6 +41,28 @@ def _seen(operand: torch.Tensor, inverse: torch.Tensor | None) -> Seen:
     return Seen(
         fp8_codes(operand), fp32_array(inverse), scale_is_inverse=True, format=_FP8[operand.dtype]
     )
+
+
+def seen_by(take: Callable[[Seen, Seen], None], *, inverse: bool) -> Callable[..., None]:
+    """What a recipe's tap emits, as plain data to ``take``."""
+
+    def emit(a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any, b_amax: Any) -> None:
+        take(_tapped(a, a_scale, a_amax, inverse), _tapped(b, b_scale, b_amax, inverse))
+
+    return emit
+
+
+def _tapped(codes: torch.Tensor, scale: Any, amax: Any, inverse: bool) -> Seen:
+    """E8M0 scales as their bytes, a pair of block scales and amax as one record."""
+    held: Any
+    if isinstance(scale, tuple):
+        blocks = fp8_codes(scale[0])
+        held = np.empty(blocks.shape, dtype=TWO_LEVEL)
+        held["block"], held["amax"] = blocks, fp32_array(scale[1]).reshape(())
+    else:
+        held = fp8_codes(scale) if scale.element_size() == 1 else fp32_array(scale)
+    largest = None if amax is None else fp32_array(amax)
+    return Seen(fp8_codes(codes), held, scale_is_inverse=inverse, amax=largest)
 
 
 def attention_of(watch: AttentionWatch) -> tuple[AttentionCall, ...]:

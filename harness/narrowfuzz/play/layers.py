@@ -136,6 +136,15 @@ class LayerWatch:
         return note
 
 
+def copies(take: Callable[..., None]) -> Callable[..., None]:
+    """``take`` with copies of what a tap emits: operands may be overwritten."""
+
+    def emit(*operands: Any) -> None:
+        take(*[t.clone() if isinstance(t, torch.Tensor) else t for t in operands])
+
+    return emit
+
+
 def kept(parameter: torch.Tensor) -> torch.Tensor:
     """Its values now: an optimizer may step before they are looked at. Taken from inside a
     library's tensor, which need not support what a plain one does (inference mode, for one)."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from narrowfuzz.play.checkpoint import full, recomputing, reentrant, selective
 from narrowfuzz.play.kernels import without_onednn
-from narrowfuzz.play.layers import LayerWatch
+from narrowfuzz.play.layers import LayerWatch, copies
 
 
 @dataclass
@@ -111,7 +111,7 @@ def play(
         if watch:
             watched(trace, model, stack, watch=watch, tap=tap)
         if tap is not None and not watch:
-            stack.enter_context(tap(lambda *gemm: trace.gemms.append(gemm)))
+            stack.enter_context(tap(copies(lambda *gemm: trace.gemms.append(gemm))))
         if around is not None:
             stack.enter_context(around())
         if kernels == "native":
@@ -190,7 +190,7 @@ def watched(
     stack.enter_context(watching.recording())
     trace.calls = watching.calls
     if tap is not None:
-        stack.enter_context(tap(watching.emit))
+        stack.enter_context(tap(copies(watching.emit)))
 
 
 def leaf(

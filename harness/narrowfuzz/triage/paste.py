@@ -6,56 +6,112 @@ Branches that are never taken are left out, so a script shows what happens and n
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+#: A module, or a file of Python source.
+Source = ModuleType | Path
 
 
 def pasted(
     names: Sequence[str],
-    modules: Iterable[ModuleType],
+    sources: Iterable[Source],
     constants: Mapping[str, str] = {},
     open: Collection[str] = (),
 ) -> str:
-    """The definitions of the ``modules`` with these names, and all that they need.
+    """The definitions and imports of the ``sources`` with these names, and all that they need.
 
-    ``constants`` are keyword-only arguments of the first, as source text; its others have their
-    defaults, but for those that stay ``open``. All but these disappear from its signature, and so
-    do arguments of the same names from whatever else takes them by keyword only. Raises KeyError if
-    there is no such definition.
+    ``constants`` are source text of keyword-only arguments of the first, whose others have their
+    defaults, but for those that stay ``open``; all but these disappear from its signature, and so
+    do arguments of the same names from whatever else takes them by keyword only. A name with a dot
+    is an attribute that is put in wherever it is read. Raises KeyError if there is no such
+    definition.
     """
-    defined = _definitions(modules)
-    function = defined[names[0]]
-    if constants and isinstance(function, ast.FunctionDef):
-        fold = _Fold(_values(function, constants, open))
-        taking = {n.name for n in defined.values() if isinstance(n, ast.FunctionDef)}
-        fold.taking = {name for name in taking if defined[name].args.kwonlyargs}  # type: ignore[attr-defined]
-        for name in fold.taking:
-            defined[name] = fold.visit(defined[name])
+    defined = _definitions(sources)
+    functions = {n: d for n, d in defined.items() if isinstance(d, ast.FunctionDef)}
+    first = functions.get(names[0])
+    fold = _Fold(_values(first, constants, open) if first and constants else {})
+    fold.taking = {name for name, node in functions.items() if node.args.kwonlyargs}
+    for name in functions if constants else ():
+        defined[name] = fold.visit(functions[name])
+    said = _Said({name: value for name, node in defined.items() if (value := _answer(node))})
+    for name in defined if said.answers else ():
+        defined[name] = said.visit(defined[name])
     needed = _reachable(names, defined)
     kept = [_plain(node) for name, node in defined.items() if name in needed]
-    return "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in kept)
+    text = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in kept)
+    return "\n".join(line for line in text.splitlines() if line.strip())
 
 
-def defined_in(modules: Iterable[ModuleType]) -> set[str]:
+def _answer(node: ast.stmt) -> ast.Constant | None:
+    """What a function returns that came down to a constant."""
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        return None
+    last = _plain(copy.deepcopy(node)).body[-1]  # type: ignore[attr-defined]
+    lines = [line for line in node.body if not _is_text(line)]
+    alone = len(lines) == 1 and isinstance(last, ast.Return)
+    return last.value if alone and isinstance(last.value, ast.Constant) else None
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+class _Said(ast.NodeTransformer):
+    """Puts in what functions answer that only return a constant."""
+
+    def __init__(self, answers: Mapping[str, ast.expr]) -> None:
+        self.answers = answers
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        known = isinstance(node.func, ast.Name) and self.answers.get(node.func.id)
+        return known or node
+
+
+def hoisted(text: str) -> str:
+    """The same script with its imports first, each once."""
+    lines = text.splitlines()
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    rest = [line for line in lines if not line.startswith(("import ", "from "))]
+    return "\n".join([*dict.fromkeys(imports), *rest])
+
+
+def defined_in(sources: Iterable[Source]) -> set[str]:
     """Names that ``pasted`` knows."""
-    return set(_definitions(modules))
+    return set(_definitions(sources))
 
 
-def _definitions(modules: Iterable[ModuleType]) -> dict[str, ast.stmt]:
-    """Functions, classes and constants by name, in order."""
+def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:
+    """Functions, classes, constants and imports by name, in order."""
     defined: dict[str, ast.stmt] = {}
-    for module in modules:
-        for node in ast.parse(inspect.getsource(module)).body:
+    for source in sources:
+        text = source.read_text() if isinstance(source, Path) else inspect.getsource(source)
+        for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 defined[node.name] = node
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 defined[node.targets[0].id] = node
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 defined[node.target.id] = node
+            elif isinstance(node, ast.Import | ast.ImportFrom) and not _ours(node):
+                for alias in node.names:
+                    one = ast.Import([alias])
+                    if isinstance(node, ast.ImportFrom):
+                        one = ast.ImportFrom(node.module, [alias], 0)  # type: ignore[assignment]
+                    defined[(alias.asname or alias.name).split(".")[0]] = one
     return defined
+
+
+def _ours(node: ast.stmt) -> bool:
+    """What is imported from narrowfuzz is pasted, and annotations are not evaluated."""
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    return module.split(".")[0] in ("narrowfuzz", "__future__")
 
 
 def _values(
@@ -96,26 +152,50 @@ class _Fold(ast.NodeTransformer):
 
     def __init__(self, values: Mapping[str, ast.expr]) -> None:
         self.values = values
+        self.put_in = frozenset(values)
         #: What the script itself defines: no constant, and never None.
         self.given = {value.id for value in values.values() if isinstance(value, ast.Name)}
         #: Functions that lose the arguments that are put in.
         self.taking: set[str] = set()
+        #: How deep inside functions this is.
+        self.inside = 0
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        arguments = node.args
+        arguments, outer = node.args, self.values
+        put_in = {argument.arg for argument in arguments.kwonlyargs}
+        if self.inside:  # what surrounds it has them, unless it has its own
+            put_in = outer.keys() - {argument.arg for argument in arguments.args}
+        self.values = {n: value for n, value in outer.items() if "." in n or n in put_in}
         pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         left = [(a, default) for a, default in pairs if a.arg not in self.values]
         arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in left], [d for _, d in left]
-        outer, own = self.values, {argument.arg for argument in arguments.args}
-        self.values = {name: value for name, value in outer.items() if name not in own}
+        self.inside += 1
         folded = self.generic_visit(node)
+        self.inside -= 1
         self.values = outer
         return folded  # type: ignore[return-value]
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name):
+            known = self.values.get(f"{node.value.id}.{node.attr}")
+            if known is not None and isinstance(node.ctx, ast.Load):
+                return known
+        return self.generic_visit(node)  # type: ignore[return-value]
+
     def visit_Call(self, node: ast.Call) -> ast.Call:
         if isinstance(node.func, ast.Name) and node.func.id in self.taking:
-            node.keywords = [k for k in node.keywords if k.arg not in self.values]
+            node.keywords = [k for k in node.keywords if k.arg not in self.put_in]
         return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        truth = self._truth(node)
+        return node if truth is None else ast.Constant(truth)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        truth = self._truth(node) if isinstance(node.op, ast.Not) else None
+        return node if truth is None else ast.Constant(truth)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
@@ -192,8 +272,12 @@ def _plain(node: ast.stmt) -> ast.stmt:
 
 
 class _Plain(ast.NodeTransformer):
+    inside = 0
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.inside += 1
         self.generic_visit(node)
+        self.inside -= 1
         arguments = node.args
         for argument in (*arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
             if argument is not None:
@@ -211,6 +295,13 @@ class _Plain(ast.NodeTransformer):
     def _undocumented(node: ast.FunctionDef | ast.ClassDef) -> list[ast.stmt]:
         text = ast.get_docstring(node)
         return node.body[1:] if text and "\n" in text and len(node.body) > 1 else node.body
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
+        return None if _ours(node) else node
+
+    def visit_Import(self, node: ast.Import) -> ast.Import | None:
+        # every script imports torch, and first of all
+        return None if self.inside and [a.name for a in node.names] == ["torch"] else node
 
     @staticmethod
     def _bare(statement: ast.stmt) -> ast.stmt:

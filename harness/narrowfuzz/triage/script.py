@@ -15,7 +15,9 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.recipe import Recipe, ScriptText
+from narrowfuzz.recipe import Recipe
+from narrowfuzz.triage.paste import hoisted
+from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_parts import (
@@ -48,14 +50,13 @@ def write_script(
 def _short(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32], check: str
 ) -> str:
-    arm, text = BY_NAME[verdict.arm], recipe.script(case.spec)
+    arm, tapped = BY_NAME[verdict.arm], verdict.oracle in _TAPPED
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
         ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
-        f"import collections, contextlib, ctypes, io, math, os, re, sys\n{GUARD}\n"
-        "import torch" + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
-        text.imports,
+        f"import collections, contextlib, ctypes, math, os, re, sys\nimport torch\n{GUARD}"
+        + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}"
         + "\ntorch.backends.mkldnn.enabled = False" * arm.native,
         "def tensor(*rows):\n"
@@ -65,15 +66,18 @@ def _short(
         else "def tensor(rows, cols):\n    return torch.zeros(rows, cols, dtype=dtype)",
         _literals(tensors, case.spec)
         + ("" if "grad_output" in tensors else "\ngrad_output = None  # none came back"),
-        f"{sites(recipe.plan(case.spec))}\nseen = []\n{text.tap}"
-        if verdict.oracle in _TAPPED
-        else "",
-        _run_function(case.spec, arm, text, "grad_output" in tensors),
+        recipe_source(recipe, case.spec, "convert", *(("tap",) if tapped else ())),
+        f"{sites(recipe.plan(case.spec))}\n{_SEEN}" if tapped else "",
+        _run_function(case.spec, arm, "grad_output" in tensors),
         check,
     ]
-    return "\n".join(part.strip("\n") for part in parts if part) + "\n"
+    head, *body = (part.strip("\n") for part in parts if part)
+    return f"{head}\n{hoisted(chr(10).join(body))}\n"
 
 
+_SEEN = """seen = []
+tapping = tap(lambda *gemm: seen.append([None if t is None else t.clone() for t in gemm]))
+tapping.__enter__()"""
 #: Rules that look at operands.
 _TAPPED = ("O2", "O3", "O4", "O13")
 
@@ -108,7 +112,7 @@ def _literals(tensors: Mapping[str, F32], spec: Spec) -> str:
     return "\n".join(lines)
 
 
-def _run_function(spec: Spec, arm: Arm, text: ScriptText, gradient: bool = True) -> str:
+def _run_function(spec: Spec, arm: Arm, gradient: bool = True) -> str:
     """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came. Without
     a ``gradient`` the layer runs forward only, as it did."""
     m, k, n = spec.tokens, spec.k, spec.n
@@ -140,7 +144,7 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
     global phase
     model = torch.nn.Sequential(collections.OrderedDict(
         proj=torch.nn.Linear({spec.k}, {spec.n}, {spec.bias}, dtype=dtype)))
-    model = {text.convert}
+    model = convert(model)
     with torch.no_grad():
         model.proj.weight.copy_(weight)
 {load_bias}{ends}"""

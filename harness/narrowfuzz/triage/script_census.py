@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from narrowfuzz.case import Case, Spec
-from narrowfuzz.recipe import Recipe, ScriptText
+from narrowfuzz.recipe import Recipe
 from narrowfuzz.trace import ChangeKind
+from narrowfuzz.triage.paste import hoisted
+from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_parts import GUARD, TORCH_NAME, quoted
 from narrowfuzz.verdict import Verdict
 
@@ -121,21 +123,21 @@ def write_census_script(
     ``model`` is source that assigns ``model``, built from torch and ``dtype`` alone, with what it
     imports; "" is the single linear of the Spec.
     """
-    text = recipe.script(case.spec)
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, rule census.'
         ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
         f"import collections\nimport os\nimport sys\n{GUARD}\nimport torch",
         imports,
-        text.imports,
+        recipe_source(recipe, case.spec, "convert", "converted", "convertible"),
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
         model or _linear(case.spec),
-        _look(verdict.symptom, text),
-        f"before = look(model, True)\nmodel = {text.convert}\nafter = look(model, False)",
+        _look(verdict.symptom),
+        "before = look(model, True)\nmodel = convert(model)\nafter = look(model, False)",
         f"bad = {_BAD[_bad(verdict.symptom)]}",
         f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
     ]
-    return "\n".join(part.strip("\n") for part in parts if part) + "\n"
+    head, *body = (part.strip("\n") for part in parts if part)
+    return f"{head}\n{hoisted(chr(10).join(body))}\n"
 
 
 def _linear(spec: Spec) -> str:
@@ -153,14 +155,14 @@ def _bad(symptom: str) -> str:
     raise ValueError(f"no stand-alone script for census symptom {symptom!r}")
 
 
-def _look(symptom: str, text: ScriptText) -> str:
+def _look(symptom: str) -> str:
     """look(model, choosing): what is compared; ``choosing`` is True before conversion."""
     _bad(symptom)
     if symptom in _CHOSEN:
         return (
             "def look(model, choosing):\n"
             f"    return {{n for n, m in {_MODULES}\n"
-            f"            if ({text.convertible} if choosing else {text.converted})}}"
+            "            if (convertible(m) if choosing else converted(m))}"
         )
     expression = _LOOKS[symptom].expression  # type: ignore[index]
     lines = ["def look(model, choosing):"]
@@ -168,7 +170,7 @@ def _look(symptom: str, text: ScriptText) -> str:
         # what conversion is for may change: those names are left out on both sides
         lines += [
             "    def chosen(m):",
-            f"        return {text.convertible} if choosing else {text.converted}",
+            "        return convertible(m) if choosing else converted(m)",
         ]
     plain = f"{_FORWARD} != 'Linear.forward'"
     return "\n".join([*lines, f"    return {expression.replace('NOT_PLAIN', plain)}"])

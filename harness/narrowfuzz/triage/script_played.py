@@ -7,7 +7,6 @@ arm, other data, the same after an event.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +25,8 @@ from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.play import check, checkpoint, kernels, layers, literal, player, taps
 from narrowfuzz.play.player import Event, default_events
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.triage.paste import defined_in, pasted
+from narrowfuzz.triage.paste import defined_in, hoisted, pasted
+from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_look import look_at
 from narrowfuzz.triage.script_parts import (
     GRADIENTS,
@@ -42,37 +42,8 @@ from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
 SOURCES = (kernels, layers, checkpoint, literal, taps, player, check)
-_MODULES = (
-    "base64", "collections", "contextlib", "copy", "ctypes", "io", "math", "os", "re", "sys",
-    "zlib",
-)  # fmt: skip
-_NAMES = {
-    "collections": ("Counter",),
-    "contextlib": ("AbstractContextManager", "ExitStack", "contextmanager", "nullcontext"),
-    "dataclasses": ("dataclass", "field"),
-    "functools": ("cache", "partial"),
-    "typing": ("Any",),
-    "torch": ("nn",),
-    "torch.nn": ("functional as F",),
-    "torch.utils.checkpoint": (
-        "CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts",
-        "set_checkpoint_early_stop",
-    ),
-    "torch.utils._python_dispatch": (
-        "TorchDispatchMode", "_disable_current_modes", "is_traceable_wrapper_subclass",
-    ),
-}  # fmt: skip
-
-#: Whatever the tap's text appends to ``seen`` is one GEMM of the call that runs.
-_TAP = """
-@contextlib.contextmanager
-def tap(emit):
-    class seen:
-        append = staticmethod(lambda gemm: emit(*[None if t is None else t.clone() for t in gemm]))
-{text}
-    yield
-    seen.append = lambda gemm: None  # the next run has a tap of its own
-"""
+#: What the lines use that are written here.
+_IMPORTS = f"import ctypes, math, os, sys\nimport torch\n{GUARD}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +76,7 @@ def write_played_script(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32]
 ) -> str:
     """The script's text. Raises ValueError for a place or an expectation that it cannot look at."""
-    spec, text = case.spec, recipe.script(case.spec)
+    spec = case.spec
     runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe)]
     if spec.direct:
         verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
@@ -116,8 +87,6 @@ def write_played_script(
         {run.name: run.variable for run in runs if run.name != _BEFORE},
     )
     around = _around(spec, runs[0].arm) if look.kernels else ""
-    if look.tapped and not text.tap:
-        raise ValueError(f"{recipe.name} has no tap that a script can use")
     told = [run.arguments() for run in runs]
     for run, arguments in zip(runs, told, strict=True):
         arguments["around"] = "around" if around and not run.name else "None"
@@ -126,21 +95,17 @@ def write_played_script(
     varying = sorted(told[0].keys() - constants.keys())
     tail = "\n".join((around, *_plays(runs, told, varying, verdict), look.check))
     used = {node.id for node in ast.walk(ast.parse(tail)) if isinstance(node, ast.Name)}
-    tap = _TAP.format(text="\n".join(f"    {line}" for line in text.tap.splitlines()))
     body = "\n".join(
-        part.strip("\n")
-        for part in (
-            text.imports,
+        (
+            _IMPORTS,
             f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
+            recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
             model_source(*dict.fromkeys(run.spec.model for run in runs)),
             pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
-            tap if look.tapped else "",
-            f"def convert(model):\n    return {text.convert}",
             tail,
         )
-        if part
     )
-    return f"{_head(case, verdict)}\n{_imports(body)}\n{body}\n"
+    return f"{_head(case, verdict)}\n{hoisted(body)}\n"
 
 
 def _head(case: Case, verdict: Verdict) -> str:
@@ -150,17 +115,6 @@ def _head(case: Case, verdict: Verdict) -> str:
         f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."
         '\n"""'
     )
-
-
-def _imports(body: str) -> str:
-    """What the body uses."""
-    names = {name for name in _MODULES if f"{name}." in body} | {"os", "sys"}
-    lines = [f"import {', '.join(sorted(names))}", GUARD, "import torch"]
-    for module, members in _NAMES.items():
-        used = [name for name in members if re.search(rf"\b{name.split()[-1]}\b", body)]
-        if used:
-            lines.append(f"from {module} import {', '.join(used)}")
-    return "\n".join(lines)
 
 
 def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Run]:
