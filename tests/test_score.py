@@ -189,6 +189,7 @@ class TestDigest:
         y.view(np.uint8)[0] ^= 1
         assert digest({"a": (x, None)}) == digest({"a": (x.copy(), None)})
         assert len({digest({"a": v}) for v in (x, y, x[:3], x.astype(np.float64))}) == 4
+        assert digest(frozenset("abc")) == digest(frozenset("cba")) != digest(frozenset("ab"))
         assert digest([1, "1"]) != digest(["1", 1]) and digest(b"1") != digest("1")
 
     def test_records_count_but_for_what_names_places_in_memory(self) -> None:

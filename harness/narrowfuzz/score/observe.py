@@ -164,6 +164,8 @@ def _feed(made: Any, value: Any) -> None:
         made.update(f"{len(value)}[".encode())
         for part in value:
             _feed(made, part)
+    elif isinstance(value, frozenset):  # whose order is another one in each process
+        _feed(made, sorted(value))
     else:
         assert value is None or isinstance(value, str | bytes | int | float | bool), type(value)
         made.update(repr(value).encode())
