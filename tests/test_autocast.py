@@ -18,6 +18,7 @@ from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, Judgement, tensors_of
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.verify import RunScript
 
@@ -92,8 +93,8 @@ def test_what_is_found_there_is_shown_by_the_model_it_was_found_in(
     """No single linear without autocast is that layer."""
     case = case_of(FLOAT8[0], "linear", backend="emulated")
     judge = Judge(recipes(), Ledger([]))
-    assert judge.layer(case, "proj") is None
-    assert judge.layer(case_of(FLOAT8[0], dtype="bf16", autocast=False), "up") is not None
+    assert linear_of(judge, case, "proj") is None
+    assert linear_of(judge, case_of(FLOAT8[0], dtype="bf16", autocast=False), "up") is not None
     with weights_rounded():
         cause = next(c for c in judge.judge(case).causes if c.oracle in ("O2", "O3", "O4"))
     recipe = recipes()[case.spec.recipe]

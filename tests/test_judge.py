@@ -21,6 +21,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.trace import Trace
+from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.verdict import Verdict, fingerprint
 
 prepare()
@@ -226,7 +227,7 @@ def test_an_exact_rules_divergence_needs_no_other_draws() -> None:
 def test_a_layer_is_what_a_models_linear_was_and_got() -> None:
     case = Case(spec=Spec(recipe=ROWWISE, model="mlp_gelu", m=16, k=32, n=48), data=DataSpec())
     judge = Judge(recipes(), Ledger([]))
-    found = judge.layer(case, "down")
+    found = linear_of(judge, case, "down")
     assert found is not None
     spec, tensors = found
     assert spec == Spec(recipe=ROWWISE, m=16, k=48, n=32)
@@ -236,13 +237,13 @@ def test_a_layer_is_what_a_models_linear_was_and_got() -> None:
     drawn = tensors_of(case, recipes()[ROWWISE])
     assert np.array_equal(tensors["weight"], drawn["down.weight"])
     assert np.array_equal(tensors["grad_output"], drawn["grad_output"])
-    assert judge.layer(case, "nowhere") is None
+    assert linear_of(judge, case, "nowhere") is None
 
 
 def test_a_layers_last_call_is_told_from_its_first() -> None:
     spec = Spec(recipe=ROWWISE, model="used_twice", m=16, k=32, n=32, dtype="fp32")
     case, judge = Case(spec=spec, data=DataSpec()), Judge(recipes(), Ledger([]))
-    first, last = judge.layer(case, "proj"), judge.layer(case, "proj", call=1)
+    first, last = linear_of(judge, case, "proj"), linear_of(judge, case, "proj", 1)
     assert first is not None and last is not None
     assert (first[1]["input"] < 0).any()
     assert (last[1]["input"] >= 0).all(), "it comes out of a relu"

@@ -27,6 +27,7 @@ from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
 from narrowfuzz.play.player import Trace, default_events, play
 from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.layer import call_of, first_of
 from narrowfuzz.triage.script_parts import OF_LINEAR
 from narrowfuzz.triage.script_played import play_arguments, write_played_script
 from narrowfuzz.triage.verify import RunScript
@@ -143,7 +144,7 @@ def test_a_played_script_shows_what_is_planted_and_nothing_else(
     case, judge = Case(spec=spec, data=DataSpec(seed=3)), Judge(recipes(), Ledger([]))
     with builtin_faults()[fault].plant():
         verdict = _cause(judge, case, oracle, arm)
-        text = _written(case, judge.first_of(case, verdict))
+        text = _written(case, first_of(judge, case, verdict))
     path = tmp_path / "repro.py"
     path.write_text(text)
     shown, gone = scripts(path, plant=("", fault)), scripts(path)
@@ -192,7 +193,7 @@ def test_a_script_whose_layer_is_given_something_else_cannot_tell(
     verdict = next(
         v for v in judge.judge(case).verdicts if v.oracle == "O5" and v.at.layer == "down"
     )
-    call = judge.call(case, "down")
+    call = call_of(judge, case, "down")
     assert call is not None
     at = msgspec.structs.replace(verdict.at, name="output", index=(0, 0))
     wrong = Verdict(

@@ -17,8 +17,7 @@ import msgspec
 import torch
 
 from narrowfuzz.arms.events import run_after
-from narrowfuzz.arms.ladder import BY_NAME as ARMS
-from narrowfuzz.arms.ladder import EAGER, LADDER, Arm, base_of, climb, unavailable
+from narrowfuzz.arms.ladder import LADDER, Arm, base_of, climb, unavailable
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
@@ -35,7 +34,6 @@ from narrowfuzz.oracles.applied import checks
 from narrowfuzz.oracles.causes import explained
 from narrowfuzz.oracles.contract import accepted
 from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.layers import layer_spec, layer_tensors
 from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.recipe import Recipe, unknown
@@ -43,7 +41,7 @@ from narrowfuzz.schedule.carries import check_carried
 from narrowfuzz.schedule.rules import check_schedule
 from narrowfuzz.schedule.trace import StateTrace
 from narrowfuzz.stateful import Stateful, Subject
-from narrowfuzz.trace import LayerCall, Trace
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
@@ -249,42 +247,6 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def call(self, case: Case, module: str, index: int = 0, arm: Arm = EAGER) -> LayerCall | None:
-        """This eager call of a model's linear; None without one."""
-        tensors = tensors_of(case, self.recipe(case.spec))
-        trace = self._program(case.spec, arm).run(tensors, tap=True, spec=case.spec)
-        for seen in trace.calls:
-            if (seen.module, seen.index, seen.phase) == (module, index, "forward"):
-                return seen
-        return None
-
-    def first_of(self, case: Case, verdict: Verdict) -> Verdict:
-        """The same divergence at the first call of its layer that shows it: of a model's layers
-        only first and last calls are judged."""
-        at, rule, arm = verdict.at, [BY_NAME[verdict.oracle]], verdict.arm
-        if not (at.layer and at.call) or ARMS[arm].compiler or ARMS[arm].checkpoint:
-            return verdict
-        evidence = self.observe(case, frozenset({arm}), repeat=False)
-        eager, name = evidence.traces[arm], fingerprint(verdict, "")
-        for call in eager.calls:
-            if call.module == at.layer and call.index < at.call:
-                seen = replace(evidence, traces={arm: replace(eager, calls=(call,))})
-                found = [v for v in _verdicts(seen, rule) if v.status in BAD]
-                same = next((v for v in found if fingerprint(v, "") == name), None)
-                if same is not None:
-                    return same
-        return verdict
-
-    def layer(
-        self, case: Case, module: str, call: int = 0, arm: Arm = EAGER
-    ) -> tuple[Spec, dict[str, F32]] | None:
-        """The single linear that this eager call was, and what it got; None without one, and where
-        only autocast makes it what it was."""
-        seen = self.call(case, module, call, arm)
-        if seen is None or not seen.plain:
-            return None
-        return layer_spec(case.spec, seen, native=arm.native), layer_tensors(seen)
-
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""
         base = base_of(spec)
@@ -404,13 +366,13 @@ def _judged(evidence: Evidence, oracles: Sequence[Oracle]) -> list[Verdict]:
         mute = [oracle for oracle in oracles if oracle.name != "contract"]
         verdicts += [plain(o.name, evidence.base, "output", "not_applicable") for o in mute]
     try:
-        verdicts += _verdicts(evidence, oracles)
+        verdicts += verdicts_of(evidence, oracles)
     except Undivided as error:
         verdicts.append(accepted(evidence.base, evidence.spec.model, str(error)))
     return verdicts
 
 
-def _verdicts(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
+def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
     """Of every rule on all it is applied to."""
     for place, check, seen in checks(evidence, oracles):
         for verdict in check(seen):

@@ -129,22 +129,11 @@ def play(
                 if watch:
                     watched(trace, model, stack, watch=watch, tap=tap)
             else:
-                x = leaf(
-                    tensors["input"].roll(how[0], 0), dtype=dtype, input_shape=input_shape,
-                    ids=ids, input_layout=input_layout,
+                x, y = once(
+                    trace, call, tensors, how[0], dtype=dtype, input_shape=input_shape,
+                    output_shape=output_shape, ids=ids, input_layout=input_layout,
+                    grad_layout=grad_layout, mode=mode, autocast=autocast,
                 )  # fmt: skip
-                trace.phase = "forward"
-                modes = {"train": torch.enable_grad, "no_grad": torch.no_grad}
-                grad_mode = modes.get(mode, torch.inference_mode)()
-                with grad_mode, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    # a leaf's cast would be cached by autocast, which a view is not
-                    y = call(x.view_as(x) if x.requires_grad else x)
-                if mode == "train":
-                    trace.phase = "backward"
-                    g = tensors["grad_output"].to(dtype).reshape(output_shape)
-                    if grad_layout != "contiguous":
-                        g = arranged(g, grad_layout)
-                    y.backward(g.to(y.dtype))
     trace.results = results_of(model, x, y, parameters=parameters)
     return trace
 
@@ -193,21 +182,43 @@ def watched(
         stack.enter_context(tap(copies(watching.emit)))
 
 
-def leaf(
-    rows: torch.Tensor,
+def once(
+    trace: Trace,
+    call: Any,
+    tensors: Mapping[str, torch.Tensor],
+    turn: int,
     *,
     dtype: torch.dtype,
     input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
     ids: bool,
     input_layout: str,
-) -> torch.Tensor:
-    """The model's input of these rows."""
+    grad_layout: str,
+    mode: str,
+    autocast: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One forward and backward of the rows, turned by so many: input and output."""
+    x = tensors["input"].roll(turn, 0)
     if ids:
-        return rows.long().reshape(input_shape[:-1])
-    x = rows.to(dtype).reshape(input_shape)
-    if input_layout != "contiguous":
-        x = arranged(x, input_layout)
-    return x.detach().requires_grad_(True)
+        x = x.long().reshape(input_shape[:-1])
+    else:
+        x = x.to(dtype).reshape(input_shape)
+        if input_layout != "contiguous":
+            x = arranged(x, input_layout)
+        x = x.detach().requires_grad_(True)
+    trace.phase = "forward"
+    modes = {"train": torch.enable_grad, "no_grad": torch.no_grad}
+    grad_mode = modes.get(mode, torch.inference_mode)()
+    with grad_mode, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        # a leaf's cast would be cached by autocast, which a view is not
+        y = call(x.view_as(x) if x.requires_grad else x)
+    if mode == "train":
+        trace.phase = "backward"
+        g = tensors["grad_output"].to(dtype).reshape(output_shape)
+        if grad_layout != "contiguous":
+            g = arranged(g, grad_layout)
+        y.backward(g.to(y.dtype))
+    return x, y
 
 
 def results_of(

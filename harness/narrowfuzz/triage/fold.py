@@ -1,0 +1,139 @@
+"""Constants put into source, and what they decide: what a script never does is not in it."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Fold(ast.NodeTransformer):
+    """Puts constants in, and drops what they decide."""
+
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+        self.put_in = frozenset(values)
+        #: What the script itself defines: no constant, and never None.
+        self.given = {value.id for value in values.values() if isinstance(value, ast.Name)}
+        #: Functions that lose the arguments that are put in.
+        self.taking: set[str] = set()
+        #: How deep inside functions this is.
+        self.inside = 0
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        arguments, outer = node.args, self.values
+        put_in = {argument.arg for argument in arguments.kwonlyargs}
+        if self.inside:  # what surrounds it has them, unless it has its own
+            put_in = outer.keys() - {argument.arg for argument in arguments.args}
+        self.values = {n: value for n, value in outer.items() if "." in n or n in put_in}
+        pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        left = [(a, default) for a, default in pairs if a.arg not in self.values]
+        arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in left], [d for _, d in left]
+        self.inside += 1
+        folded = self.generic_visit(node)
+        self.inside -= 1
+        self.values = outer
+        return folded  # type: ignore[return-value]
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name):
+            known = self.values.get(f"{node.value.id}.{node.attr}")
+            if known is not None and isinstance(node.ctx, ast.Load):
+                return known
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        if isinstance(node.func, ast.Name) and node.func.id in self.taking:
+            node.keywords = [k for k in node.keywords if k.arg not in self.put_in]
+        return self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        truth = self._truth(node)
+        return node if truth is None else ast.Constant(truth)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        truth = self._truth(node) if isinstance(node.op, ast.Not) else None
+        return node if truth is None else ast.Constant(truth)
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        decides = isinstance(node.op, ast.Or)
+        left = []
+        for value in node.values:
+            truth = self._truth(value)
+            if truth is decides:
+                left.append(value)
+                break
+            if truth is None or value is node.values[-1]:
+                left.append(value)
+        if len(left) == 1:
+            return left[0]
+        decided = next((value for value in left if self._truth(value) is decides), None)
+        if decided is not None and decided is left[0]:
+            return decided
+        node.values = left
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.stmt | list[ast.stmt]:
+        node.test = self.visit(node.test)
+        truth = self._truth(node.test)
+        if truth is None:
+            return self.generic_visit(node)  # type: ignore[return-value]
+        body: list[ast.stmt] = []
+        for statement in node.body if truth else node.orelse:
+            made = self.visit(statement)
+            body += made if isinstance(made, list) else [made]
+        return body
+
+    def _truth(self, node: ast.expr) -> bool | None:
+        """What a condition comes to; None where that is only known when it runs."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            truth = self._truth(node.operand)
+            return None if truth is None else not truth
+        if not isinstance(node, ast.Compare):
+            return None if (known := _known(node)) is None else bool(known[0])
+        how, other = node.ops[0], node.comparators[0]
+        if isinstance(node.left, ast.Name) and node.left.id in self.given:
+            none = isinstance(other, ast.Constant) and other.value is None
+            return True if none and isinstance(how, ast.IsNot) else None
+        left, right = _known(node.left), _known(other)
+        if left is None or right is None or type(how) not in _COMPARED:
+            return None
+        return bool(_COMPARED[type(how)](left[0], right[0]))
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        self.generic_visit(node)
+        truth = self._truth(node.test)
+        return node if truth is None else node.body if truth else node.orelse
+
+
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
+    ast.IsNot: operator.is_not,
+}  # fmt: skip
+
+
+def _known(node: ast.expr) -> tuple[Any] | None:
+    """The value of a literal, alone in a tuple; None for any other expression."""
+    try:
+        return (ast.literal_eval(node),)
+    except ValueError:
+        return None
+
+
+class Answers(ast.NodeTransformer):
+    """Puts in what functions answer that only return a constant."""
+
+    def __init__(self, answers: Mapping[str, ast.expr]) -> None:
+        self.answers = answers
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        known = isinstance(node.func, ast.Name) and self.answers.get(node.func.id)
+        return known or node

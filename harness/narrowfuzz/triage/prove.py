@@ -1,0 +1,96 @@
+"""The scripts that may show a divergence, simplest first, each run in a fresh process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arms.ladder import EAGER, EAGER_NATIVE
+from narrowfuzz.case import Case
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.triage.layer import first_of, linear_of
+from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_played import write_played_script
+from narrowfuzz.triage.script_schedule import write_schedule_script
+from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
+from narrowfuzz.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A script, what it prints, and why it does not show the divergence, "" if it does."""
+
+    script: str
+    output: str
+    why: str
+
+
+def proven(
+    judge: Judge, case: Case, verdict: Verdict, plant: tuple[str, str] | None, scripts: RunScript
+) -> Proof:
+    """The first script that shows it, or the last that was tried."""
+    tried: list[Proof] = []
+    for write in _scripts(judge, case, verdict):
+        try:
+            script = write()
+        except ValueError as error:
+            tried.append(Proof(f"# no stand-alone script: {error}\n", "", str(error)))
+            continue
+        tried.append(Proof(script, *_confirm(script, plant, scripts)))
+        if not tried[-1].why:
+            return tried[-1]
+    # what ran says more than what was not written
+    return next((one for one in tried if one.output), tried[0])
+
+
+def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[], str]]:
+    """Writers of scripts that may show it, the simplest first; each raises ValueError where it has
+    none."""
+    if case.spec.schedule is not None:
+        stateful = judge.stateful_recipe(case.spec)
+        yield lambda: write_schedule_script(judge.look(case), verdict, stateful)
+        return
+    at, recipe = verdict.at, judge.recipe(case.spec)
+    # what was handed another tensor was not the layer's doing
+    own = at.layer and (verdict.oracle != "O13" or at.side)
+    plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER
+    layer = linear_of(judge, case, at.layer, at.call, plain) if own else None
+    if layer is not None:
+        alone = msgspec.structs.replace(case, spec=layer[0])
+        yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1])
+    yield partial(write_script, case, first_of(judge, case, verdict), recipe)
+    if case.spec.direct:  # the player may see what the short form does not
+        yield partial(write_played_script, case, verdict, recipe, tensors_of(case, recipe))
+
+
+def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> tuple[str, str]:
+    """What the script prints in a fresh process, and why it does not show the divergence, "" if it
+    does. With a fault planted it must not show it without."""
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(script)
+        with ThreadPoolExecutor(2) as pool:
+            clean = pool.submit(scripts, path) if plant else None
+            run = scripts(path, plant=plant)
+            if not (run.shown or run.crashed):
+                return run.output, _why_not(run)
+            if clean is not None and clean.result().code != GONE:
+                output = f"{run.output}\nwithout the fault: {clean.result().output}"
+                return output, "its script does not pass without what is planted"
+    return run.output, ""
+
+
+def _why_not(run: ScriptRun) -> str:
+    last = (run.output.strip().splitlines() or ["it printed nothing"])[-1][:200]
+    if run.code == GONE:
+        return f"its script passes in a fresh process: {last}"
+    if run.code is None:
+        return last
+    return f"its script cannot tell (exit code {run.code}): {last}"
