@@ -36,6 +36,8 @@ _INDUCTOR = [
 
 #: A rule, a fault it sees, and where.
 SHOWN = [
+    ("contract", "recompute-trips-guard", _SWIGLU | {"checkpoint": "full"}),
+    ("contract", "backward-unsupported", _SWIGLU | {"steps": 2}),
     ("O8", "compiled-scale-through-bf16",
      {"recipe": "torchao.float8.tensorwise", "k": 64, "compile": "aot_eager"}),
     ("O9", "compiled-norm-in-bf16",

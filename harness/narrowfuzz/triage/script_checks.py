@@ -83,25 +83,26 @@ try:
     {call}
 except Exception as error:
     text = str(error).strip() or "(no message)"
-    print(f"{{phase}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
+    print(f"{{{phase}}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
     sys.exit({code})
 print("runs forward and backward")
 """
 
 
-def check_raises(verdict: Verdict, call: str) -> str:
-    """``call`` raises what the verdict says, or does not any more."""
-    return _RAISES.format(call=call, code=_exit_code(verdict))
+def check_raises(verdict: Verdict, call: str, phase: str = "phase") -> str:
+    """``call`` raises what the verdict says, or does not any more; ``phase`` says how far it
+    came."""
+    return _RAISES.format(call=call, phase=phase, code=_exit_code(verdict, phase))
 
 
-def _exit_code(verdict: Verdict) -> str:
+def _exit_code(verdict: Verdict, phase: str) -> str:
     """An expression of ``error``, ``text`` and ``phase``. Another error than the verdict's is not
     this script's subject, nor is any where the process ends or hangs."""
     expect = verdict.expect
     if not isinstance(expect, Runs | Refuses) or not expect.raised:
         return "125"
     shown: dict[str, str] = {
-        "time": 'phase == "backward"',
+        "time": f'{phase} == "backward"',
         "rule": f"not re.search({RULE.pattern!r}, text, re.I)",
         "layer": '"proj" not in text',
     }

@@ -61,7 +61,7 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
         accepted = isinstance(expect, Refuses) and not expect.raised
         if accepted:
             return Look(ACCEPTED.format(call="run()", rule=expect))
-        return Look(check_raises(verdict, "run()"))
+        return Look(check_raises(verdict, "run()", "trace.phase"))
     if isinstance(expect, Typed):
         got = f"{_call(verdict.at, runs)}.outputs[{verdict.at.name!r}].dtype"
         check = (

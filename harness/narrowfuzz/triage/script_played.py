@@ -43,7 +43,7 @@ from narrowfuzz.verdict import Verdict
 #: Modules whose source scripts are made of.
 SOURCES = (kernels, layers, checkpoint, literal, taps, player, check)
 #: What the lines use that are written here.
-_IMPORTS = f"import ctypes, math, os, sys\nimport torch\n{GUARD}"
+_IMPORTS = f"import ctypes, math, os, re, sys\nimport torch\n{GUARD}"
 
 
 @dataclass(frozen=True)
