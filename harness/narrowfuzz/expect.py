@@ -46,7 +46,7 @@ class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
     times: float = 1.0
 
     def __str__(self) -> str:
-        there = self.at.run or ("in its forward" if self.at.phase == "forward" else "without it")
+        there = self.at.run or ("in its forward" if self.at.phase == "forward" else str(self.at))
         return f"{self.value or 'as'} {'as ' * bool(self.value)}{there}"
 
 

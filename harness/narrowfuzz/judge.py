@@ -377,9 +377,9 @@ def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdi
     for place, check, seen in checks(evidence, oracles):
         for verdict in check(seen):
             if place.layer:
-                at = msgspec.structs.replace(verdict.at, layer=place.layer, call=place.call)
-                given = seen.given(at.name) if verdict.status in BAD else ()
-                verdict = replace(verdict, at=at, given=(*verdict.given, *given))
+                verdict = verdict.at_layer(place.layer, place.call)
+                given = seen.given(verdict.at.name) if verdict.status in BAD else ()
+                verdict = replace(verdict, given=(*verdict.given, *given))
             yield verdict
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from narrowfuzz.address import At
 from narrowfuzz.case import Spec
-from narrowfuzz.expect import Expect, Given, Same
+from narrowfuzz.expect import Expect, Given, Ordered, Same
 from narrowfuzz.numerics.formats import F32
 
 Status = Literal[
@@ -65,15 +65,23 @@ class Verdict:
         """This divergence, explained."""
         return replace(self, status="known", explained_by=by)
 
-    def of_linear(self) -> Verdict:
-        """The same of a single linear that is what this verdict's layer was."""
-        here = {"layer": "", "call": 0}
+    def at_layer(self, layer: str, call: int) -> Verdict:
+        """The same at a call of this layer of a model; "" is a single linear."""
+
+        def placed(at: At) -> At:
+            return msgspec.structs.replace(at, layer=layer, call=call)
+
         expect = self.expect
         if isinstance(expect, Same):
-            expect = msgspec.structs.replace(expect, at=msgspec.structs.replace(expect.at, **here))
+            expect = msgspec.structs.replace(expect, at=placed(expect.at))
+        if isinstance(expect, Ordered):
+            expect = msgspec.structs.replace(expect, than=placed(expect.than))
+        return replace(self, at=placed(self.at), expect=expect)
+
+    def of_linear(self) -> Verdict:
+        """The same of a single linear that is what this verdict's layer was."""
         own = tuple(given for given in self.given if given.at.what != "tensor")
-        at = msgspec.structs.replace(self.at, **here)  # type: ignore[arg-type]
-        return replace(self, at=at, expect=expect, given=own)
+        return replace(self.at_layer("", 0), given=own)
 
     def sentence(self) -> str:
         """One line: what, where, how far."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Lacking, Present, Refuses, Runs, Typed
-from narrowfuzz.oracles.evidence import NATIVE, Evidence
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
 from narrowfuzz.trace import RunError, Trace
@@ -69,21 +69,21 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     )  # fmt: skip
 
 
-def _narrowed(evidence: Evidence, eager: Trace) -> Verdict:
+def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
     """Under autocast a linear returns autocast's type, as the nn.Linear that it stands for does."""
-    calls = [call for call in eager.calls if call.phase == "forward"]
+    calls = [call for call in base.calls if call.phase == "forward"]
     if not calls:
-        return plain("contract", "eager", "output", "not_applicable", "no linear was watched")
+        return plain("contract", evidence.base, "output", "not_applicable", "no linear was watched")
     wide = next((call for call in calls if call.dtype != "bf16"), None)
     if wide is None:
-        return plain("contract", "eager", "output", "ok")
+        return plain("contract", evidence.base, "output", "ok")
     if "autocast_ignored" in evidence.deviations:
         # every other rule then judges the layer by the type it has
-        passed = plain("contract", "eager", FOLLOWED, "ok", "autocast_ignored")
+        passed = plain("contract", evidence.base, FOLLOWED, "ok", "autocast_ignored")
         return passed.known(evidence.deviations["autocast_ignored"])
     at = At(what="result", name="output", layer=wide.module, call=wide.index, phase="forward")
     return Verdict(
-        "contract", "eager", "output", "diverged", "type under autocast", at, wide.dtype,
+        "contract", evidence.base, "output", "diverged", "type under autocast", at, wide.dtype,
         Typed("bf16"),
     )  # fmt: skip
 
@@ -97,7 +97,9 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
     spec = evidence.spec
     if arm != evidence.base and not base_fails:
         other = "under compile" if evidence.compiled(arm) else "in recompute"
-        return f"fails only {'on other kernels' if arm == NATIVE else other}", ""
+        stage = evidence.traces.get(arm.partition("+")[0])
+        native = evidence.native(arm) and (stage is None or stage.error is not None)
+        return f"fails only {'on other kernels' if native else other}", ""
     states_rule = RULE.search(error.message)
     if 0 in (spec.tokens, spec.k, spec.n) and not (evidence.refusal and states_rule):
         return "unclear refusal of an empty dimension", "clarity"

@@ -22,6 +22,24 @@ def plain(t: torch.Tensor) -> torch.Tensor:
     return t.double().nan_to_num(nan=0.5) + 0.0
 
 
+def rows(t: torch.Tensor) -> torch.Tensor:
+    """In fp32, all but the last dimension as one; of a library's own tensor what is inside."""
+    t = getattr(t, "_data", t)
+    return (t.flatten(0, -2) if t.dim() > 1 else t).float()
+
+
+def of_weight(products: Sequence[Product], weight: torch.Tensor) -> Product:
+    """The forward product whose second operand is nearest to the weight. Raises ValueError if none
+    has its shape."""
+
+    def far(p: Product) -> float:
+        scale = 1.0 if p.scale_b is None else p.scale_b.double()
+        return float((p.b.double() * scale - weight.double()).abs().sum())
+
+    fitting = [p for p in products if p.phase == "forward" and p.b.shape == weight.shape]
+    return min(fitting, key=far)
+
+
 def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     """The same shape and the same values."""
     return x.shape == y.shape and torch.equal(plain(x), plain(y))

@@ -139,8 +139,15 @@ class LayerWatch:
 def copies(take: Callable[..., None]) -> Callable[..., None]:
     """``take`` with copies of what a tap emits: operands may be overwritten."""
 
-    def emit(*operands: Any) -> None:
-        take(*[t.clone() if isinstance(t, torch.Tensor) else t for t in operands])
+    def copied(t: Any) -> Any:
+        if isinstance(t, tuple):
+            return tuple(map(copied, t))
+        return t.clone() if isinstance(t, torch.Tensor) else t
+
+    def emit(
+        a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any = None, b_amax: Any = None
+    ) -> None:
+        take(*map(copied, (a, a_scale, b, b_scale, a_amax, b_amax)))
 
     return emit
 

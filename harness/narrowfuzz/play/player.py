@@ -109,7 +109,8 @@ def play(
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
         if watch:
-            watched(trace, model, stack, watch=watch, tap=tap)
+            watching = stack.enter_context(contextlib.ExitStack())
+            watched(trace, model, watching, watch=watch, tap=tap)
         if tap is not None and not watch:
             stack.enter_context(tap(copies(lambda *gemm: trace.gemms.append(gemm))))
         if around is not None:
@@ -127,7 +128,7 @@ def play(
                 call = model = convert(build())
                 model.load_state_dict(torch.load(file, weights_only=how[0]))
                 if watch:
-                    watched(trace, model, stack, watch=watch, tap=tap)
+                    watched(trace, model, watching, watch=watch, tap=tap)
             else:
                 x, y = once(
                     trace, call, tensors, how[0], dtype=dtype, input_shape=input_shape,
@@ -172,14 +173,14 @@ def watched(
     watch: tuple[str, ...],
     tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None,
 ) -> None:
-    """Keep the calls of these linears from now on."""
+    """Keep the calls of these linears from now on, until ``stack`` closes."""
     stack.close()
     modules = dict(model.named_modules(remove_duplicate=False))
-    watching = LayerWatch({name: modules[name] for name in watch if name in modules})
-    stack.enter_context(watching.recording())
-    trace.calls = watching.calls
+    layers = LayerWatch({name: modules[name] for name in watch if name in modules})
+    stack.enter_context(layers.recording())
+    trace.calls = layers.calls
     if tap is not None:
-        stack.enter_context(tap(copies(watching.emit)))
+        stack.enter_context(tap(copies(layers.emit)))
 
 
 def once(

@@ -36,6 +36,10 @@ class Product:
     bias: torch.Tensor | None
     result: torch.Tensor
 
+    def operands(self) -> list[Any]:
+        """Both operands and their scales, as a recipe's tap emits them."""
+        return [self.a, self.scale_a, self.b, self.scale_b]
+
 
 @dataclass
 class Attended:

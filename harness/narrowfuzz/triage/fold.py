@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
@@ -13,7 +13,7 @@ class Fold(ast.NodeTransformer):
 
     def __init__(self, values: Mapping[str, ast.expr]) -> None:
         self.values = values
-        self.put_in = frozenset(values)
+        self.everywhere = values
         #: What the script itself defines: no constant, and never None.
         self.given = {value.id for value in values.values() if isinstance(value, ast.Name)}
         #: Functions that lose the arguments that are put in.
@@ -23,18 +23,26 @@ class Fold(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         arguments, outer = node.args, self.values
-        put_in = {argument.arg for argument in arguments.kwonlyargs}
+        own = {a.arg for a in (*arguments.args, *arguments.kwonlyargs)}
         if self.inside:  # what surrounds it has them, unless it has its own
-            put_in = outer.keys() - {argument.arg for argument in arguments.args}
-        self.values = {n: value for n, value in outer.items() if "." in n or n in put_in}
-        pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        left = [(a, default) for a, default in pairs if a.arg not in self.values]
-        arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in left], [d for _, d in left]
+            self.values = {n: value for n, value in outer.items() if n not in own}
+        else:
+            put_in = {a.arg for a in arguments.kwonlyargs} & outer.keys()
+            _refuse_rebound(node, put_in)
+            self.values = {n: value for n, value in outer.items() if "." in n or n in put_in}
+            pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            left = [(a, default) for a, default in pairs if a.arg not in put_in]
+            arguments.kwonlyargs, arguments.kw_defaults = [a for a, _ in left], [d for _, d in left]
         self.inside += 1
-        folded = self.generic_visit(node)
+        self.generic_visit(node)
         self.inside -= 1
         self.values = outer
-        return folded  # type: ignore[return-value]
+        for parent in ast.walk(node):  # what was decided may have been all there was
+            if isinstance(parent, ast.If | ast.For | ast.While | ast.With | ast.Try) or (
+                parent is node
+            ):
+                parent.body = parent.body or [ast.Pass()]
+        return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if isinstance(node.value, ast.Name):
@@ -44,9 +52,16 @@ class Fold(ast.NodeTransformer):
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in self.taking:
-            node.keywords = [k for k in node.keywords if k.arg not in self.put_in]
-        return self.generic_visit(node)  # type: ignore[return-value]
+            for keyword in node.keywords:
+                known = self.everywhere.get(keyword.arg or "")
+                if known is not None and ast.dump(known) != ast.dump(keyword.value):
+                    raise ValueError(
+                        f"{node.func.id} is called with another {keyword.arg} than is put in"
+                    )
+            node.keywords = [k for k in node.keywords if k.arg not in self.everywhere]
+        return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
@@ -98,6 +113,8 @@ class Fold(ast.NodeTransformer):
             return None if truth is None else not truth
         if not isinstance(node, ast.Compare):
             return None if (known := _known(node)) is None else bool(known[0])
+        if len(node.ops) > 1:
+            return None
         how, other = node.ops[0], node.comparators[0]
         if isinstance(node.left, ast.Name) and node.left.id in self.given:
             none = isinstance(other, ast.Constant) and other.value is None
@@ -125,6 +142,17 @@ def _known(node: ast.expr) -> tuple[Any] | None:
         return (ast.literal_eval(node),)
     except ValueError:
         return None
+
+
+def _refuse_rebound(function: ast.FunctionDef, names: Collection[str]) -> None:
+    """Raises ValueError where a name that is put in is something else as well."""
+    for node in ast.walk(function):
+        rebound = (
+            isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names
+        )
+        bound = isinstance(node, ast.Lambda) and {a.arg for a in node.args.args} & set(names)
+        if rebound or bound:
+            raise ValueError(f"{function.name} uses the name of an argument that is put in again")
 
 
 class Answers(ast.NodeTransformer):

@@ -58,7 +58,11 @@ def with_history(
     start = next((some for some in (same, list(past)) if some and shows(some)), None)
     if start is None:
         return None
-    return msgspec.structs.replace(case, history=tuple(fewest(start, shows, until)))
+    kept = fewest(start, shows, until)
+    # luck would have it either way: without them never, with them each time
+    if shows(()) or not shows(kept):
+        return None
+    return msgspec.structs.replace(case, history=tuple(kept))
 
 
 def fewest(

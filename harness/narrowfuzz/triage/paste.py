@@ -43,8 +43,8 @@ def pasted(
     for name in defined if said.answers else ():
         defined[name] = said.visit(defined[name])
     needed = _reachable(names, defined)
-    kept = [_plain(node) for name, node in defined.items() if name in needed]
-    text = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in kept)
+    kept = dict.fromkeys(node for name, node in defined.items() if name in needed)
+    text = "\n".join(ast.unparse(ast.fix_missing_locations(_plain(node))) for node in kept)
     return "\n".join(line for line in text.splitlines() if line.strip())
 
 
@@ -83,8 +83,10 @@ def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 defined[node.name] = node
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                defined[node.targets[0].id] = node
+            elif isinstance(node, ast.Assign):
+                for target in ast.walk(node.targets[0]):
+                    if isinstance(target, ast.Name):
+                        defined[target.id] = node
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 defined[node.target.id] = node
             elif isinstance(node, ast.Import | ast.ImportFrom) and not _ours(node):

@@ -33,7 +33,10 @@ def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
     for name in names:
         function, keywords = _function(recipe, name)
         constants = _of_spec(recipe, spec) | {k: repr(v) for k, v in keywords.items()}
-        parts.append(pasted((function.__name__,), list(_sources(function)), constants))
+        try:
+            parts.append(pasted((function.__name__,), list(_sources(function)), constants))
+        except KeyError as error:
+            raise ValueError(f"{recipe.name}: {error} is not defined at its file's top") from None
         parts.append(_CALLED[name].format(name=function.__name__))
     return "\n".join(parts)
 
@@ -42,23 +45,51 @@ def _function(recipe: Recipe, name: str) -> tuple[Any, dict[str, Any]]:
     """The function, and what a partial of it puts in."""
     given: Any = getattr(recipe, name)
     keywords: dict[str, Any] = {}
+    positional: tuple[Any, ...] = ()
     if isinstance(given, partial):
-        given, keywords = given.func, given.keywords
+        given, keywords, positional = given.func, given.keywords, given.args
     function = inspect.unwrap(given)
-    closed = getattr(function, "__closure__", None)
-    if closed or not inspect.isfunction(function) or function.__name__ == "<lambda>":
-        raise ValueError(
-            f"{recipe.name}: a script is made of the source of {name}, so it must be a function "
-            "of the recipe's file, or functools.partial of one with keywords"
-        )
+    if getattr(function, "__closure__", None) or not _is_plain(function):
+        raise _refused(recipe, name)
+    taken = inspect.signature(function).parameters
+    only = all(k in taken and taken[k].kind is taken[k].KEYWORD_ONLY for k in keywords)
+    if positional or not only or not all(map(_is_literal, keywords.values())):
+        raise _refused(recipe, name)
     return function, keywords
+
+
+def _is_plain(function: Any) -> bool:
+    return inspect.isfunction(function) and function.__qualname__ == function.__name__ != "<lambda>"
+
+
+def _is_literal(value: Any) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _refused(recipe: Recipe, name: str) -> ValueError:
+    return ValueError(
+        f"{recipe.name}: a script is made of the source of {name}, so it must be a function of the "
+        "recipe's file, or functools.partial of one with keyword-only arguments that are literals"
+    )
 
 
 def _of_spec(recipe: Recipe, spec: Spec) -> dict[str, str]:
     fields = {f.name: getattr(spec, f.name) for f in msgspec.structs.fields(spec)}
-    fields |= {"backend": recipe.backend(spec), "tokens": spec.tokens}
+    fields |= {"backend": _backend(recipe, spec), "tokens": spec.tokens}
     plain = {k: v for k, v in fields.items() if isinstance(v, str | int | bool)}
     return {f"spec.{name}": repr(value) for name, value in plain.items()}
+
+
+def _backend(recipe: Recipe, spec: Spec) -> str:
+    """The Spec's, or the one that the recipe takes where it names none: the one with its plan."""
+    if spec.backend:
+        return recipe.backend(spec)
+    plan = recipe.plan(spec)
+    named = (msgspec.structs.replace(spec, backend=name) for name in recipe.backends)
+    return next((s.backend for s in named if recipe.plan(s) == plan), recipe.backends[0])
 
 
 def _sources(function: Any) -> Iterator[Source]:

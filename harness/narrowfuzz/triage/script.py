@@ -16,13 +16,12 @@ from narrowfuzz.judge import tensors_of
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.triage.paste import hoisted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_parts import (
-    GUARD,
     TORCH_NAME,
+    guarded,
     hex_rows,
     layouts,
     model_source,
@@ -55,7 +54,7 @@ def _short(
         f'"""{quoted(verdict.sentence())}\n\n'
         f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
         ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
-        f"import collections, contextlib, ctypes, math, os, re, sys\nimport torch\n{GUARD}"
+        "import collections, contextlib, ctypes, math, re\nimport torch"
         + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}"
         + "\ntorch.backends.mkldnn.enabled = False" * arm.native,
@@ -71,12 +70,11 @@ def _short(
         _run_function(case.spec, arm, "grad_output" in tensors),
         check,
     ]
-    head, *body = (part.strip("\n") for part in parts if part)
-    return f"{head}\n{hoisted(chr(10).join(body))}\n"
+    return guarded(*parts)
 
 
 _SEEN = """seen = []
-tapping = tap(lambda *gemm: seen.append([None if t is None else t.clone() for t in gemm]))
+tapping = tap(lambda *gemm: seen.append([t.clone() if hasattr(t, "clone") else t for t in gemm]))
 tapping.__enter__()"""
 #: Rules that look at operands.
 _TAPPED = ("O2", "O3", "O4", "O13")

@@ -12,9 +12,8 @@ from typing import Literal
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.trace import ChangeKind
-from narrowfuzz.triage.paste import hoisted
 from narrowfuzz.triage.recipe_source import recipe_source
-from narrowfuzz.triage.script_parts import GUARD, TORCH_NAME, quoted
+from narrowfuzz.triage.script_parts import TORCH_NAME, guarded, quoted
 from narrowfuzz.verdict import Verdict
 
 _MODULES = "model.named_modules(remove_duplicate=False)"
@@ -126,7 +125,7 @@ def write_census_script(
     parts = [
         f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, rule census.'
         ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
-        f"import collections\nimport os\nimport sys\n{GUARD}\nimport torch",
+        "import collections\nimport torch",
         imports,
         recipe_source(recipe, case.spec, "convert", "converted", "convertible"),
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}",
@@ -136,8 +135,7 @@ def write_census_script(
         f"bad = {_BAD[_bad(verdict.symptom)]}",
         f'print("{verdict.symptom}:", bad or "none")\nsys.exit(1 if bad else 0)',
     ]
-    head, *body = (part.strip("\n") for part in parts if part)
-    return f"{head}\n{hoisted(chr(10).join(body))}\n"
+    return guarded(*parts)
 
 
 def _linear(spec: Spec) -> str:

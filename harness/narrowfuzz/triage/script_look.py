@@ -6,9 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
-from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import BY_NAME
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import (
@@ -27,13 +24,13 @@ from narrowfuzz.expect import (
 )
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import FORMATS
-from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan
-from narrowfuzz.numerics.reference import granule
+from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.oracles import own_backward
 from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
 from narrowfuzz.triage.script_checks import ACCEPTED, check_raises
-from narrowfuzz.triage.script_parts import SLOT, TORCH_NAME
+from narrowfuzz.triage.script_element import TAPPED, Places
+from narrowfuzz.triage.script_parts import TORCH_NAME
 from narrowfuzz.verdict import Verdict
 
 
@@ -56,14 +53,14 @@ class Look:
 def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Look:
     """What shows the verdict; ``runs`` are the script's variables by the name of the run they hold.
     Raises ValueError for an address or expectation that no run of a player shows."""
-    expect = verdict.expect
+    expect, places = verdict.expect, Places(spec, plan, runs, bool(BY_NAME[verdict.arm].compiler))
     if isinstance(expect, Runs | Refuses):
         accepted = isinstance(expect, Refuses) and not expect.raised
         if accepted:
             return Look(ACCEPTED.format(call="run()", rule=expect))
         return Look(check_raises(verdict, "run()", "trace.phase"))
     if isinstance(expect, Typed):
-        got = f"{_call(verdict.at, runs)}.outputs[{verdict.at.name!r}].dtype"
+        got = f"{places.call(verdict.at)}.outputs[{verdict.at.name!r}].dtype"
         check = (
             f"got, want = {got}, {TORCH_NAME[expect.dtype]}\n"
             f'print(f"{verdict.at}: {{got}}, must be {{want}}")\nsys.exit(0 if got == want else 1)'
@@ -72,7 +69,7 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
     told = _whole(spec, verdict, runs)
     if told:
         return Look(f"told, shows = {told}\nprint(told)\nsys.exit(int(shows))")
-    return _element_look(verdict, plan, runs)
+    return _element_look(verdict, places)
 
 
 def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
@@ -117,18 +114,16 @@ def _beyond(spec: Spec, verdict: Verdict) -> str:
     return f"beyond(*{results}, ratio={ratio}, floor={least})"
 
 
-def _element_look(verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Look:
+def _element_look(verdict: Verdict, places: Places) -> Look:
     """The number at an address, held to what is expected there."""
     at, expect = verdict.at, verdict.expect
-    compiled = bool(BY_NAME[verdict.arm].compiler)
-    inside = compiled and at.what in _TAPPED
-    got = _of_operand(at, plan, _product(at)) if inside else _element(at, plan, runs)
+    got = places.element(at)
     addresses, told = [at], str(expect)
     lines: list[str] = []
     if isinstance(expect, Same | Ordered):
         other = expect.at if isinstance(expect, Same) else expect.than
         times = f" * {expect.times!r}" if isinstance(expect, Same) and expect.times != 1 else ""
-        lines.append(f"want = {_element(other, plan, runs)}{times}")
+        lines.append(f"want = {places.element(other)}{times}")
         addresses.append(other)
         told = "{want}" if isinstance(expect, Same) else "at least {want}"
         holds = "got == want or (got != got and want != want)"
@@ -146,18 +141,14 @@ def _element_look(verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Look
             holds += " and math.copysign(1, got) == math.copysign(1, want)"
     else:
         raise ValueError(f"a player cannot check {type(expect).__name__}")
-    resting = _rests_on(verdict, plan, runs)
-    addresses += [g.at for g in verdict.given if g.at.what == "tensor" or g.at.run in runs]
+    resting = _rests_on(verdict, places)
+    addresses += [g.at for g in verdict.given if g.at.what == "tensor" or g.at.run in places.runs]
     layers = tuple(dict.fromkeys(a.layer for a in addresses if a.layer))
     told = f'print(f"{at}: {{got}}, must be {told}")\nsys.exit(0 if {holds} else 1)'
     check = "\n".join((*resting, f"got = {got}", *lines, told))
-    if compiled:  # it calls no layer
+    if places.compiled:  # it calls no layer
         return Look(check)
-    return Look(check, layers, any(a.what in _TAPPED for a in addresses))
-
-
-#: What only a tap shows.
-_TAPPED = ("codes", "scale", "amax", "values", "significand")
+    return Look(check, layers, any(a.what in TAPPED for a in addresses))
 
 
 def _literal(x: float) -> str:
@@ -171,102 +162,14 @@ if moved:
     sys.exit(125)"""
 
 
-def _rests_on(verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> list[str]:
+def _rests_on(verdict: Verdict, places: Places) -> list[str]:
     """Text that ends the script with 125 where something upstream is other than it was."""
     lines = []
     for given in verdict.given:
         at, value = given.at, read(given.value)
         if at.what == "tensor":
-            held = f"{_call(at, runs)}.held({at.name!r})"
+            held = f"{places.call(at)}.held({at.name!r})"
             lines.append(f"    ({f'{at.layer} {at.name}'!r}, crc({held}) == {int(value)}),")
-        elif at.run and at.run in runs:
-            lines.append(f"    ({given.name!r}, {_element(at, plan, runs)} == {value!r}),")
+        elif at.run and at.run in places.runs:
+            lines.append(f"    ({given.name!r}, {places.element(at)} == {value!r}),")
     return ["given = [", *lines, "]" + _MOVED.format()] if lines else []
-
-
-def _call(at: At, runs: Mapping[str, str]) -> str:
-    """The call of a linear; its gradients belong to its forward."""
-    phase = "recompute" if at.phase == "recompute" else "forward"
-    return f"{_run(at.run, runs)}.call({at.layer!r}, {at.call}, {phase!r})"
-
-
-def _run(name: str, runs: Mapping[str, str]) -> str:
-    if name not in runs:
-        raise ValueError(f"a player does not play {name!r}")
-    return runs[name]
-
-
-def _element(at: At, plan: Plan, runs: Mapping[str, str]) -> str:
-    """The number at an address, as an expression; in a sum of runs the sum of their numbers."""
-    if " + " in at.run:
-        parts = (msgspec.structs.replace(at, run=name) for name in at.run.split(" + "))
-        return " + ".join(_element(part, plan, runs) for part in parts)
-    index = list(at.index)
-    if at.what == "result" and not at.layer:
-        return f"{_rows(f'{_run(at.run, runs)}.results[{at.name!r}]')}{index}.item()"
-    if at.what in _TAPPED and not at.layer:
-        return _of_operand(at, plan, _last_gemm(at, plan, _run(at.run, runs)))
-    if not at.layer:
-        raise ValueError(f"a player has no eyes for {at}")
-    call = _call(at, runs)
-    if at.what == "result":
-        return f"{_rows(f'{call}.outputs[{at.name!r}]')}{index}.item()"
-    if at.what == "source" and not at.side:  # what the layer was handed
-        return f"{_rows(f'{call}.held({at.name!r})')}{index}.item()"
-    return _of_operand(at, plan, _gemm(at, plan, call))
-
-
-def _gemm(at: At, plan: Plan, call: str) -> str:
-    """What a tap saw of a GEMM of the call."""
-    shown = [str(role) for role in ROLES[1:] if plan.gemms[role].quantised]
-    if at.name in shown:
-        return f"{call}.backward_gemms[{shown.index(at.name)}]"
-    if at.name != "output" or not at.side:
-        raise ValueError(f"a player has no eyes for {at}")
-    return f"{call}.forward_gemms[0]"
-
-
-def _last_gemm(at: At, plan: Plan, run: str) -> str:
-    """What a tap saw of a GEMM of a single linear that nothing recomputes, run last."""
-    shown = [str(role) for role in ROLES if plan.gemms[role].quantised]
-    if at.name not in shown or not at.side:
-        raise ValueError(f"a player has no eyes for {at}")
-    return f"{run}.gemms[{shown.index(at.name) - len(shown)}]"
-
-
-def _product(at: At) -> str:
-    """Codes and scales of a GEMM of a compiled single linear, counted from the end past any
-    recompute."""
-    index = ROLES.index(at.name)  # type: ignore[arg-type]
-    product = f"watch.products[{index - len(ROLES) if index else 0}]"
-    return f"[{', '.join(f'{product}.{name}' for name in ('a', 'scale_a', 'b', 'scale_b'))}]"
-
-
-def _of_operand(at: At, plan: Plan, gemm: str) -> str:
-    """What was seen of an operand of the GEMM."""
-    named = plan.gemms[at.name]  # type: ignore[index]
-    operand, index = named.a if at.side == "a" else named.b, list(at.index)
-    code = f"{gemm}[{SLOT[at.side]}].float(){index}.item()"
-    if at.what == "codes":
-        return code
-    if at.what == "significand":
-        return f"math.frexp({code})[0]"
-    if at.what == "scale":
-        return _scale(gemm, at.side, at.index)
-    if at.what == "amax":
-        return f"{gemm}[{4 + (at.side == 'b')}].float(){index or ''}.item()"
-    if at.what == "values" and isinstance(operand.scale, MxScale | Fp32Scale):
-        scale = _scale(gemm, at.side, granule(at.index, operand))
-        byte = isinstance(operand.scale, MxScale)
-        return f"{code} * 2.0 ** ({scale} - 127)" if byte else f"{code} / {scale}"
-    raise ValueError(f"a player has no eyes for {at}")
-
-
-def _scale(gemm: str, side: str, index: tuple[int, ...]) -> str:
-    got = f"{gemm}[{SLOT[side] + 1}]"
-    byte = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got})"
-    return f"{byte}{list(index) or ''}.item()"
-
-
-def _rows(got: str) -> str:
-    return f'getattr({got}, "_data", {got}).flatten(0, -2).float()'

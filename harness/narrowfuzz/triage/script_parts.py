@@ -13,7 +13,7 @@ from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.play import models
-from narrowfuzz.triage.paste import pasted
+from narrowfuzz.triage.paste import hoisted, pasted
 
 #: Where ``seen`` holds the operands of a role: ``sites`` defines ``at``.
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
@@ -80,6 +80,18 @@ def packed(tensors: Mapping[str, F32]) -> str:
     lines = "\n".join(f"    {text[i : i + _WIDE]!r}" for i in range(0, len(text), _WIDE))
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return f"unpacked({shapes!r},\n{lines})"
+
+
+def guarded(head: str, *parts: str) -> str:
+    """A script's text: docstring, guard, imports, then the parts. Raises ValueError if it is no
+    Python."""
+    body = "\n".join(part.strip("\n") for part in parts if part)
+    text = f"{head}\nimport os, sys\n{GUARD}\n{hoisted(body)}\n"
+    try:
+        compile(text, "repro.py", "exec")
+    except SyntaxError as error:
+        raise ValueError(f"the pasted source is no Python: {error}") from None
+    return text
 
 
 def quoted(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm, climb
+from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm, base_of, climb
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
 from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.judge import tensors_of
@@ -25,15 +25,15 @@ from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.play import check, checkpoint, kernels, layers, literal, player, taps
 from narrowfuzz.play.player import Event, default_events
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.triage.paste import defined_in, hoisted, pasted
+from narrowfuzz.triage.paste import defined_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_look import look_at
 from narrowfuzz.triage.script_parts import (
     GRADIENTS,
-    GUARD,
     OF_LINEAR,
     POISON,
     TORCH_NAME,
+    guarded,
     model_source,
     packed,
     quoted,
@@ -43,7 +43,7 @@ from narrowfuzz.verdict import Verdict
 #: Modules whose source scripts are made of.
 SOURCES = (kernels, layers, checkpoint, literal, taps, player, check)
 #: What the lines use that are written here.
-_IMPORTS = f"import ctypes, math, os, re, sys\nimport torch\n{GUARD}"
+_IMPORTS = "import ctypes, math, re\nimport torch"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def write_played_script(
         recipe.plan(spec),
         {run.name: run.variable for run in runs if run.name != _BEFORE},
     )
-    around = _around(spec, runs[0].arm) if look.kernels else ""
+    around = _around(spec, runs[0].arm, varies=len({r.arm.compiler for r in runs}) > 1)
+    around = around if look.kernels else ""
     told = [run.arguments() for run in runs]
     for run, arguments in zip(runs, told, strict=True):
         arguments["around"] = "around" if around and not run.name else "None"
@@ -95,17 +96,15 @@ def write_played_script(
     varying = sorted(told[0].keys() - constants.keys())
     tail = "\n".join((around, *_plays(runs, told, varying, verdict), look.check))
     used = {node.id for node in ast.walk(ast.parse(tail)) if isinstance(node, ast.Name)}
-    body = "\n".join(
-        (
-            _IMPORTS,
-            f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
-            recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
-            model_source(*dict.fromkeys(run.spec.model for run in runs)),
-            pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
-            tail,
-        )
+    return guarded(
+        _head(case, verdict),
+        _IMPORTS,
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
+        recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
+        model_source(*dict.fromkeys(run.spec.model for run in runs)),
+        pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
+        tail,
     )
-    return f"{_head(case, verdict)}\n{hoisted(body)}\n"
 
 
 def _head(case: Case, verdict: Verdict) -> str:
@@ -125,16 +124,8 @@ def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Ru
     for i, other in enumerate(verdict.runs):
         variable = f"other_{i}" if i else "other"
         theirs = _renamed(other.spec, other.tensors)
-        runs.append(
-            Run(
-                other.name,
-                variable,
-                other.spec,
-                EAGER,
-                theirs,
-                _AFTER.get(other.event) or _events(other.spec),
-            )
-        )
+        events = _AFTER.get(other.event) or _events(other.spec)
+        runs.append(Run(other.name, variable, other.spec, base_of(other.spec), theirs, events))
     eager = replace(own, name="eager", variable="eager", arm=EAGER)
     if isinstance(expect, Near):
         exact = replace(eager, name="float64", variable="exact", converts=False)
@@ -206,13 +197,14 @@ def _of_the_linear(verdict: Verdict, *, recomputes: bool) -> Verdict:
     return replace(verdict, at=placed(verdict.at), expect=expect, given=given)
 
 
-def _around(spec: Spec, arm: Arm) -> str:
-    """Text that records what kernels are handed."""
+def _around(spec: Spec, arm: Arm, *, varies: bool) -> str:
+    """Text that records what kernels are handed; ``varies`` if runs differ in the compiler."""
     if not arm.compiler:
         return "watch = AttentionWatch()\naround = lambda: watch"
     random = MODELS[spec.model].random or arm.checkpoint
     passing = "\nlet_rng_pass()" if random else ""
-    return f"watch = KernelWatch(){passing}\naround = lambda: inside(watch)"
+    more = f", compiler={arm.compiler!r}" if varies else ""
+    return f"watch = KernelWatch(){passing}\naround = lambda: inside(watch{more})"
 
 
 def _plays(
@@ -230,11 +222,15 @@ def _plays(
         convert = "convert" if run.converts else "lambda model: model"
         more = "".join(f", {name}={arguments[name]}" for name in varying)
         call = f"{build}, {convert}, {held}, {run.events!r}{more}"
+        again = 1 if run.arm.compiler else 20  # what is compiled takes long
         if isinstance(verdict.expect, Runs | Refuses) and run.name == verdict.at.run:
-            yield f"trace = Trace()\ndef run():\n    play(trace, {call})"
-        elif run.name == AGAIN:  # on memory that holds NaN; what is compiled is dear
-            times = 1 if run.arm.compiler else 20
-            yield f"{POISON}\nagain = [play(Trace(), {call}) for _ in range({times})]"
+            times, memory = (again, f"{POISON}\n") if run.name == AGAIN else (1, "")
+            played = f"for _ in range({times}):\n        play(trace, {call})"
+            yield f"{memory}trace = Trace()\ndef run():\n    {played}"
+        elif run.name == AGAIN:  # on memory that holds NaN
+            yield f"{POISON}\nagain = [play(Trace(), {call}) for _ in range({again})]"
+        elif run.name == _BEFORE:  # and is dead by now
+            yield f"play(Trace(), {call})"
         else:
             yield f"{run.variable} = play(Trace(), {call})"
 

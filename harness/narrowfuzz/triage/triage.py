@@ -33,8 +33,6 @@ from narrowfuzz.verdict import Verdict, fingerprint
 _BUILDS = 14
 #: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
 _MARGIN = 8.0
-#: Seconds that may be spent on what ran before.
-_HISTORY = 15.0
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
 
@@ -83,7 +81,7 @@ def triage(
     # what this process does not show again does not hang on what it has kept
     if proof.why and past and shown_again:
         longer = with_history(
-            minimal, wanted, past, scripts, plant=plant, files=files, seconds=min(seconds, _HISTORY)
+            minimal, wanted, past, scripts, plant=plant, files=files, seconds=seconds
         )
         if longer is not None:
             minimal = longer

@@ -51,7 +51,8 @@ def of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
         if trace is None:
             return None
         # the other arms' verdicts do not matter, but what this one is compared with does
-        kept = {a: t for a, t in evidence.traces.items() if a in (arm, "eager")}
+        others = (arm, arm.partition("+")[0], "eager", evidence.base)
+        kept = {a: t for a, t in evidence.traces.items() if a in others}
         return _with(evidence, replace(evidence, traces=kept | {arm: trace}))
 
     return Perturbation(name, of, change)

@@ -1,0 +1,118 @@
+"""An address as an expression of a played script: the number that stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from narrowfuzz.address import At
+from narrowfuzz.case import Spec
+from narrowfuzz.models.zoo import ties
+from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan, Role
+from narrowfuzz.numerics.reference import granule
+from narrowfuzz.triage.script_parts import SLOT
+
+#: What only a tap shows.
+TAPPED = ("codes", "scale", "amax", "values", "significand")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a script looks: its Spec and plan, its variables by the name of the run that they hold,
+    and whether the case's own run is compiled, so that only kernels are seen."""
+
+    spec: Spec
+    plan: Plan
+    runs: Mapping[str, str]
+    compiled: bool
+
+    def run(self, name: str) -> str:
+        """The variable of a run. Raises ValueError if the script does not play it."""
+        if name not in self.runs:
+            raise ValueError(f"a player does not play {name!r}")
+        return self.runs[name]
+
+    def call(self, at: At) -> str:
+        """The call of a linear; its gradients belong to its forward."""
+        phase = "recompute" if at.phase == "recompute" else "forward"
+        return f"{self.run(at.run)}.call({at.layer!r}, {at.call}, {phase!r})"
+
+    def element(self, at: At) -> str:
+        """The number there; in a sum of runs the sum of their numbers. Raises ValueError for what
+        no player sees."""
+        if " + " in at.run:
+            parts = (msgspec.structs.replace(at, run=name) for name in at.run.split(" + "))
+            return " + ".join(map(self.element, parts))
+        index = list(at.index)
+        if at.what == "result" and not at.layer:
+            return f"rows({self.run(at.run)}.results[{at.name!r}]){index}.item()"
+        if at.what in TAPPED and self.compiled and not at.run:
+            return self._of_operand(at, self._product(at))
+        if at.what in TAPPED:
+            return self._of_operand(at, self._gemm(at))
+        if not at.layer or self.compiled or at.side:
+            raise ValueError(f"a player has no eyes for {at}")
+        if at.what == "result":
+            return f"rows({self.call(at)}.outputs[{at.name!r}]){index}.item()"
+        if at.what == "source":  # what the layer was handed
+            return f"rows({self.call(at)}.held({at.name!r})){index}.item()"
+        raise ValueError(f"a player has no eyes for {at}")
+
+    def _shown(self) -> list[Role]:
+        """The roles whose GEMMs a tap sees, in their order."""
+        ran = ROLES if self.spec.trains else ROLES[:1]
+        return [role for role in ran if self.plan.gemms[role].quantised]
+
+    def _gemm(self, at: At) -> str:
+        """What a tap saw: of a layer's call, or of a single linear that nothing recomputes, run
+        last."""
+        shown = self._shown()
+        if at.name not in shown or not at.side:
+            raise ValueError(f"a player has no eyes for {at}")
+        if not at.layer:
+            return f"{self.run(at.run)}.gemms[{shown.index(at.name) - len(shown)}]"
+        if at.name == "output":
+            return f"{self.call(at)}.forward_gemms[0]"
+        backward = [role for role in shown if role != "output"]
+        return f"{self.call(at)}.backward_gemms[{backward.index(at.name)}]"
+
+    def _product(self, at: At) -> str:
+        """What a kernel inside compiled code was handed: of a single linear counted from the end,
+        past any recompute; of a model the product with the layer's weight."""
+        if self.spec.direct:
+            index = ROLES.index(at.name)  # type: ignore[arg-type]
+            product = f"watch.products[{index - len(ROLES) if index and self.spec.trains else 0}]"
+        elif at.layer and (at.name, at.side) == ("output", "b"):
+            weight = f"{at.layer}.weight"
+            weight = ties(self.spec).get(weight, weight)
+            product = f"of_weight(watch.products, tensors[{weight!r}])"
+        else:
+            raise ValueError(f"compiled code shows no {at}")
+        return f"{product}.operands()"
+
+    def _of_operand(self, at: At, gemm: str) -> str:
+        """What was seen of an operand of the GEMM."""
+        named = self.plan.gemms[at.name]  # type: ignore[index]
+        operand, index = named.a if at.side == "a" else named.b, list(at.index)
+        code = f"{gemm}[{SLOT[at.side]}].float(){index}.item()"
+        if at.what == "codes" or (at.what == "values" and self.compiled and not at.run):
+            return code  # a kernel that is handed values is handed no scale
+        if at.what == "significand":
+            return f"math.frexp({code})[0]"
+        if at.what == "amax":
+            return f"{gemm}[{4 + (at.side == 'b')}].float(){index or ''}.item()"
+        if isinstance(operand.scale, MxScale | Fp32Scale):
+            if at.what == "scale":
+                return _scale(gemm, at.side, at.index)
+            scale = _scale(gemm, at.side, granule(at.index, operand))
+            byte = isinstance(operand.scale, MxScale)
+            return f"{code} * 2.0 ** ({scale} - 127)" if byte else f"{code} / {scale}"
+        raise ValueError(f"a player has no eyes for {at}")
+
+
+def _scale(gemm: str, side: str, index: tuple[int, ...]) -> str:
+    got = f"{gemm}[{SLOT[side] + 1}]"
+    byte = f"({got}.view(torch.uint8) if {got}.element_size() == 1 else {got})"
+    return f"{byte}{list(index) or ''}.item()"
