@@ -94,3 +94,39 @@ def test_what_stays_open_is_still_an_argument(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(paste.inspect, "getsource", lambda module: SOURCE)
     text = pasted(("entry",), (ModuleType("source"),), {"mode": "'a'"}, ("times",))
     assert "def entry(x, *, times=1):" in text and "mode" not in text
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(m, *, mode='a'):\n    return 1 if 0 < m < 16 else 2", 2),
+        ("def f(m, *, mode='a'):\n    for _ in 'x':\n        if mode == 'b':\n            m = 0\n"
+         "    return m", 64),
+        ("def f(m, *, mode='a'):\n    def g(x, *, mode='own'):\n        return mode\n"
+         "    return g(m, mode='mine')", "mine"),
+    ],
+)  # fmt: skip
+def test_what_is_pasted_means_what_it_meant(
+    monkeypatch: pytest.MonkeyPatch, source: str, expected: object
+) -> None:
+    monkeypatch.setattr(paste.inspect, "getsource", lambda module: source)
+    space: dict[str, object] = {}
+    exec(pasted(("f",), (ModuleType("source"),), {"mode": "'a'"}), space)
+    assert space["f"](64) == expected  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(m, *, mode='a'):\n    mode = mode.upper()\n    return mode",
+        "def f(m, *, mode='a'):\n    return [mode for mode in m]",
+        "def f(m, *, mode='a'):\n    return lambda mode: mode",
+        "def g(m, *, mode):\n    return mode\ndef f(m, *, mode='a'):\n    return g(m, mode='b')",
+    ],
+)
+def test_what_would_mean_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(paste.inspect, "getsource", lambda module: source)
+    with pytest.raises(ValueError, match="put in"):
+        pasted(("f",), (ModuleType("source"),), {"mode": "'a'"})

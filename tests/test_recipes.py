@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.quantiser import check_cast, check_scale
 from narrowfuzz.recipe import Emit, Recipe, load_recipes, obstacles, runnable
 from narrowfuzz.trace import Seen, Site, SiteTrace, Trace
+from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.verify import RunScript
 from narrowfuzz.verdict import Verdict
@@ -225,3 +227,34 @@ def test_a_stochastic_code_is_wrong_where_the_plan_rounds_to_nearest() -> None:
         return moved
 
     assert statuses(check_cast, next_code)["output"] == ["diverged", "ok"]
+
+
+# --- what scripts are made of --------------------------------------------------------------------
+
+
+def by_position(model: Any, spec: Spec, mode: str = "a") -> Any:
+    return model
+
+
+def by_keyword(model: Any, spec: Spec, *, mode: Any = "a") -> Any:
+    return model
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda model, spec: model,
+        partial(by_position, mode="b"),
+        partial(by_keyword, mode=object()),
+    ],
+    ids=["lambda", "positional", "no literal"],
+)
+def test_a_recipe_without_pasteable_source_has_no_script(convert: Any) -> None:
+    recipe = dataclasses.replace(RECIPES["torch.fp32"], convert=convert)
+    with pytest.raises(ValueError, match="a script is made of the source of convert"):
+        recipe_source(recipe, Spec(recipe="torch.fp32", dtype="fp32"), "convert")
+    text = recipe_source(
+        dataclasses.replace(recipe, convert=partial(by_keyword, mode="c")),
+        Spec(recipe="torch.fp32", dtype="fp32"), "convert",
+    )  # fmt: skip
+    assert "def by_keyword(model, spec):" in text

@@ -40,6 +40,8 @@ SHOWN = [
     ("contract", "backward-unsupported", _SWIGLU | {"steps": 2}),
     ("O8", "compiled-scale-through-bf16",
      {"recipe": "torchao.float8.tensorwise", "k": 64, "compile": "aot_eager"}),
+    ("O3", "compiled-scale-through-bf16",
+     {"recipe": "torchao.float8.tensorwise", "model": "mlp_gelu", "k": 64, "compile": "aot_eager"}),
     ("O9", "compiled-norm-in-bf16",
      {"recipe": "torch.fp32", "dtype": "fp32", "model": "rmsnorm_linear", "k": 64,
       "compile": "aot_eager"}),
