@@ -6,7 +6,6 @@ Branches that are never taken are left out, so a script shows what happens and n
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,10 +51,10 @@ def _answer(node: ast.stmt) -> ast.Constant | None:
     """What a function returns that came down to a constant."""
     if not isinstance(node, ast.FunctionDef) or node.decorator_list:
         return None
-    last = _plain(copy.deepcopy(node)).body[-1]  # type: ignore[attr-defined]
     lines = [line for line in node.body if not _is_text(line)]
-    alone = len(lines) == 1 and isinstance(last, ast.Return)
-    return last.value if alone and isinstance(last.value, ast.Constant) else None
+    last = lines[-1] if len(lines) == 1 else None
+    answers = isinstance(last, ast.Return) and isinstance(last.value, ast.Constant)
+    return last.value if answers else None  # type: ignore[union-attr, return-value]
 
 
 def _is_text(statement: ast.stmt) -> bool:
