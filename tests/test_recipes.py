@@ -236,6 +236,21 @@ def by_position(model: Any, spec: Spec, mode: str = "a") -> Any:
     return model
 
 
+def called(model: Any, spec: Spec) -> Any:
+    """A name of the player's."""
+    return model
+
+
+def test_a_recipe_whose_names_are_the_players_has_no_script() -> None:
+    recipe = dataclasses.replace(RECIPES["torch.fp32"], convert=called)
+    case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", steps=2), data=DataSpec())
+    at = At(name="output", index=(0, 0))
+    verdict = Verdict("O5", "eager", "output", "diverged", "", at, "2", Is(bits(1)))
+    with pytest.raises(ValueError, match=r"rename \['called'\]"):
+        write_script(case, verdict, recipe)
+    assert write_script(case, verdict, RECIPES["torch.fp32"])
+
+
 def by_keyword(model: Any, spec: Spec, *, mode: Any = "a") -> Any:
     return model
 

@@ -25,7 +25,7 @@ GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
-#: After the standard library's imports: whatever is not the script's subject ends it with 125.
+#: Before any other import: whatever is not the script's subject ends it with 125.
 GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
 
 

@@ -96,15 +96,22 @@ def write_played_script(
     varying = sorted(told[0].keys() - constants.keys())
     tail = "\n".join((around, *_plays(runs, told, varying, verdict), look.check))
     used = {node.id for node in ast.walk(ast.parse(tail)) if isinstance(node, ast.Name)}
-    return guarded(
-        _head(case, verdict),
-        _IMPORTS,
-        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
+    parts = (
         recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
         model_source(*dict.fromkeys(run.spec.model for run in runs)),
         pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
-        tail,
     )
+    theirs, *ours = map(_defines, parts)
+    if clash := theirs & set().union(*ours):
+        raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
+    settings = f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}"
+    return guarded(_head(case, verdict), _IMPORTS, settings, *parts, tail)
+
+
+def _defines(text: str) -> set[str]:
+    """Names of its functions and classes."""
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    return {node.name for node in ast.parse(text).body if isinstance(node, definitions)}
 
 
 def _head(case: Case, verdict: Verdict) -> str:
