@@ -23,19 +23,21 @@ class Slice(NamedTuple):
     models: Models = "either"
 
 
-_LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 5.0, "models")
+_LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
 #: What a campaign begins with: what eager shows, it shows in seconds, while the first compiled
-#: model may take a minute.
-FIRST: tuple[Slice, ...] = (_LINEARS, _MODELS) * 5
+#: model may take a minute. Forty models take as long as ten linears, and a slice sees few of the
+#: models there are.
+FIRST: tuple[Slice, ...] = (_LINEARS, _MODELS, _MODELS) * 5
 #: Then these, again and again. One slice has time for forty eager models, while a compiled one may
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, models,
 #: and blocks that partial recompute may break take turns.
 _INDUCTOR = Slice("inductor", 4.0, "models")
 _RECOMPUTED = Slice("inductor", 4.0, "recomputed")
 AGAIN: tuple[Slice, ...] = (
-    Slice("aot_eager", 4.0), _MODELS, _INDUCTOR, Slice("inductor", 4.0, "linears"), _LINEARS,
-    _RECOMPUTED, Slice("aot_eager_decomp_partition", 4.0, "models"), _MODELS, _INDUCTOR, _LINEARS,
-    _RECOMPUTED, _MODELS, Slice("inductor", 4.0, "linears"), _INDUCTOR,
+    Slice("aot_eager", 4.0), _MODELS, _MODELS, _INDUCTOR, Slice("inductor", 4.0, "linears"),
+    _LINEARS, _RECOMPUTED, Slice("aot_eager_decomp_partition", 4.0, "models"), _MODELS, _MODELS,
+    _INDUCTOR, _LINEARS, _RECOMPUTED, _MODELS, _MODELS, Slice("inductor", 4.0, "linears"),
+    _INDUCTOR,
 )  # fmt: skip
 
 
