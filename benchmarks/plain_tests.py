@@ -108,7 +108,7 @@ def _made(recipe: Recipe | Stateful, spec: Spec) -> tuple[nn.Module, Callable[[]
         model = MODELS[spec.model].build(spec, dtype=torch.bfloat16, device="cpu")
         return recipe.convert(model, spec), nullcontext, torch.autograd.backward
     subject = recipe.subject()
-    layer = subject.layer(spec)
+    layer = subject.layer(spec, Settings())
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     return (
@@ -257,7 +257,7 @@ def _te_linear(recipe: Stateful, kind: str) -> None:
         recipe=recipe.name, m=rows, k=256, n=256, bias=True,
         schedule=Schedule(events=(), layer=kind),  # type: ignore[arg-type]
     )  # fmt: skip
-    layer = subject.layer(spec)
+    layer = subject.layer(spec, Settings())
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name in ("weight", "bias"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from narrowfuzz.models.delayed_script import script
 from narrowfuzz.models.delayed_subject import carries, subject
 from narrowfuzz.stateful import Stateful
 
@@ -13,7 +12,6 @@ RECIPES = [
         title="a linear with delayed scaling, ours",
         subject=subject,
         carries=carries,
-        script=script,
         dtypes=("bf16", "fp32"),
     )
 ]

@@ -9,41 +9,29 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from narrowfuzz.case import Spec
-from narrowfuzz.models import te_script
-from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.play.schedule import Cast, Product, Side
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
-from narrowfuzz.schedule.trace import Direction, SlotName
-from narrowfuzz.stateful import (
-    Listener,
-    RawCast,
-    RawProduct,
-    RawSide,
-    Role,
-    ScheduleScript,
-    Stateful,
-    Subject,
-)
+from narrowfuzz.stateful import Held, Listener, Stateful, Subject
 from te_on_cpu import watch
-from te_on_cpu.environment import (
-    CHOICE,
-    chosen_version,
-    enter,
-    provide,
-    real_extension,
-)
+from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from torch import nn
 
 Kind = Literal["delayed", "current", "mx"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_META: tuple[tuple[Direction, str], ...] = (("forward", "scaling_fwd"), ("backward", "scaling_bwd"))
-_ROLES: dict[str, Role] = {"TN": "output", "NN": "grad_input", "NT": "grad_weight"}
+#: There are two for bias and GELU, and a non-reentrant checkpoint changes to the other one for the
+#: rest of the process.
+_ONE_KERNEL = {"NVTE_BIAS_GELU_NVFUSION": "0"}
+_META = (("forward", "scaling_fwd"), ("backward", "scaling_bwd"))
+_ROLES = {"TN": "output", "NN": "grad_input", "NT": "grad_weight"}
 _LAYERS_V1 = ("linear", "layernorm_linear", "rmsnorm_linear")
 _LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer")
 #: te.checkpoint, reentrant or not.
@@ -60,13 +48,22 @@ def _v1() -> bool:
     return chosen_version().startswith("1.")
 
 
-def _state_manager() -> Any:
-    place = "fp8" if _v1() else "quantization"
-    return importlib.import_module(f"transformer_engine.pytorch.{place}").FP8GlobalStateManager
+def _enter(*, version: str) -> None:
+    """Without a GPU, TransformerEngine's own Python runs on an emulated extension."""
+    if not torch.cuda.is_available():
+        from te_on_cpu.environment import CHOICE, enter
+
+        os.environ.setdefault(CHOICE, version)
+        enter()
+
+
+def _manager(*, v1: bool) -> Any:
+    place = "transformer_engine.pytorch.fp8" if v1 else "transformer_engine.pytorch.quantization"
+    return importlib.import_module(place).FP8GlobalStateManager
 
 
 @functools.lru_cache(maxsize=256)
-def _recipe(kind: Kind, settings: Settings) -> Any:
+def _recipe(settings: Any, *, kind: Kind) -> Any:
     recipe = importlib.import_module("transformer_engine.common.recipe")
     form = recipe.Format.HYBRID if settings.format == "hybrid" else recipe.Format.E4M3
     if kind == "current":
@@ -82,15 +79,16 @@ def _recipe(kind: Kind, settings: Settings) -> Any:
 
 
 @contextmanager
-def _autocast(kind: Kind, settings: Settings | None) -> Iterator[None]:
-    te = _te()
+def _autocast(settings: Any, *, kind: Kind, v1: bool) -> Iterator[None]:
+    recipe = None
     if settings is not None:
+        recipe = _recipe(settings, kind=kind)
         os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "0" if settings.fused else "1"
-    enabled = settings is not None
-    recipe = _recipe(kind, settings) if settings is not None else None
-    region = te.fp8_autocast if _v1() else te.autocast
-    name = "fp8_recipe" if _v1() else "recipe"
-    with region(enabled=enabled, **{name: recipe}):
+    if v1:
+        region = _te().fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe)
+    else:
+        region = _te().autocast(enabled=recipe is not None, recipe=recipe)
+    with region:
         yield
 
 
@@ -110,64 +108,61 @@ def _policy(kind: Kind, settings: Settings) -> Policy | None:
     )
 
 
-def _layer(kind: Kind, spec: Spec) -> nn.Module:
-    te, schedule = _te(), spec.schedule
-    assert schedule is not None
-    options: dict[str, Any] = {
-        "bias": spec.bias,
-        "params_dtype": _DTYPES[spec.dtype],
-        "device": "cuda",
-    }
-    k = spec.k
-    if _v1():
-        made = te.fp8_model_init(enabled=schedule.quantized_init)
+def _layer(spec: Any, settings: Any, *, kind: Kind, v1: bool) -> nn.Module:
+    if not spec.schedule.quantized_init:
+        return _module(spec, kind=kind)
+    if v1:
+        made = _te().fp8_model_init()
     else:
-        recipe = _recipe(kind, schedule.settings)
-        made = te.quantized_model_init(enabled=schedule.quantized_init, recipe=recipe)
-    # two kernels of one function, which a non-reentrant checkpoint changes for the whole process
-    with made, _switch("NVTE_BIAS_GELU_NVFUSION", "0"):
-        match schedule.layer:
-            case "linear":
-                return te.Linear(k, k, **options)
-            case "layernorm_linear":
-                return te.LayerNormLinear(k, k, **options)
-            case "rmsnorm_linear":
-                return te.LayerNormLinear(k, k, normalization="RMSNorm", **options)
-            case "layernorm_mlp":
-                return te.LayerNormMLP(k, 2 * k, **options)
-            case "grouped_linear":
-                group = functools.partial(_in_two_groups, 32 if kind == "mx" else 16)
-                return _Adapted(te.GroupedLinear(2, k, k, **options), group)
-            case "transformer_layer":
-                # parameters of their own for q, k and v cannot be made in FP8
-                shape = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
-                return _Adapted(te.TransformerLayer(k, 2 * k, 2, **shape, **options), _as_sequence)
-    raise AssertionError(schedule.layer)
+        made = _te().quantized_model_init(recipe=_recipe(settings, kind=kind))
+    with made:
+        return _module(spec, kind=kind)
 
 
-class _Adapted(nn.Module):
-    """A layer that wants more than rows of features."""
+def _module(spec: Any, *, kind: Kind) -> Any:
+    te = _te()
+    options = {"bias": spec.bias, "params_dtype": _DTYPES[spec.dtype], "device": "cuda"}
+    if spec.schedule.layer == "layernorm_linear":
+        return te.LayerNormLinear(spec.k, spec.k, **options)
+    if spec.schedule.layer == "rmsnorm_linear":
+        return te.LayerNormLinear(spec.k, spec.k, normalization="RMSNorm", **options)
+    if spec.schedule.layer == "layernorm_mlp":
+        with patch.dict(os.environ, _ONE_KERNEL):
+            return te.LayerNormMLP(spec.k, 2 * spec.k, **options)
+    if spec.schedule.layer == "grouped_linear":
+        groups = te.GroupedLinear(2, spec.k, spec.k, **options)
+        return _InTwoGroups(groups, 32 if kind == "mx" else 16)
+    if spec.schedule.layer == "transformer_layer":
+        # parameters of their own for q, k and v cannot be made in FP8
+        options |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
+        with patch.dict(os.environ, _ONE_KERNEL):
+            return _OfSequences(te.TransformerLayer(spec.k, 2 * spec.k, 2, **options))
+    return te.Linear(spec.k, spec.k, **options)
 
-    def __init__(self, layer: nn.Module, call: Callable[..., Any]) -> None:
+
+class _InTwoGroups(nn.Module):
+    """GroupedLinear on rows of features."""
+
+    def __init__(self, layer: nn.Module, block: int) -> None:
         super().__init__()
-        self.layer, self.call = layer, call
+        self.layer, self.block = layer, block
 
-    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
-        out: torch.Tensor = self.call(self.layer, x, is_first_microbatch)
-        return out
-
-
-def _in_two_groups(
-    block: int, layer: nn.Module, x: torch.Tensor, first: bool | None
-) -> torch.Tensor:
-    rows = len(x) // (2 * block) * block  # products want groups of whole blocks
-    out: torch.Tensor = layer(x, [len(x) - rows, rows], is_first_microbatch=first)
-    return out
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
+        rows = len(x) // (2 * self.block) * self.block  # products want groups of whole blocks
+        splits = [len(x) - rows, rows]
+        return self.layer(x, splits, is_first_microbatch=is_first_microbatch)
 
 
-def _as_sequence(layer: nn.Module, x: torch.Tensor, first: bool | None) -> torch.Tensor:
-    out = layer(x.reshape(-1, 2, x.shape[-1]), is_first_microbatch=first)
-    return out.reshape(x.shape)  # type: ignore[no-any-return]
+class _OfSequences(nn.Module):
+    """TransformerLayer on rows of features."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
+        rows = x.reshape(-1, 2, x.shape[-1])
+        return self.layer(rows, is_first_microbatch=is_first_microbatch).reshape(x.shape)
 
 
 def _checkpoint(function: Callable[[Any], Any], x: Any, reentrant: bool) -> Any:
@@ -178,7 +173,7 @@ def _backward(outputs: list[Any], grads: list[Any], retain: bool) -> None:
     torch.autograd.backward(tuple(outputs), tuple(grads), retain_graph=retain)
 
 
-def _metas(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Direction, Any]]:
+def _metas(layers: Any) -> Iterator[tuple[str, str, Any]]:
     """(layer, direction, scaling state) of everything that has scaling state."""
     for name, layer in layers.items():
         for path, module in layer.named_modules():
@@ -189,101 +184,85 @@ def _metas(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Direction, An
                     yield f"{name}.{path}" if path else name, direction, state
 
 
-def _state(layers: Mapping[str, nn.Module]) -> dict[SlotName, Slot]:
-    found: dict[SlotName, Slot] = {}
+def _state(layers: Any) -> Iterator[Held]:
     for name, direction, state in _metas(layers):
-        window, scale = state.amax_history.cpu().numpy(), state.scale.cpu().numpy()
-        for i in range(len(scale)):
-            slot = Slot(scale[i].copy(), window[:, i].copy())
-            found[SlotName(name, direction, i)] = slot
-    return found
+        for i in range(len(state.scale)):
+            yield (name, direction, i), state.scale[i].cpu(), state.amax_history[:, i].cpu()
 
 
-def _pending() -> dict[str, int]:
-    manager = _state_manager()
-    distributed = importlib.import_module("transformer_engine.pytorch.distributed")
-    state = manager if _v1() else manager.quantization_state
-    buffers = state.fp8_tensors_recompute_buffer
-    depth = manager.FP8_AUTOCAST_DEPTH if _v1() else state.autocast_depth
-    context = getattr(distributed, "activation_recompute_forward", None)
-    flags = getattr(context, "_is_first_fp8_module", None)
+def _pending(*, v1: bool) -> dict[str, int]:
+    manager = _manager(v1=v1)
+    state = manager if v1 else manager.quantization_state
+    flags = _flags()
     return {
-        "regions": depth,
-        "stashed scales": sum(len(queue) for queue in buffers),
+        "regions": manager.FP8_AUTOCAST_DEPTH if v1 else state.autocast_depth,
+        "stashed scales": sum(len(queue) for queue in state.fp8_tensors_recompute_buffer),
         "first-module flags": len(flags) if flags is not None else 0,
     }
 
 
-def _reset() -> None:
-    _state_manager().reset()
+def _flags() -> Any:
+    """What checkpoints note of which layer is the first; None in versions that do not."""
     distributed = importlib.import_module("transformer_engine.pytorch.distributed")
     context = getattr(distributed, "activation_recompute_forward", None)
-    flags = getattr(context, "_is_first_fp8_module", None)
+    return getattr(context, "_is_first_fp8_module", None)
+
+
+def _reset(*, v1: bool) -> None:
+    _manager(v1=v1).reset()
+    flags = _flags()
     if flags is not None:
         flags.clear()
 
 
 @contextmanager
-def _listen(layers: Mapping[str, nn.Module], listener: Listener) -> Iterator[None]:
-    def hear(seen: watch.Seen) -> None:
+def _listen(layers: Any, listener: Listener) -> Iterator[None]:
+    def hear(seen: Any) -> None:
         if isinstance(seen, watch.Cast):
             slot = None if seen.amax is None else _slot(layers, seen.amax)
-            listener(RawCast(slot, seen.input, seen.codes, seen.scale, seen.format))
+            listener(Cast(slot, seen.input, seen.codes, seen.scale, seen.format))
         elif isinstance(seen, watch.Multiply):
-            listener(RawProduct(_ROLES[seen.layout], _side(seen.a), _side(seen.b)))
+            listener(Product(_ROLES[seen.layout], _side(seen.a), _side(seen.b)))
 
     with watch.listening(hear):
         yield
 
 
-def _side(operand: watch.Operand) -> RawSide:
-    return RawSide(operand.data, operand.scale_inv, operand.format)
+def _side(operand: Any) -> Side:
+    return Side(operand.data, operand.scale_inv, operand.format)
 
 
-def _slot(layers: Mapping[str, nn.Module], cell: torch.Tensor) -> SlotName | None:
+def _slot(layers: Any, cell: torch.Tensor) -> tuple[str, str, int] | None:
     """The slot whose staging cell a kernel wrote to."""
-    at = cell.data_ptr()
     for name, direction, state in _metas(layers):
         staging = state.amax_history
-        index, rest = divmod(at - staging.data_ptr(), staging.element_size())
+        index, rest = divmod(cell.data_ptr() - staging.data_ptr(), staging.element_size())
         if 0 <= index < staging.shape[1] and not rest:
-            return SlotName(name, direction, index)
+            return name, direction, index
     return None
 
 
-def _load(layers: nn.Module, state: dict[str, Any]) -> None:
+def _load(layers: Any, state: dict[str, Any]) -> None:
     # scales are saved as a pickle, which 2.x refuses unless told that it is trusted
-    with _switch("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1"):
+    with patch.dict(os.environ, NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE="1"):
         layers.load_state_dict(state)
 
 
-@contextmanager
-def _switch(name: str, value: str) -> Iterator[None]:
-    """The library's environment switch, for the time of the context."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
 def _subject(kind: Kind) -> Subject:
+    v1 = _v1()
     return Subject(
         kind=kind,
-        layer=functools.partial(_layer, kind),
-        autocast=functools.partial(_autocast, kind),
+        layer=functools.partial(_layer, kind=kind, v1=v1),
+        autocast=functools.partial(_autocast, kind=kind, v1=v1),
         checkpoint=_checkpoint,
         backward=_backward,
         state=_state,
-        pending=_pending,
-        reset=_reset,
+        pending=functools.partial(_pending, v1=v1),
+        reset=functools.partial(_reset, v1=v1),
         listen=_listen,
         policy=functools.partial(_policy, kind),
         load=_load,
+        enter=functools.partial(_enter, version=chosen_version()),
     )
 
 
@@ -303,10 +282,6 @@ def _carries(kind: Kind) -> Carries:
         switch=delayed,
         keeps_graphs=False,  # it frees what a backward used: reports/known/te-second-backward.toml
     )
-
-
-def _script(kind: Kind, spec: Spec) -> ScheduleScript:
-    return te_script.script(kind, CHOICE, chosen_version(), spec)
 
 
 def _refusal(kind: Kind, spec: Spec) -> str:
@@ -330,7 +305,6 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
         title=title,
         subject=functools.partial(_subject, kind),
         carries=functools.partial(_carries, kind),
-        script=functools.partial(_script, kind),
         dtypes=("bf16", "fp32"),
         refusal=functools.partial(_refusal, kind),
         alignment=32 if kind == "mx" else 16,

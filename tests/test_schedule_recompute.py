@@ -16,6 +16,7 @@ from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_recompute import circumstances, unfinished
 from narrowfuzz.oracles.schedule_rules import check_balance, check_recompute
+from narrowfuzz.play.schedule import Cast
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -36,7 +37,6 @@ from narrowfuzz.schedule.trace import (
     SlotName,
     StateTrace,
 )
-from narrowfuzz.stateful import RawCast
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 CHECKPOINT, REENTRANT = "eager+checkpoint", "eager+checkpoint_reentrant"
@@ -58,7 +58,7 @@ def cast(name: SlotName, amax: float, scale: float = 1.0, forward: int = 0) -> C
     narrow = name.direction == "forward"
     at = At("forward", forward, 0) if narrow else At("backward")
     codes = np.zeros((1, 1), np.uint8)
-    return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes, exact=True)
+    return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes)
 
 
 def again(*forwards: int) -> tuple[CallSeen, ...]:
@@ -288,9 +288,9 @@ def test_a_nan_is_a_nan_whatever_its_sign(fmt: str) -> None:
     x = torch.tensor([-float("nan"), float("nan"), 1.0, -2.0])
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[fmt]
     codes = x.to(dtype).view(torch.uint8).masked_fill(x.isnan(), 0x7F)
-    raw = RawCast(None, x, codes, torch.tensor([1.0]), fmt)
-    assert see_cast(raw, At("forward")).exact
+    raw = Cast(None, x, codes, torch.tensor([1.0]), fmt)
+    assert see_cast(raw, At("forward")).wrong is None
     wrong = codes.clone()
     wrong[2] = 0x7F
-    raw = RawCast(None, x, wrong, torch.tensor([1.0]), fmt)
-    assert not see_cast(raw, At("forward")).exact
+    raw = Cast(None, x, wrong, torch.tensor([1.0]), fmt)
+    assert see_cast(raw, At("forward")).wrong is not None

@@ -64,7 +64,7 @@ def cast(name: SlotName, amax: float, scale: float = 1.0) -> CastSeen:
     phase: Phase = "forward" if name.direction == "forward" else "backward"
     at = At(phase, 0, 0) if phase == "forward" else At(phase)
     codes = np.zeros((1, 1), np.uint8)
-    return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes, exact=True)
+    return CastSeen(at, name, "e4m3", np.float32(scale), np.float32(amax), codes)
 
 
 def moment(event: int, state: State, *casts: CastSeen) -> Moment:

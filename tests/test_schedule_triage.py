@@ -17,12 +17,13 @@ from hypothesis import Phase, given, settings
 from narrowfuzz.address import At
 from narrowfuzz.campaign.store import Store, load_finding
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.expect import Formats, Is, MadeBy, Same, bits
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
 from narrowfuzz.models.delayed_subject import carries
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
 from narrowfuzz.recipe import load_stateful
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.schedule.events import (
@@ -36,6 +37,7 @@ from narrowfuzz.schedule.events import (
     Step,
     Switch,
 )
+from narrowfuzz.schedule.trace import CastSeen, ProductSeen
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.script_schedule import write_schedule_script
@@ -46,7 +48,8 @@ from te_on_cpu.environment import CHOICE, ensure
 
 HERE = Path(__file__).parent
 FAULTS = str(HERE / "schedule_faults.py")
-MAX_LINES = 120
+#: Lines of a script of our own small library, and of TransformerEngine, whose verbs are longer.
+MAX_LINES, MAX_TE_LINES = 245, 270
 #: Fault -> the rule that a script is written for.
 SHOWN_BY = {
     "no_commit": "O14",
@@ -139,7 +142,7 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
         script = write_schedule_script(tried.look(after), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
-    assert script.count("\ntrain()") >= 2 and script.count("def train(") == 3
+    assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
 
 
 @settings(max_examples=12, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
@@ -150,22 +153,62 @@ def test_scripts_of_a_clean_schedule_hold(schedule: Schedule) -> None:
     assert not tried.judge(case).causes
     evidence, recipe = tried.look(case), tried.stateful_recipe(case.spec)
     with tempfile.TemporaryDirectory() as folder:
-        for verdict in possible(evidence):
+        for verdict in sample(list(possible(evidence))):
             script = write_schedule_script(evidence, verdict, recipe)
             assert run_here(script, Path(folder)) == 0, (verdict, script)
 
 
+def sample(verdicts: list[Verdict]) -> list[Verdict]:
+    """At most two of each rule."""
+    by_rule: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_rule.setdefault(verdict.oracle, []).append(verdict)
+    return [v for same in by_rule.values() for v in (same[0], same[-1])]
+
+
 def possible(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """Verdicts that a faulty library could have had, one of each kind."""
+    step = next((i for i, e in enumerate(evidence.schedule.events) if isinstance(e, Step)), 0)
     for arm, trace in evidence.traces.items():
-        compares = ("O1", "R20") if arm == "eager" else ("O12", "O13")
-        for rule in ("O2", "O3", "O19", "O20", *compares):
-            yield Verdict(rule, arm, "output", "diverged")
-        yield Verdict("O20", arm, "output", "diverged", "weight not cast", At(what="cast"))
-        for slot in sorted(trace.moments[-1].state)[:3]:
+        yield Verdict("O19", arm, "state", "diverged", at=At(what="pending", event=step))
+        for event, seen in ((m.event, s) for m in trace.moments for s in (*m.casts, *m.products)):
+            yield from possible_at(evidence, arm, event, seen)
+        slots = sorted(trace.moments[-1].state)[:3]
+        runs = [("O12", "without it")] if arm != "eager" else [("O1", "alone"), ("R20", "through")]
+        for at in (At(name="y0"), *(slot.at(len(trace.moments) - 1) for slot in slots)):
+            for rule, name in runs:
+                expect = Same(msgspec.structs.replace(at, run=name))
+                yield Verdict(rule, arm, "output", "diverged", at=at, expect=expect)
+        for slot in slots:
             for what in ("state", "cast"):
                 at = msgspec.structs.replace(slot.at(0), what=what)
-                yield Verdict("O14", arm, slot.direction, "diverged", "", at)
+                yield Verdict("O14", arm, slot.direction, "diverged", at=at)
+
+
+def possible_at(
+    evidence: ScheduleEvidence, arm: str, event: int, seen: CastSeen | ProductSeen
+) -> Iterator[Verdict]:
+    """What could be wrong with a cast, or with a product in FP8."""
+    if isinstance(seen, CastSeen):
+        at = address_of(At(what="codes"), event, seen.at)
+        yield Verdict("O2", arm, "operand", "diverged", at=at, expect=Is(bits(0)))
+        return
+    at = address_of(At(what="product", name=seen.role), event, seen.at)
+    narrow = seen.a.codes is not None
+    formats = tuple(sorted({seen.a.format, seen.b.format})) if narrow else ()
+    yield Verdict("O20", arm, seen.role, "diverged", at=at, expect=Formats(formats))
+    if seen.at.phase == "recompute" and not evidence.schedule.reentrant:
+        first = msgspec.structs.replace(at, event=-1, phase="forward")
+        yield Verdict("O13", arm, "output", "diverged", at=at, expect=Same(first))
+    if narrow:
+        made = [
+            address_of(At(what="cast"), moment.event, cast.at)
+            for moment in evidence.traces[arm].moments[: event + 1]
+            for cast in moment.casts
+        ]
+        operand = msgspec.structs.replace(at, what="scale", side="b")
+        expect = MadeBy(tuple(dict.fromkeys(made)))
+        yield Verdict("O3", arm, seen.role, "diverged", at=operand, expect=expect)
 
 
 def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) -> None:
@@ -230,9 +273,9 @@ def test_the_backward_state_that_reentrant_checkpoints_never_updated(
     assert sum(isinstance(event, Forward) for event in schedule.events) <= 2
     assert sum(isinstance(event, Step) for event in schedule.events) <= 2
     script = tmp_path / "findings" / finding.id / "repro.py"
-    assert len(script.read_text().splitlines()) <= MAX_LINES
+    assert len(script.read_text().splitlines()) <= MAX_TE_LINES
     # a finding is new only if its script showed it in a fresh process, under 1.10.0
-    assert "\nBROKEN\n" in finding.script_output
+    assert "expected" in finding.script_output
     gone = run_with("1.12.0", script, monkeypatch)
     assert gone.code == 0, gone.output
 

@@ -22,9 +22,9 @@ from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.play.schedule import Cast
 from narrowfuzz.recipe import load_recipes, load_stateful
 from narrowfuzz.schedule.trace import At
-from narrowfuzz.stateful import RawCast
 from narrowfuzz.trace import Trace
 from narrowfuzz.vacuity import falsify, schedules, table
 from narrowfuzz.vacuity.__main__ import main
@@ -226,7 +226,7 @@ class TestRepaired:
 class TestBlocks:
     """The casts of MXFP8 are held to the rule."""
 
-    def raw(self, fmt: str, columns: bool) -> RawCast:
+    def raw(self, fmt: str, columns: bool) -> Cast:
         x = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
         x[3, 5], x[40, 7], x[0, :32] = float("inf"), float("nan"), 0.0
         blocked = (x.T if columns else x).numpy()
@@ -242,18 +242,18 @@ class TestBlocks:
         codes, scale = rounded.to(dtype).view(torch.uint8), torch.from_numpy(byte.astype(np.uint8))
         if columns:
             codes, scale = codes.T.contiguous(), scale.T.contiguous()
-        return RawCast(None, x, codes, scale, fmt)
+        return Cast(None, x, codes, scale, fmt)
 
     @pytest.mark.parametrize("columns", [False, True])
     @pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
     def test_right_casts_are_exact_and_wrong_ones_are_not(self, fmt: str, columns: bool) -> None:
         raw = self.raw(fmt, columns)
-        assert see_cast(raw, At("forward")).exact
+        assert see_cast(raw, At("forward")).wrong is None
         codes, scale = raw.codes.clone(), raw.scale.clone()
         codes[20, 20] ^= 1
         scale[1, 1] += 1
-        assert not see_cast(replace(raw, codes=codes), At("forward")).exact
-        assert not see_cast(replace(raw, scale=scale), At("forward")).exact
+        assert see_cast(raw._replace(codes=codes), At("forward")).wrong is not None
+        assert see_cast(raw._replace(scale=scale), At("forward")).wrong is not None
 
 
 def test_a_measurement_counts_every_pass_and_can_be_repeated() -> None:

@@ -111,7 +111,9 @@ class Present(msgspec.Struct, frozen=True, tag="present", forbid_unknown_fields=
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "a gradient for every parameter that requires one"
+        if all(name.endswith(".grad") or name.startswith("grad_") for name in self.names):
+            return "a gradient for every parameter that requires one"
+        return ", ".join(self.names)
 
 
 class State(msgspec.Struct, frozen=True, tag="state", forbid_unknown_fields=True):
@@ -135,6 +137,25 @@ class Own(msgspec.Struct, frozen=True, tag="own", forbid_unknown_fields=True):
         return self.text
 
 
+class MadeBy(msgspec.Struct, frozen=True, tag="made_by", forbid_unknown_fields=True):
+    """Codes that one of these casts made, with that cast's scale; ``value`` is what that is."""
+
+    casts: tuple[At, ...]
+    value: str = ""
+
+    def __str__(self) -> str:
+        return self.value or "codes of a cast of its own"
+
+
+class Formats(msgspec.Struct, frozen=True, tag="formats", forbid_unknown_fields=True):
+    """Operands in these formats, both of them; without any, in high precision."""
+
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(self.names) or "high precision"
+
+
 class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True):
     """A tensor of this dtype."""
 
@@ -144,7 +165,10 @@ class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True
         return self.dtype
 
 
-Expect = Is | Within | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | Typed | Own
+Expect = (
+    Is | Within | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | MadeBy | Formats
+    | Typed | Own
+)  # fmt: skip
 
 
 class Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,86 +1,60 @@
-"""A stateful recipe: a library's layers behind a schedule's verbs, and what it can do of one."""
+"""A stateful recipe: a library's layers behind a schedule's verbs, and what it can do of one.
+
+Verbs are functions of the recipe's file, or functools.partial of one with keyword-only arguments
+that are literals, because scripts are made of their source.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.case import Dtype, Spec
-from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
-from narrowfuzz.schedule.trace import SlotName
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-Role = Literal["output", "grad_input", "grad_weight", "gradient"]
-
-
-@dataclass(frozen=True)
-class RawCast:
-    """A cast as it happens; tensors are live."""
-
-    slot: SlotName | None
-    input: torch.Tensor
-    codes: torch.Tensor
-    #: One element, or E8M0 bytes.
-    scale: torch.Tensor
-    format: str
-
-
-@dataclass(frozen=True)
-class RawSide:
-    """An operand as it is multiplied; live."""
-
-    data: torch.Tensor
-    scale_inv: torch.Tensor | None
-    format: str
-
-
-@dataclass(frozen=True)
-class RawProduct:
-    """A product as it happens."""
-
-    role: Role
-    a: RawSide
-    b: RawSide
-
-
-Listener = Callable[[RawCast | RawProduct], None]
+#: Told of every Cast and Product of the player, while they happen: tensors are live.
+Listener = Callable[[Any], None]
+#: (layer, direction, index), scale and window of one slot; live.
+Held = tuple[tuple[str, Any, int], Any, Any]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A library's stateful layers behind the few verbs a schedule has."""
+    """A library's stateful layers behind a schedule's verbs; settings are the player's."""
 
     #: delayed keeps a window of maxima; current and mx must keep nothing.
     kind: Literal["delayed", "current", "mx"]
-    #: One layer; its parameters are filled in afterwards.
-    layer: Callable[[Spec], nn.Module]
+    #: One layer of a Spec under some settings; its parameters are filled in afterwards.
+    layer: Callable[..., nn.Module]
     #: A region; None: high precision.
-    autocast: Callable[[Settings | None], AbstractContextManager[Any]]
+    autocast: Callable[[Any], AbstractContextManager[Any]]
     #: Recompute fn(x) in backward: (fn, x, reentrant).
     checkpoint: Callable[[Callable[[Any], Any], Any, bool], Any]
     #: backward through outputs with these gradients, keeping the graph or not.
     backward: Callable[[list[Any], list[Any], bool], None]
-    #: State of every layer that has some, by slot.
-    state: Callable[[Mapping[str, nn.Module]], dict[SlotName, Slot]]
+    #: Every slot of the layers that have some, now.
+    state: Callable[[Any], Iterable[Held]]
     #: What is set aside for later; everything in it must be 0 between steps.
     pending: Callable[[], dict[str, int]]
     #: Forget everything that outlives a model.
     reset: Callable[[], None]
     #: Report casts and products while entered.
-    listen: Callable[[Mapping[str, nn.Module], Listener], AbstractContextManager[Any]]
+    listen: Callable[[Any, Listener], AbstractContextManager[Any]]
     #: Its rules, under these settings; None for stateless kinds.
     policy: Callable[[Settings], Policy | None]
     #: Load a saved state into fresh layers.
     load: Callable[[nn.Module, Any], None]
     #: Does a layer take ``is_first_microbatch``?
     caching: bool = True
+    #: What a script does before anything else: makes the library ready.
+    enter: Callable[[], None] | None = None
 
 
 def _nothing() -> None:
@@ -96,43 +70,6 @@ def _here(device: str) -> str:
 
 
 @dataclass(frozen=True)
-class ScheduleScript:
-    """Source text with which a stand-alone script plays a schedule on this recipe.
-
-    ``layers`` is the model's nn.ModuleList; ``recipe`` is what ``recipe`` makes.
-    """
-
-    #: Import lines, and what makes the library usable.
-    imports: str
-    #: Expression that makes one layer; ``dtype`` is its parameters'.
-    layer: str
-    #: Expression of the library's recipe under these settings.
-    recipe: Callable[[Settings], str]
-    #: Context managers: in FP8 under ``recipe``, and in high precision inside of that.
-    region: str
-    off: str
-    #: Names of the library's functions.
-    checkpoint: str
-    backward: str
-    #: Defines ``scales(layers)``: name, scale and window of every slot, live; names are a
-    #: SlotName's text.
-    scales: str
-    #: Defines ``listening``, ``Cast``, ``Product``, ``slot_of(cast)`` and ``sides(product)``:
-    #: codes, 1 / scale and format of both operands. "" where a script cannot listen.
-    listen: str
-    #: Defines ``pending()``: what is set aside for later.
-    pending: str
-    #: Forgets everything that outlives a model.
-    reset: str
-    #: Moves a tensor to where the layers are.
-    move: str = ""
-    #: Lines that set what else the settings say.
-    settings: str = ""
-    #: Lines that load ``state`` into fresh ``layers``.
-    load: str = "layers.load_state_dict(state)"
-
-
-@dataclass(frozen=True)
 class Stateful:
     """One stateful thing under test."""
 
@@ -142,7 +79,6 @@ class Stateful:
     title: str
     subject: Callable[[], Subject]
     carries: Callable[[], Carries]
-    script: Callable[[Spec], ScheduleScript]
     dtypes: tuple[Dtype, ...] = ("bf16",)
     #: Why the library may refuse this Spec, as the rule a clear message should state.
     refusal: Callable[[Spec], str] = _never

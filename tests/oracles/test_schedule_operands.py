@@ -32,7 +32,7 @@ OWN: tuple[Event, ...] = (
 def cast(at: At, code: int) -> CastSeen:
     """One block's cast; its scale byte is its code."""
     codes = np.array([[code, 0]], np.uint8)
-    return CastSeen(at, None, "e4m3", None, np.float32(1), codes, True, bytes([code]))
+    return CastSeen(at, None, "e4m3", None, np.float32(1), codes, None, bytes([code]))
 
 
 def product(role: Literal["grad_input", "grad_weight"], a: int, b: int) -> ProductSeen:
@@ -81,7 +81,7 @@ def test_a_kept_weights_copy_for_the_backward_is_shared(
 def cast_by_scale(at: At, slot: int, code: int) -> CastSeen:
     codes = np.array([[code, 0]], np.uint8)
     name = SlotName("0", "forward", slot)
-    return CastSeen(at, name, "e4m3", np.float32(1), np.float32(1), codes, exact=True)
+    return CastSeen(at, name, "e4m3", np.float32(1), np.float32(1), codes)
 
 
 def output(at: At, a: int, b: int) -> ProductSeen:

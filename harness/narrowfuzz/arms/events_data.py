@@ -3,63 +3,77 @@ its own name and its position."""
 
 from __future__ import annotations
 
+import math
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from narrowfuzz.case import Case, DataSpec
+from narrowfuzz.case import Case
 from narrowfuzz.data import gaussian, hash_bits
 from narrowfuzz.numerics.formats import F64
-from narrowfuzz.schedule.events import Backward, Forward, Stimulus
+from narrowfuzz.schedule.events import Backward, Event, Forward
+from narrowfuzz.schedule.playing import numbers_of
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: How far a spike stands out.
 SPIKE = 2.0**12
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def model_input(case: Case, number: int, event: Forward) -> torch.Tensor:
-    """Input of forward ``number``, [M, K]."""
-    values = _tensor(f"x{number}", (case.spec.m, case.spec.k), event.values, event.shift, case.data)
-    return torch.from_numpy(values).to(_DTYPES[case.spec.dtype])
+def stimuli(case: Case) -> dict[str, torch.Tensor]:
+    """Inputs x<forward> and output gradients g<backward>/<forward> of a schedule, each [M, K]."""
+    spec, schedule = case.spec, case.spec.schedule
+    assert schedule is not None
+    return {
+        name: stimulus(
+            name, values=event.values, shift=event.shift, seed=case.data.seed,
+            shape=(spec.m, spec.k), dtype=_DTYPES[spec.dtype],
+        )
+        for _, event, number in numbers_of(schedule)
+        if isinstance(event, Forward | Backward)
+        for name in names_of(event, number)
+    }  # fmt: skip
 
 
-def gradient(
-    case: Case, backward: int, forward: int, event: Backward, y: torch.Tensor
+def names_of(event: Event, number: int) -> list[str]:
+    """Names of the tensors that a forward or backward takes."""
+    if isinstance(event, Backward):
+        return [f"g{number}/{forward}" for forward in event.of]
+    return [f"x{number}"]
+
+
+def stimulus(
+    name: str, *, values: str, shift: int, seed: int, shape: tuple[int, int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """What the ``backward``-th backward sends into the output of a forward."""
-    values = _tensor(f"g{backward}/{forward}", tuple(y.shape), event.values, event.shift, case.data)
-    return torch.from_numpy(values).to(y.dtype)
+    """Normal values, or zeros, times 2^shift; with a spike or an infinity somewhere."""
+    x = normal(name, shape, seed=seed)
+    if values == "zero":
+        x = np.zeros_like(x)
+    if values in ("spike", "inf") and x.size:
+        i = zlib.crc32(f"{name}/{seed}".encode()) % x.size
+        x.flat[i] = np.inf if values == "inf" else SPIKE * (1.0 + abs(x.flat[i]))
+    return torch.from_numpy(np.ldexp(x, shift)).to(dtype)
 
 
-def fill(model: nn.Module, data: DataSpec) -> None:
-    """Set every parameter: weights scaled by about 1 / sqrt(fan-in), norms near 1."""
+def filled(layers: Any, *, seed: int) -> Any:
+    """The same layers with all parameters set."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            shape = tuple(parameter.shape)
-            values = _tensor(name, shape, "gaussian", 0, data)
-            if len(shape) > 1:
-                values = np.ldexp(values, -(shape[-1].bit_length() // 2))
-            elif name.endswith("bias"):
-                values = 0.25 * values
-            else:
-                values = 1.0 + 0.125 * values
-            parameter.copy_(torch.from_numpy(values).to(_plain(parameter)))
+        for name, parameter in layers.named_parameters():
+            parameter.copy_(value(name, parameter, seed=seed))
+    return layers
 
 
-def _plain(parameter: torch.Tensor) -> torch.dtype:
-    return parameter.dtype
+def value(name: str, parameter: torch.Tensor, *, seed: int) -> torch.Tensor:
+    """A parameter's: weights scaled by about 1 / sqrt(fan-in), norms near 1."""
+    x = normal(name, tuple(parameter.shape), seed=seed)
+    if x.ndim > 1:
+        x = np.ldexp(x, -(x.shape[-1].bit_length() // 2))
+    else:
+        x = x / 4 if name.endswith("bias") else 1 + x / 8
+    return torch.from_numpy(x).to(parameter.dtype)
 
 
-def _tensor(name: str, shape: tuple[int, ...], kind: Stimulus, shift: int, data: DataSpec) -> F64:
-    cols = shape[-1] if shape else 1
-    rows = int(np.prod(shape[:-1], dtype=np.int64))
-    h = hash_bits(data.seed, name, rows, cols)
-    x = gaussian(h).reshape(shape)
-    if kind == "zero":
-        return np.zeros_like(x)
-    if kind in ("spike", "inf") and x.size:
-        where = zlib.crc32(f"{name}/{data.seed}".encode()) % x.size
-        x.flat[where] = np.inf if kind == "inf" else SPIKE * (1.0 + abs(x.flat[where]))
-    return np.ldexp(x, shift) if shift else x
+def normal(name: str, shape: tuple[int, ...], *, seed: int) -> F64:
+    """About normal values: a hash of the seed, the tensor's name and the position."""
+    return gaussian(hash_bits(seed, name, math.prod(shape[:-1]), shape[-1])).reshape(shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from narrowfuzz.models.delayed_script import script
 from narrowfuzz.models.delayed_subject import carries, subject
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.stateful import Stateful
@@ -20,7 +19,6 @@ def _inclined(name: str, title: str, **to: object) -> Stateful:
         title=title,
         subject=subject,
         carries=inclined,
-        script=script,
         dtypes=("bf16", "fp32"),
     )
 

@@ -1,8 +1,9 @@
-"""``reference.delayed`` behind a schedule's verbs."""
+"""``reference.delayed`` behind a schedule's verbs: a finding there is a fault planted in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -10,16 +11,15 @@ import torch
 from torch import nn
 
 from narrowfuzz.case import Spec
-from narrowfuzz.models import delayed
-from narrowfuzz.models.delayed import DelayedLinear, DelayedScaling
-from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.play.schedule import Cast, Product, Side
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
-from narrowfuzz.schedule.trace import Direction, SlotName
-from narrowfuzz.stateful import Listener, RawCast, RawProduct, RawSide, Subject
+from narrowfuzz.stateful import Held, Listener, Subject
 
+#: The layer itself is what faults are planted in: scripts import it as well.
+delayed = importlib.import_module("narrowfuzz.models.delayed")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 def carries() -> Carries:
@@ -44,8 +44,8 @@ def subject() -> Subject:
         checkpoint=_checkpoint,
         backward=_backward,
         state=_state,
-        pending=delayed.pending,
-        reset=delayed.reset,
+        pending=_pending,
+        reset=_reset,
         listen=_listen,
         policy=policy,
         load=_load,
@@ -65,9 +65,8 @@ def policy(settings: Settings) -> Policy:
     )
 
 
-def _scaling(settings: Settings) -> DelayedScaling:
-    assert settings.algorithm != "callable"
-    return DelayedScaling(
+def _scaling(settings: Any) -> Any:
+    return delayed.DelayedScaling(
         settings.history,
         settings.algorithm,
         settings.margin,
@@ -77,22 +76,21 @@ def _scaling(settings: Settings) -> DelayedScaling:
     )
 
 
-def _layer(spec: Spec) -> nn.Module:
-    assert spec.schedule is not None
-    return DelayedLinear(
-        spec.k,
-        spec.k,
-        bias=spec.bias,
-        dtype=_DTYPES[spec.dtype],
-        history=spec.schedule.settings.history,
+def _layer(spec: Spec, settings: Any) -> nn.Module:
+    layer: nn.Module = delayed.DelayedLinear(
+        spec.k, spec.k, bias=spec.bias, dtype=_DTYPES[spec.dtype], history=settings.history
     )
+    return layer
 
 
-def _autocast(settings: Settings | None) -> AbstractContextManager[None]:
-    return delayed.autocast(None if settings is None else _scaling(settings))
+def _autocast(settings: Any) -> AbstractContextManager[None]:
+    region: AbstractContextManager[None] = delayed.autocast(
+        None if settings is None else _scaling(settings)
+    )
+    return region
 
 
-def _checkpoint(function: Any, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+def _checkpoint(function: Any, x: torch.Tensor, reentrant: bool) -> Any:
     return delayed.checkpoint(function, x, use_reentrant=reentrant)
 
 
@@ -100,41 +98,44 @@ def _backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], retain: bo
     delayed.backward(outputs, grads, retain_graph=retain)
 
 
-def _state(layers: Mapping[str, nn.Module]) -> dict[SlotName, Slot]:
-    found: dict[SlotName, Slot] = {}
+def _pending() -> dict[str, int]:
+    left: dict[str, int] = delayed.pending()
+    return left
+
+
+def _reset() -> None:
+    delayed.reset()
+
+
+def _state(layers: Any) -> Iterator[Held]:
     for name, layer in layers.items():
-        for direction in _DIRECTIONS:
-            window = getattr(layer, f"{direction}_window").numpy()
-            scale = getattr(layer, f"{direction}_scale").numpy()
+        for direction in ("forward", "backward"):
+            scale, window = (getattr(layer, f"{direction}_{x}") for x in ("scale", "window"))
             for i in range(len(scale)):
-                slot = Slot(scale[i].copy(), window[:, i].copy())
-                found[SlotName(name, direction, i)] = slot
-    return found
+                yield (name, direction, i), scale[i], window[:, i]
 
 
 @contextmanager
-def _listen(layers: Mapping[str, nn.Module], listener: Listener) -> Iterator[None]:
+def _listen(layers: Any, listener: Listener) -> Iterator[None]:
     names = {id(layer): name for name, layer in layers.items()}
 
-    def hear(seen: delayed.Cast | delayed.Product) -> None:
+    def hear(seen: Any) -> None:
         if isinstance(seen, delayed.Cast):
-            slot = SlotName(names[id(seen.layer)], seen.direction, seen.slot)
-            listener(RawCast(slot, seen.input, seen.codes, seen.scale, seen.format))
+            slot = (names[id(seen.layer)], seen.direction, seen.slot)
+            listener(Cast(slot, seen.input, seen.codes, seen.scale, seen.format))
         else:
-            a, b = (_side(*pair) for pair in ((seen.a, seen.a_scale), (seen.b, seen.b_scale)))
-            listener(RawProduct(seen.role, a, b))
+            a, b = _side(seen.a, seen.a_scale), _side(seen.b, seen.b_scale)
+            listener(Product(seen.role, a, b))
 
     with delayed.listening(hear):
         yield
 
 
-def _side(codes: torch.Tensor, scale: torch.Tensor) -> RawSide:
-    kind = "e4m3" if codes.dtype == torch.float8_e4m3fn else "e5m2"
-    return RawSide(codes, 1.0 / scale, kind)
+def _side(codes: torch.Tensor, scale: torch.Tensor) -> Side:
+    return Side(codes, 1.0 / scale, "e4m3" if codes.dtype == torch.float8_e4m3fn else "e5m2")
 
 
-def _load(layers: nn.Module, state: dict[str, Any]) -> None:
-    for name, layer in layers.named_children():
-        assert isinstance(layer, DelayedLinear)
+def _load(layers: Any, state: dict[str, Any]) -> None:
+    for name, layer in layers.items():
         layer.resize(len(state[f"{name}.forward_window"]))
     layers.load_state_dict(state)

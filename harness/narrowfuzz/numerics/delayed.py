@@ -62,6 +62,9 @@ class Slot:
     scale: np.float32
     window: F32
 
+    def __str__(self) -> str:
+        return f"scale {self.scale:.8g} window {' '.join(f'{x:.4g}' for x in self.window)}"
+
     def equals(self, other: Slot) -> bool:
         """Bit for bit."""
         return self.key() == other.key()
@@ -85,6 +88,14 @@ def resized(slot: Slot, history: int) -> Slot:
     window = np.zeros(history, np.float32)
     window[0] = slot.window[0]
     window[history - kept :] = slot.window[len(slot.window) - kept :]
+    return replace(slot, window=window)
+
+
+def cut(slot: Slot, history: int) -> Slot:
+    """The slot under another window length, resized at the wrong end: the newest maxima go."""
+    kept = min(history, len(slot.window))
+    window = np.zeros(history, np.float32)
+    window[:kept] = slot.window[:kept]
     return replace(slot, window=window)
 
 

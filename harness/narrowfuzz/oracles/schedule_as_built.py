@@ -7,12 +7,11 @@ answer is the rule's; with one it is what the library is known to do, and the en
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
-from narrowfuzz.numerics.delayed import Slot, fresh, resized
+from narrowfuzz.numerics.delayed import Slot, cut, fresh, resized
 from narrowfuzz.schedule.events import Algorithm, Settings
 from narrowfuzz.schedule.trace import SlotName
 
@@ -110,11 +109,7 @@ class AsBuilt:
 
     def resized(self, slot: Slot, history: int) -> Slot:
         """The slot under another window length."""
-        rule = resized(slot, history)
-        kept = min(history, len(slot.window))
-        window = np.zeros(history, np.float32)
-        window[:kept] = slot.window[:kept]
-        other = replace(slot, window=window)
+        rule, other = resized(slot, history), cut(slot, history)
         wrong = self.follows("window_resized_at_its_newest_end", differs=not rule.equals(other))
         return other if wrong else rule
 

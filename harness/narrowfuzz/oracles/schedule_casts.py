@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Expect, Is, Own, bits
+from narrowfuzz.expect import Is, bits
 from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
-from narrowfuzz.schedule.trace import CastSeen
+from narrowfuzz.schedule.trace import CastSeen, Wrong
 from narrowfuzz.verdict import Verdict
 
 
@@ -23,27 +23,25 @@ def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
             wrong = _wrong(evidence.kind, cast)
             if wrong is not None:
-                symptom, got, expect = wrong
-                at = address_of(At(what="codes"), event, cast.at)
-                found = Verdict("O2", arm, "operand", "diverged", symptom, at, got, expect)
+                part = "codes" if cast.blocks else wrong.what
+                byte = bool(cast.blocks) and wrong.what == "scale"
+                at = address_of(At(what=wrong.what, index=wrong.place), event, cast.at)
+                found = Verdict(
+                    "O2", arm, "operand", "diverged", f"{cast.format} {part}", at,
+                    number(wrong.got), Is(bits(wrong.want), byte=byte),
+                )  # fmt: skip
                 break
             found = plain("O2", arm, "operand", "ok")
         yield found
 
 
-def _wrong(kind: str, cast: CastSeen) -> tuple[str, str, Expect] | None:
-    """Symptom, what was seen and what is expected; None if nothing is wrong."""
+def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
+    """What of a cast is not the definition's."""
     if kind == "current" and cast.scale is not None:
         right = current_scale(cast)
         if cast.scale != right:
-            return f"{cast.format} scale", number(float(cast.scale)), Is(bits(right))
-    if cast.exact:
-        return None
-    if cast.blocks:
-        expect = Own("blocks of 32, each with the smallest power of two that holds it")
-        return f"{cast.format} codes", "codes or block scales that are not the tensor's", expect
-    expect = Own("the saturating cast of tensor times scale")
-    return f"{cast.format} codes", "codes that are not the tensor's", expect
+            return Wrong("scale", (), float(cast.scale), float(right))
+    return cast.wrong
 
 
 def current_scale(cast: CastSeen) -> np.float32:

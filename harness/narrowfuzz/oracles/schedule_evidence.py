@@ -22,6 +22,7 @@ from narrowfuzz.schedule.events import (
     Step,
     Switch,
 )
+from narrowfuzz.schedule.playing import switched
 from narrowfuzz.schedule.text import sentence
 from narrowfuzz.schedule.trace import At, StateTrace
 
@@ -94,16 +95,6 @@ class Progress:
                     if len(self.open) + event.inside > 1:
                         self.nested.add(self.forwards)
                 self.forwards += 1
-
-
-def switched(settings: Settings, event: Switch) -> Settings:
-    """The settings after a switch."""
-    told = {
-        name: value
-        for name in ("history", "algorithm", "margin")
-        if (value := getattr(event, name)) is not None
-    }
-    return msgspec.structs.replace(settings, **told)
 
 
 def steps_of(schedule: Schedule) -> Iterator[tuple[int, Event, Progress]]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.address import At as Address
-from narrowfuzz.expect import Own
+from narrowfuzz.expect import MadeBy
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
 from narrowfuzz.schedule.events import Backward, Forward, Schedule
@@ -60,6 +60,10 @@ class _Casts:
         for key in _keys(cast.codes):
             self.made.setdefault(key, []).append(made)
 
+    def seen(self) -> Iterator[_Made]:
+        """All of them."""
+        return (made for same in self.made.values() for made in same)
+
 
 def _keys(codes: NDArray[np.uint8]) -> set[bytes]:
     """As laid out, and transposed: libraries keep both copies."""
@@ -71,32 +75,38 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     sources = sources_of(evidence.schedule)
     judged = False
     for moment in trace.moments:
+        i, event = moment.event, evidence.schedule.events[moment.event]
         for cast in moment.casts:
-            casts.take(cast, moment.event)
-        event = evidence.schedule.events[moment.event]
+            casts.take(cast, i)
         through = event.of if isinstance(event, Backward) else ()
         for product in moment.products:
             for name, side in (("a", product.a), ("b", product.b)):
                 if side.codes is None or not side.inverse:
                     continue
                 found = casts.made.get(side.codes.tobytes(), [])
-                own = [
-                    made for made in found
-                    if _belongs(made, product, moment.event, through, sources)
-                    or (name == "a" and _copies(made, product, through, sources))
-                    or (name == "a" and _recast(made, product, through, sources))
-                ]  # fmt: skip
+
+                def may(
+                    made: _Made, product: ProductSeen = product, name: str = name, event: int = i
+                ) -> bool:
+                    kept = _copies(made, product, through, sources)
+                    kept = kept or _recast(made, product, through, sources)
+                    own = _belongs(made, product, event, through, sources)
+                    return own or (name == "a" and kept)
+
+                own = [made for made in found if may(made)]
                 if evidence.schedule.quantized_init and (not own or _uniform(side.codes)):
                     continue  # the parameter itself: made before the schedule began
                 judged = True
                 wrong = _wrong(side, found, own)
                 if wrong is not None:
-                    symptom, got, allowed = wrong
+                    symptom, got, right = wrong
                     operand = Address(what="scale", name=product.role, side=name)  # type: ignore[arg-type]
+                    places = dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
+                    makers = tuple(address_of(Address(what="cast"), *place) for place in places)
                     return Verdict(
                         "O3", "", product.role, "diverged", symptom,
-                        address_of(operand, moment.event, product.at), got or "codes of no cast",
-                        Own(allowed),
+                        address_of(operand, i, product.at), got or "codes of no cast",
+                        MadeBy(makers, right),
                     )  # fmt: skip
     return plain("O3", "", "operand", "ok" if judged else "not_applicable")
 
@@ -159,13 +169,13 @@ def _recast(
 
 
 def _wrong(side: Side, found: list[_Made], own: list[_Made]) -> tuple[str, str, str] | None:
-    """Symptom, what was seen and what is right; None if nothing is wrong."""
+    """Symptom, what was seen and what is right, if that is a number; None if nothing is wrong."""
     if not found:
-        return "operand that no cast made", "", "codes of a cast of this run"
+        return "operand that no cast made", "", ""
     if not own:
         if any(made.late for made in found):
-            return "input quantised again in backward", "", "the codes that the forward multiplied"
-        return "operand of another forward", "", "codes of a cast of its own"
+            return "input quantised again in backward", "", ""
+        return "operand of another forward", "", ""
     if side.inverse not in {made.inverse for made in own}:
         return "scale and inverse out of step", *_apart(side.inverse, own[0].inverse)
     return None

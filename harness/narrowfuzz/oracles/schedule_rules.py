@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Is, Own, Runs, Same, bits
+from narrowfuzz.expect import Formats, Is, Present, Runs, Same, bits
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_blame import blamed
@@ -187,24 +187,22 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             formats = {product.a.format, product.b.format}
             wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
             symptom = "product in high precision" if narrow else "product in FP8"
-            allowed = "FP8" if narrow else "high precision"
+            due = _formats(evidence, product) if narrow else set()
             if narrow and not wrong:
-                due = _formats(evidence, product)
-                allowed = " ".join(sorted(due, reverse=True))
                 symptom, wrong = "product in other FP8 formats", formats != due
             if wrong:
                 symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
                 return Verdict(
                     "O20", "", product.role, "diverged", symptom,
                     address_of(At(what="product", name=product.role), i, product.at),
-                    _sides(product), Own(allowed),
+                    _sides(product), Formats(tuple(sorted(due))),
                 )  # fmt: skip
         missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
         if missing:
             return Verdict(
                 "O20", "", "output", "diverged", missing,
                 At(what="cast", event=i, name="output", side="b"),
-                "none in the window the layer has", Own("a fresh cast of the weight"),
+                "none in the window the layer has", Present(("a fresh cast of the weight",)),
             )  # fmt: skip
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
@@ -299,21 +297,26 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
         yield plain("R20", "eager", "output", "not_applicable")
         return
-    schedule = msgspec.structs.replace(evidence.schedule, events=tuple(events[i] for i in kept))
-    uninterrupted = evidence.run(schedule)
+    uninterrupted = evidence.run(without_reloads(evidence.schedule))
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
-    position = {event: i for i, event in enumerate(kept)}
-    outputs = {_renumbered(n, position): x for n, x in base.outputs.items()}
     moments = _run_since_reload(events, base.moments)
-    shifted = replace(base, moments=tuple(moments[i] for i in kept), outputs=outputs)
-    verdict = _same(evidence, "R20", "eager", uninterrupted, shifted, kept, "uninterrupted")
+    reloaded = replace(base, moments=tuple(moments[i] for i in kept))
+    whole = replace(uninterrupted, moments=tuple(uninterrupted.moments[i] for i in kept))
+    verdict = _same(evidence, "R20", "eager", whole, reloaded, kept, "uninterrupted")
     if verdict.status == "diverged":
-        whole = replace(evidence, schedule=schedule, traces={"eager": uninterrupted})
-        yield blamed(verdict, whole, replace(evidence, traces={"eager": base}), alike=False)
+        through = without_reloads(evidence.schedule)
+        plainly = replace(evidence, schedule=through, traces={"eager": uninterrupted})
+        yield blamed(verdict, plainly, replace(evidence, traces={"eager": base}), alike=False)
     else:
         yield verdict
+
+
+def without_reloads(schedule: Schedule) -> Schedule:
+    """The same events, but nothing happens where it reloaded."""
+    events = tuple(Switch() if isinstance(e, Reload) else e for e in schedule.events)
+    return msgspec.structs.replace(schedule, events=events)
 
 
 def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> list[Moment]:
@@ -330,11 +333,6 @@ def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> lis
             moment = replace(moment, state=state)
         found.append(moment)
     return found
-
-
-def _renumbered(name: str, position: Mapping[int, int]) -> str:
-    head, at, event = name.partition("@")
-    return f"{head}@{position[int(event)]}" if at else name
 
 
 def _same(

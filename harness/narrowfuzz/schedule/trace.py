@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,16 @@ class At:
     call: int = -1
 
 
+class Wrong(NamedTuple):
+    """The first code, or scale of a block, that is not the definition's."""
+
+    what: Literal["codes", "scale"]
+    #: Where: of a code its row and column, of a scale its block in the order of bytes.
+    place: tuple[int, ...]
+    got: float
+    want: float
+
+
 @dataclass(frozen=True)
 class CastSeen:
     """One tensor quantised."""
@@ -58,8 +68,8 @@ class CastSeen:
     amax: np.float32
     #: uint8, rows of the tensor as it was quantised.
     codes: NDArray[Any]
-    #: Are the codes the saturating cast of x * scale, and block scales those of their blocks?
-    exact: bool
+    #: None where codes are the saturating cast of x * scale, and block scales their blocks' own.
+    wrong: Wrong | None = None
     #: E8M0 bytes, row by row; empty where there is one scale.
     blocks: bytes = b""
 

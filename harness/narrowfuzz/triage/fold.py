@@ -45,10 +45,9 @@ class Fold(ast.NodeTransformer):
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        if isinstance(node.value, ast.Name):
-            known = self.values.get(f"{node.value.id}.{node.attr}")
-            if known is not None and isinstance(node.ctx, ast.Load):
-                return known
+        known = self.values.get(ast.unparse(node))
+        if known is not None and isinstance(node.ctx, ast.Load):
+            return known
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
@@ -132,7 +131,7 @@ class Fold(ast.NodeTransformer):
 
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.Lt: operator.lt,
-    ast.IsNot: operator.is_not,
+    ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda one, many: one in many,
 }  # fmt: skip
 
 
@@ -165,3 +164,49 @@ class Answers(ast.NodeTransformer):
         self.generic_visit(node)
         known = isinstance(node.func, ast.Name) and self.answers.get(node.func.id)
         return known or node
+
+
+class Tidy(ast.NodeTransformer):
+    """Drops what folding has left without effect: statements that are never reached, functions that
+    nobody calls, conditions that hold anyway."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list):
+                setattr(node, name, _reached(statements))
+        if isinstance(node, ast.FunctionDef):
+            read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            node.body = [
+                s
+                for s in node.body
+                if not isinstance(s, ast.FunctionDef) or s.decorator_list or s.name in read
+            ]
+        if isinstance(node, ast.If | ast.IfExp | ast.While):
+            node.test = _needed(node.test)
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.stmt | list[ast.stmt]:
+        self.generic_visit(node)
+        return node if node.handlers or node.finalbody else node.body
+
+
+def _reached(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Up to the first that leaves."""
+    leaves = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+    for i, statement in enumerate(statements):
+        if isinstance(statement, leaves):
+            return statements[: i + 1]
+    return statements
+
+
+def _needed(test: ast.expr) -> ast.expr:
+    """A condition without operands that never decide it."""
+    if not isinstance(test, ast.BoolOp):
+        return test
+    idle = isinstance(test.op, ast.And)
+    values = [v for v in test.values if not (isinstance(v, ast.Constant) and bool(v.value) is idle)]
+    if not values:
+        return ast.Constant(idle)
+    return values[0] if len(values) == 1 else ast.BoolOp(test.op, values)

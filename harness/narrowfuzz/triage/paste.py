@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from narrowfuzz.triage.fold import Answers, Fold
+from narrowfuzz.triage.fold import Answers, Fold, Tidy
 
 #: A module, or a file of Python source.
 Source = ModuleType | Path
@@ -36,11 +36,12 @@ def pasted(
     first = functions.get(names[0])
     fold = Fold(_values(first, constants, open) if first and constants else {})
     fold.taking = {name for name, node in functions.items() if node.args.kwonlyargs}
-    for name in functions if constants else ():
-        defined[name] = fold.visit(functions[name])
-    said = Answers({name: value for name, node in defined.items() if (value := _answer(node))})
-    for name in defined if said.answers else ():
-        defined[name] = said.visit(defined[name])
+    folded = _reachable(names, defined, fold.visit_FunctionDef if constants else lambda node: node)
+    answers = {name: value for name in folded if (value := _answer(defined[name]))}
+    for name in folded if answers else ():
+        defined[name] = Answers(answers).visit(defined[name])
+    for name in folded:
+        defined[name] = Tidy().visit(defined[name])
     needed = _reachable(names, defined)
     kept = dict.fromkeys(node for name, node in defined.items() if name in needed)
     text = "\n".join(ast.unparse(ast.fix_missing_locations(_plain(node))) for node in kept)
@@ -62,11 +63,44 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def hoisted(text: str) -> str:
-    """The same script with its imports first, each once."""
-    lines = text.splitlines()
-    imports = [line for line in lines if line.startswith(("import ", "from "))]
-    rest = [line for line in lines if not line.startswith(("import ", "from "))]
-    return "\n".join([*dict.fromkeys(imports), *rest])
+    """The same script with its imports first, each once, and without what records never hold."""
+    body = ast.parse(text).body
+    modules: dict[str, None] = {}
+    members: dict[str, dict[str, None]] = {}
+    for node in body:
+        if isinstance(node, ast.Import):
+            modules |= dict.fromkeys(map(ast.unparse, node.names))
+        elif isinstance(node, ast.ImportFrom):
+            members.setdefault(node.module or "", {}).update(
+                dict.fromkeys(map(ast.unparse, node.names))
+            )
+    lines = [f"import {', '.join(modules)}"] if modules else []
+    lines += [f"from {module} import {', '.join(names)}" for module, names in members.items()]
+    gone = {line for node in (*_imports(body), *_idle_fields(body)) for line in _lines_of(node)}
+    rest = [line for i, line in enumerate(text.splitlines(), 1) if i not in gone]
+    return "\n".join([*lines, *rest])
+
+
+def _imports(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    return (node for node in body if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Fields of dataclasses that have a default, which nobody mentions."""
+    nodes = [node for one in body for node in ast.walk(one)]
+    said = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    said |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d)
+                                                  for d in node.decorator_list):  # fmt: skip
+            for field in node.body:
+                named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+                if named and field.value is not None and field.target.id not in said:  # type: ignore[union-attr, attr-defined]
+                    yield field
+
+
+def _lines_of(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def defined_in(sources: Iterable[Source]) -> set[str]:
@@ -117,27 +151,43 @@ def _values(
     return values
 
 
-def _reachable(names: Sequence[str], defined: Mapping[str, ast.stmt]) -> set[str]:
-    """Names of ``defined`` that these use, directly or not; annotations need nothing."""
+def _reachable(
+    names: Sequence[str],
+    defined: dict[str, ast.stmt],
+    change: Callable[[ast.FunctionDef], ast.FunctionDef] = lambda node: node,
+) -> set[str]:
+    """Names of ``defined`` that these use, directly or not, each function after its ``change``;
+    annotations need nothing."""
     found, left = set(names), list(names)
     while left:
-        used = _free(_plain(defined[left.pop()])) & defined.keys()
+        name = left.pop()
+        node = defined[name]
+        if isinstance(node, ast.FunctionDef):
+            defined[name] = change(node)
+        used = _free(_plain(defined[name])) & defined.keys()
         left += used - found
         found |= used
     return found
 
 
 def _free(definition: ast.stmt) -> set[str]:
-    """Names that it reads and does not bind itself."""
-    nodes = list(ast.walk(definition))
+    """Names that it reads and does not bind itself; scripts evaluate no annotation."""
+    annotations = {id(n.annotation) for n in ast.walk(definition) if isinstance(n, ast.AnnAssign)}
+    nodes: list[ast.AST] = []
+    left: list[ast.AST] = [definition]
+    while left:
+        nodes.append(left.pop())
+        left += [n for n in ast.iter_child_nodes(nodes[-1]) if id(n) not in annotations]
     names = [node for node in nodes if isinstance(node, ast.Name)]
     bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
     bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    inside = [n for n in nodes[1:] if isinstance(n, ast.Import | ast.ImportFrom)]
+    bound |= {alias.asname or alias.name for node in inside for alias in node.names}
     return {node.id for node in names} - bound
 
 
 def _plain(node: ast.stmt) -> ast.stmt:
-    """Without annotations (of a dataclass they are its fields) and without long docstrings."""
+    """Without annotations (of a dataclass they are its fields) and without docstrings."""
     return _Plain().visit(node)  # type: ignore[no-any-return]
 
 
@@ -163,8 +213,7 @@ class _Plain(ast.NodeTransformer):
 
     @staticmethod
     def _undocumented(node: ast.FunctionDef | ast.ClassDef) -> list[ast.stmt]:
-        text = ast.get_docstring(node)
-        return node.body[1:] if text and "\n" in text and len(node.body) > 1 else node.body
+        return node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
         return None if _ours(node) else node

@@ -1,4 +1,4 @@
-"""What of a recipe's own file a script is made of: how it converts, what its tap sees."""
+"""What of a recipe's own file a script is made of: conversion, tap, verbs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import msgspec
 
 from narrowfuzz.case import Spec
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule.events import Settings
+from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import Source, pasted
 
 #: Functions of a recipe -> how a script calls them, whose name there is ``of``'s default.
@@ -25,37 +27,69 @@ _CALLED = {
     "convertible": "convertible = lambda m, of={name}: of(m, None)",
 }
 
+#: What a schedule's player and its checks may call of a subject.
+VERBS = (
+    "enter", "layer", "autocast", "checkpoint", "backward", "state", "pending", "reset", "listen",
+    "load",
+)  # fmt: skip
+
 
 def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
     """Source that defines these of convert(model), tap(emit), converted(m) and convertible(m), with
     the Spec put in. Raises ValueError for one that is no function of a file."""
     parts = []
     for name in names:
-        function, keywords = _function(recipe, name)
-        constants = _of_spec(recipe, spec) | {k: repr(v) for k, v in keywords.items()}
-        try:
-            parts.append(pasted((function.__name__,), list(_sources(function)), constants))
-        except KeyError as error:
-            raise ValueError(f"{recipe.name}: {error} is not defined at its file's top") from None
+        function, keywords = _function(recipe.name, name, getattr(recipe, name))
+        parts.append(_source(recipe.name, [function], _of_spec(recipe, spec) | keywords))
         parts.append(_CALLED[name].format(name=function.__name__))
     return "\n".join(parts)
 
 
-def _function(recipe: Recipe, name: str) -> tuple[Any, dict[str, Any]]:
-    """The function, and what a partial of it puts in."""
-    given: Any = getattr(recipe, name)
+def verbs_source(
+    recipe: Stateful, spec: Spec | None, settings: Settings | None, names: Sequence[str]
+) -> str:
+    """Source of these verbs of its subject under their own names, with the Spec and the settings
+    put in where there is but one of them. Raises ValueError as ``recipe_source``."""
+    subject, functions = recipe.subject(), []
+    constants = {} if settings is None else _plain_fields("settings", settings)
+    if spec is not None and spec.schedule is not None:
+        constants |= _plain_fields("spec", spec) | _plain_fields("spec.schedule", spec.schedule)
+    for name in names:
+        function, keywords = _function(recipe.name, name, getattr(subject, name))
+        functions.append(function)
+        constants |= keywords
+    return _source(recipe.name, functions, constants)
+
+
+def verb_names(recipe: Stateful) -> dict[str, str]:
+    """A subject's verbs, and what their functions are called."""
+    subject = recipe.subject()
+    given = {name: getattr(subject, name) for name in VERBS}
+    return {n: _function(recipe.name, n, verb)[0].__name__ for n, verb in given.items() if verb}
+
+
+def _source(named: str, functions: Sequence[Any], constants: dict[str, str]) -> str:
+    sources = dict.fromkeys(source for function in functions for source in _sources(function))
+    try:
+        return pasted([function.__name__ for function in functions], list(sources), constants)
+    except KeyError as error:
+        raise ValueError(f"{named}: {error} is not defined at its file's top") from None
+
+
+def _function(owner: str, name: str, given: Any) -> tuple[Any, dict[str, str]]:
+    """The function, and source text of what a partial of it puts in."""
     keywords: dict[str, Any] = {}
     positional: tuple[Any, ...] = ()
     if isinstance(given, partial):
         given, keywords, positional = given.func, given.keywords, given.args
     function = inspect.unwrap(given)
     if getattr(function, "__closure__", None) or not _is_plain(function):
-        raise _refused(recipe, name)
+        raise _refused(owner, name)
     taken = inspect.signature(function).parameters
     only = all(k in taken and taken[k].kind is taken[k].KEYWORD_ONLY for k in keywords)
     if positional or not only or not all(map(_is_literal, keywords.values())):
-        raise _refused(recipe, name)
-    return function, keywords
+        raise _refused(owner, name)
+    return function, {k: repr(v) for k, v in keywords.items()}
 
 
 def _is_plain(function: Any) -> bool:
@@ -69,18 +103,23 @@ def _is_literal(value: Any) -> bool:
         return False
 
 
-def _refused(recipe: Recipe, name: str) -> ValueError:
+def _refused(owner: str, name: str) -> ValueError:
     return ValueError(
-        f"{recipe.name}: a script is made of the source of {name}, so it must be a function of the "
+        f"{owner}: a script is made of the source of {name}, so it must be a function of the "
         "recipe's file, or functools.partial of one with keyword-only arguments that are literals"
     )
 
 
 def _of_spec(recipe: Recipe, spec: Spec) -> dict[str, str]:
-    fields = {f.name: getattr(spec, f.name) for f in msgspec.structs.fields(spec)}
-    fields |= {"backend": _backend(recipe, spec), "tokens": spec.tokens}
-    plain = {k: v for k, v in fields.items() if isinstance(v, str | int | bool)}
-    return {f"spec.{name}": repr(value) for name, value in plain.items()}
+    told = {"spec.backend": repr(_backend(recipe, spec)), "spec.tokens": repr(spec.tokens)}
+    return _plain_fields("spec", spec) | told
+
+
+def _plain_fields(name: str, fields: msgspec.Struct) -> dict[str, str]:
+    """Source text of its fields that are no records themselves, by how they are read."""
+    given = {f.name: getattr(fields, f.name) for f in msgspec.structs.fields(fields)}
+    plain = {k: v for k, v in given.items() if isinstance(v, str | int | bool)}
+    return {f"{name}.{field}": repr(value) for field, value in plain.items()}
 
 
 def _backend(recipe: Recipe, spec: Spec) -> str:

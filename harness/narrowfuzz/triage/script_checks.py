@@ -86,6 +86,7 @@ except Exception as error:
     print(f"{{{phase}}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
     sys.exit({code})
 print("runs forward and backward")
+sys.exit(0)
 """
 
 

@@ -86,7 +86,8 @@ def guarded(head: str, *parts: str) -> str:
     """A script's text: docstring, guard, imports, then the parts. Raises ValueError if it is no
     Python."""
     body = "\n".join(part.strip("\n") for part in parts if part)
-    text = f"{head}\nimport os, sys\n{GUARD}\n{hoisted(body)}\n"
+    first = "from __future__ import annotations\nimport os, sys"
+    text = f"{head}\n{first}\n{GUARD}\n{hoisted(body)}\n"
     try:
         compile(text, "repro.py", "exec")
     except SyntaxError as error:

@@ -1,103 +1,257 @@
-"""repro.py of a stateful case: the minimal schedule as plain library calls, and the one invariant.
-
-Exit code 1: the invariant is broken. 0: it holds.
-"""
+"""repro.py of a stateful case: the player's own source, the recipe's verbs, the schedule's events
+as literals, and one look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from narrowfuzz import data
+from narrowfuzz.arms import events_data
 from narrowfuzz.case import Case
+from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.stateful import ScheduleScript, Stateful
-from narrowfuzz.triage.script_casts import check_casts
-from narrowfuzz.triage.script_operands import check_operands
-from narrowfuzz.triage.script_parts import GUARD, TORCH_NAME
-from narrowfuzz.triage.script_schedule_checks import CHECKS, Check, no_mark
-from narrowfuzz.triage.script_state import check_state
-from narrowfuzz.triage.script_tensors import build, tensors
-from narrowfuzz.triage.script_training import Play, model, training
-from narrowfuzz.triage.script_twins import TWINS
+from narrowfuzz.oracles.schedule_rules import without_reloads
+from narrowfuzz.play import check, notes, schedule
+from narrowfuzz.schedule.events import Backward, Forward, Schedule
+from narrowfuzz.schedule.playing import arguments, numbers_of, plain, played
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.triage.paste import defined_in, pasted
+from narrowfuzz.triage.recipe_source import verb_names, verbs_source
+from narrowfuzz.triage.script_parts import TORCH_NAME, guarded, quoted
+from narrowfuzz.triage.script_schedule_look import Look, look_at
 from narrowfuzz.verdict import Verdict
 
-#: Standard modules that a script may need, by the text that says so.
-_MODULES = ("contextlib", "io", "math", "os", "sys", "warnings", "zlib")
+#: Modules whose source scripts are made of.
+SOURCES = (data, events_data, delayed, follow, check, schedule, notes)
+#: Keywords of a forward that may differ from one to the next.
+_HOW = ("mode", "inside", "first", "path")
+_IMPORTS = "import numpy as np\nimport re\nimport torch\nfrom types import SimpleNamespace"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of a script; ``variable`` holds its Training."""
+
+    variable: str
+    case: Case
+    schedule: Schedule
+    checkpointed: bool
+
+    def arguments(self, look: Look, *, caching: bool) -> dict[str, str]:
+        """What ``noted`` takes by keyword, as source text."""
+        told = arguments(self.schedule, caching=caching) | {
+            "checkpointed": self.checkpointed,
+            "listens": look.listens,
+            "resets": look.other in ("plain", "through"),
+            "states": look.states,
+            "keeps": look.keeps,
+            "pending": look.pending,
+        }
+        return {name: repr(value) for name, value in told.items()}
 
 
 def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: Stateful) -> str:
     """The script's text. Raises ValueError for a finding no script can show by itself."""
-    case = evidence.case
-    text = recipe.script(case.spec)
-    check = _check(evidence, verdict, text)
-    play = check.play
-    schedule = play.schedule
-    preamble = [
-        text.imports,
-        *(f"import {name}" for name in ("torch.utils.checkpoint",) if "by_torch" in verdict.arm),
-        "",
-        "torch.set_num_threads(1)",
-        f"dtype = {TORCH_NAME[case.spec.dtype]}",
-        text.settings,
-        f"recipe = {text.recipe(schedule.settings)}",
-    ]
-    parts = [
-        "\n".join(line for i, line in enumerate(preamble) if line or i == 2),
-        *_earlier(case, recipe, verdict.arm != "eager"),
-        tensors(case, text),
-        build(case, text, check.built),
-        *dict.fromkeys(getattr(text, name) for name in check.uses),
-        check.before,
-        model(play),
-        training(play, check.mark, check.lead, check.arguments),
-        check.after,
-    ]
-    body = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-    modules = [name for name in _MODULES if name in ("os", "sys") or f"{name}." in body]
-    head = (
-        f'"""{_quoted(verdict.sentence())}\n\n{case.spec.recipe}, arm {verdict.arm}, rule '
-        f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, "
-        '125 if it cannot tell.\n"""\n'
-        f"import {', '.join(modules)}\n{GUARD}\n"
-        "import numpy as np\nimport torch\nfrom torch import nn\n"
+    case, look = evidence.case, look_at(evidence, verdict)
+    runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, look)]
+    one = len({run.case.spec for run in runs}) == 1
+    verbs = verb_names(recipe)
+    caching = recipe.subject().caching
+    caching = caching and any("'first': None" not in repr(e) for e in _forwards(runs))
+    told = [run.arguments(look, caching=caching) for run in runs]
+    constants = {k: v for k, v in told[0].items() if all(other[k] == v for other in told)}
+    varying = sorted(told[0].keys() - constants.keys())
+    constants |= {f"subject.{name}": called for name, called in verbs.items()}
+    constants |= {"subject": "None", "subject.layer": "layer", **_hows(runs), **_stimuli(runs)}
+    constants |= look.constants
+    if look.edges:
+        constants["subject.listen"] = "edges"
+    tail = "\n".join((*_plays(runs, told, varying, constants, one, look), look.check))
+    used = _names(tail) & defined_in(SOURCES)
+    ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
+    called = _names(ours) | {"layer"}
+    needed = [n for n in verbs if n == "enter" or verbs[n] in called or n in called]
+    used_settings = {run.schedule.settings for run in runs}
+    alike = len(used_settings) == 1 and "switch" not in constants.get("happens", "switch")
+    theirs = verbs_source(
+        recipe, case.spec if one else None, used_settings.pop() if alike else None, needed
     )
-    return head + body
+    used |= (_names(theirs) & defined_in(SOURCES)) - _defines(theirs)
+    ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
+    clash = _defines(ours) & _defines(theirs)
+    if clash:
+        raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
+    ready = [f"{verbs['enter']}()"] if "enter" in verbs else []
+    made = "None" if one else "spec"
+    ready.append(f"layer = lambda settings, of={verbs['layer']}: of({made}, settings)")
+    settings = "torch.set_num_threads(1)"
+    return guarded(_head(case, verdict), _IMPORTS, settings, theirs, *ready, ours, tail)
 
 
-def _earlier(case: Case, recipe: Stateful, checkpointed: bool) -> Iterator[str]:
+def _head(case: Case, verdict: Verdict) -> str:
+    return (
+        f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, arm {verdict.arm}, rule '
+        f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."
+        '\n"""'
+    )
+
+
+def _names(text: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+
+
+def _defines(text: str) -> set[str]:
+    """Names of its functions and classes."""
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    return {node.name for node in ast.parse(text).body if isinstance(node, definitions)}
+
+
+def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
     """What was trained before in the same process."""
     for earlier in case.history:
         if earlier.spec.recipe != case.spec.recipe or earlier.spec.schedule is None:
             raise ValueError(f"{earlier.spec.recipe} ran before, and a script has one recipe")
-        text = recipe.script(earlier.spec)
-        play, settings = Play(earlier.spec, text, checkpointed), earlier.spec.schedule.settings
-        yield "\n".join(filter(None, (text.settings, f"recipe = {text.recipe(settings)}")))
-        yield f"dtype = {TORCH_NAME[earlier.spec.dtype]}"
-        yield tensors(earlier, text)
-        yield build(earlier, text, "")
-        yield model(play)
-        yield f"{training(play, no_mark, no_mark)}\ntrain()"
-        spec = case.spec
-        assert spec.schedule is not None
-        yield f"dtype = {TORCH_NAME[spec.dtype]}\nrecipe = {text.recipe(spec.schedule.settings)}"
+        yield Run("", earlier, earlier.spec.schedule, arm != "eager")
 
 
-def _check(evidence: ScheduleEvidence, verdict: Verdict, text: ScheduleScript) -> Check:
-    if verdict.oracle not in _MAKERS:
-        raise ValueError(f"no stand-alone script for {verdict.oracle}")
-    return _MAKERS[verdict.oracle](evidence, verdict, text)
+def _compared(evidence: ScheduleEvidence, verdict: Verdict, look: Look) -> Iterator[Run]:
+    """The run that the verdict is about, after the one that it is compared with."""
+    own = Run("run", evidence.case, evidence.schedule, verdict.arm != "eager")
+    if look.other == "before":
+        yield replace(own, variable="other")
+    if look.other == "plain":
+        yield replace(own, variable="other", checkpointed=False)
+    if look.other == "through":
+        yield replace(own, variable="other", schedule=without_reloads(own.schedule))
+    yield own
 
 
-_MAKERS = {"O2": check_casts, "O3": check_operands, "O14": check_state, **CHECKS, **TWINS}
+def _hows(runs: Sequence[Run]) -> dict[str, str]:
+    """Of a forward's keywords those that are alike in all of them."""
+    forwards = [event[2] for run in runs for event in played(run.schedule) if event[0] == "forward"]
+    values = {name: {repr(how[name]) for how in forwards} for name in _HOW}
+    return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
 
 
-def _quoted(sentence: str) -> str:
-    """Fit for a docstring, in lines of at most 100."""
-    plain = sentence.replace("\\", "/").replace('"""', "'''")
-    lines, line = [], ""
-    for word in plain.split():
-        if len(line) + len(word) > 95:
-            lines.append(line)
-            line = word
+def _forwards(runs: Sequence[Run]) -> list[Any]:
+    """Of all runs."""
+    return [e for run in runs for e in played(run.schedule) if e[0] == "forward"]
+
+
+def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
+    """What all tensors of all runs have in common."""
+    moving = [
+        e for run in runs for e in run.case.spec.schedule.events  # type: ignore[union-attr]
+        if isinstance(e, Forward | Backward)
+    ]  # fmt: skip
+    specs = [run.case.spec for run in runs]
+    found = {
+        "values": {repr(e.values) for e in moving},
+        "shift": {repr(e.shift) for e in moving},
+        "seed": {repr(run.case.data.seed) for run in runs},
+        "shape": {repr((spec.m, spec.k)) for spec in specs},
+        "dtype": {TORCH_NAME[spec.dtype] for spec in specs},
+    }
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def _plays(
+    runs: Sequence[Run],
+    told: Sequence[Mapping[str, str]],
+    varying: Sequence[str],
+    constants: Mapping[str, str],
+    one: bool,
+    look: Look,
+) -> Iterator[str]:
+    """Data of the runs, and the runs."""
+    names: dict[Any, str] = {}
+    shown = ""
+    for run, keywords in zip(runs, told, strict=True):
+        spec, events = run.case.spec, played(run.schedule)
+        begins = plain(run.schedule.settings)
+        for settings in (begins, *_settings_in(events)):
+            if settings not in names:
+                names[settings] = f"settings_{len(names)}" if names else "settings"
+                yield f"{names[settings]} = {settings!r}"
+        data = _tensors(run.case, constants)
+        text = f"events = {_wrapped([_text(_event(e, constants), names) for e in events])}"
+        if data + text != shown:
+            shown = data + text
+            if not one:
+                yield _spec(spec)
+            yield f"{data}\n{text}"
+        fill = "filled"
+        if "seed" not in constants:
+            fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
+        more = "".join(f", {name}={keywords[name]}" for name in varying)
+        call = f"noted(Training(None, tensors), {names[begins]}, {fill}, events{more})"
+        if look.runs and run.variable == "run":
+            yield f"def again():\n    {call}"
         else:
-            line = f"{line} {word}".strip()
-    return "\n".join([*lines, line])
+            yield f"{run.variable} = {call}" if run.variable else call
+
+
+def _settings_in(events: Sequence[Any]) -> Iterator[Any]:
+    """All settings that the events name."""
+    for kind, *how in events:
+        if kind in ("open", "reload") and how[0] is not None:
+            yield how[0]
+        if kind == "forward" and how[1]["inside"] is not None:
+            yield how[1]["inside"]
+
+
+def _event(event: Any, constants: Mapping[str, str]) -> Any:
+    """The event, without what all forwards have in common."""
+    if event[0] != "forward":
+        return event
+    return (*event[:2], {n: value for n, value in event[2].items() if n not in constants})
+
+
+def _text(x: Any, names: Mapping[Any, str]) -> str:
+    """A literal, in which settings are named."""
+    if isinstance(x, schedule.Settings):
+        return names[x]
+    if isinstance(x, dict):
+        return "{" + ", ".join(f"{k!r}: {_text(v, names)}" for k, v in x.items()) + "}"
+    if isinstance(x, tuple):
+        inside = ", ".join(_text(v, names) for v in x)
+        return f"({inside},)" if len(x) == 1 else f"({inside})"
+    return repr(x)
+
+
+def _wrapped(parts: Sequence[str], width: int = 90) -> str:
+    """A list over as few lines as fit."""
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += f"{part}, "
+    inside = "\n".join(f"    {line.rstrip()}" for line in lines)
+    return f"[\n{inside}\n]"
+
+
+def _tensors(case: Case, constants: Mapping[str, str]) -> str:
+    """Inputs and output gradients, each by what it does not share with all others."""
+    spec, calls = case.spec, []
+    assert spec.schedule is not None
+    own = {"seed": repr(case.data.seed), "shape": repr((spec.m, spec.k))}
+    own["dtype"] = TORCH_NAME[spec.dtype]
+    for _, event, number in numbers_of(spec.schedule):
+        if isinstance(event, Forward | Backward):
+            told = {"values": repr(event.values), "shift": repr(event.shift), **own}
+            more = "".join(f", {n}={value}" for n, value in told.items() if n not in constants)
+            names = events_data.names_of(event, number)
+            calls += [f"{name!r}: stimulus({name!r}{more})" for name in names]
+    return f"tensors = {{{_wrapped(calls)[1:-1]}}}"
+
+
+def _spec(spec: Any) -> str:
+    """What a library's layer is made of."""
+    inner = f"layer={spec.schedule.layer!r}, quantized_init={spec.schedule.quantized_init}"
+    return (
+        f"spec = SimpleNamespace(k={spec.k}, bias={spec.bias}, dtype={spec.dtype!r},\n"
+        f"    schedule=SimpleNamespace({inner}))"
+    )

@@ -19,6 +19,7 @@ from narrowfuzz.schedule.trace import (
     Side,
     SlotName,
     StateTrace,
+    Wrong,
 )
 from narrowfuzz.vacuity.falsify import GAIN, NUMBERS, Numbers
 from narrowfuzz.vacuity.perturbation import Perturbation
@@ -161,11 +162,11 @@ def _other_precision(side: Side) -> Side:
 
 def _inexact(trace: StateTrace) -> StateTrace | None:
     """Casts that were held to the definition, as if one bit had been wrong."""
-    if not any(cast.exact for moment in trace.moments for cast in moment.casts):
+    if all(cast.wrong for moment in trace.moments for cast in moment.casts):
         return None
+    bit = Wrong("codes", (0, 0), 1.0, 2.0)
     return _moments(
-        trace,
-        lambda m: replace(m, casts=tuple(replace(c, exact=c.exact and False) for c in m.casts)),
+        trace, lambda m: replace(m, casts=tuple(replace(c, wrong=c.wrong or bit) for c in m.casts))
     )
 
 

@@ -1,0 +1,52 @@
+"""One slot's state, followed through a run by what each event owes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from narrowfuzz.numerics.delayed import Slot, committed, cut, fresh, resized, staged
+
+#: What a slot owes to an event, in order: ("stage",), ("commit", policy),
+#: ("resize", history), ("cut", history), and ("lose",) where a reload forgets it.
+Move = tuple[Any, ...]
+
+
+def followed(
+    held: Sequence[Slot | None],
+    seen: Sequence[Sequence[tuple[Any, Any]]],
+    moves: Mapping[int, Sequence[Move]],
+    largest: Any,
+    *,
+    history: int,
+    kinds: Collection[str],
+    scales: bool,
+) -> tuple[str, bool]:
+    """What the slot held after each event (None: nothing yet), against what its moves make of it;
+    ``seen`` has the maximum of each tensor that an event quantised with it, and with ``scales`` the
+    scale that it used. Its window begins with ``history`` cells; ``kinds`` are those of all moves.
+    After a difference it goes on from what was held."""
+    slot, lines, shows = fresh(history), [], False
+    for event, got in enumerate(held):
+        waiting = list(seen[event])
+        if scales and any(scale != slot.scale for _, scale in waiting):
+            lines.append(f"event {event}: quantised with {waiting}, the scale is {slot.scale}")
+            shows = True
+        for kind, *how in moves.get(event, ()):
+            if "stage" in kinds and kind == "stage" and waiting:
+                slot = staged(slot, waiting.pop(0)[0])
+            if "commit" in kinds and kind == "commit":
+                slot = committed(slot, how[0], largest)
+            if "resize" in kinds and kind == "resize":
+                slot = resized(slot, how[0])
+            if "cut" in kinds and kind == "cut":
+                slot = cut(slot, how[0])
+            if "lose" in kinds and kind == "lose":
+                slot = fresh(len(slot.window))
+        got = got or fresh(len(slot.window))
+        if slot.equals(fresh(len(slot.window))):  # as if never seen
+            slot = fresh(len(got.window))
+        lines.append(f"event {event}: expected {slot}\n         got      {got}")
+        if not got.equals(slot):
+            slot, shows = got, True
+    return "\n".join(lines), shows

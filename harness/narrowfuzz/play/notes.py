@@ -1,0 +1,247 @@
+"""What a script keeps of a schedule's run, and what it asks of it.
+
+Each check says how it went in a sentence, and whether the divergence shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from narrowfuzz.play.check import equal
+from narrowfuzz.play.schedule import Cast, Event, Side, Training, built, train
+
+Told = tuple[str, bool]
+_FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def noted(
+    run: Training,
+    settings: Any,
+    fill: Callable[[Any], Any],
+    events: Sequence[Event],
+    *,
+    subject: Any,
+    happens: tuple[str, ...],
+    order: tuple[str, ...],
+    layout: str,
+    frozen: bool,
+    checkpointed: bool,
+    each: bool,
+    whole: bool,
+    by: str,
+    reentrant: bool,
+    caching: bool,
+    listens: bool,
+    keeps: bool,
+    rate: float,
+    resets: bool,
+    states: bool,
+    pending: bool,
+) -> Training:
+    """A model of these settings, whose parameters ``fill`` sets, through all events. ``run.heard``
+    gets (event, where, cast or product), ``run.states`` every slot's scale and window after each
+    event, ``run.left`` what the library has set aside then."""
+
+    def after(run: Training) -> None:
+        if states:
+            held = subject.state(run.layers)
+            run.states.append(
+                {slot: (scale.clone(), window.clone()) for slot, scale, window in held}
+            )
+        if pending:
+            run.left.append(subject.pending())
+
+    if resets:
+        subject.reset()
+    if listens:
+        run.hear = lambda where, seen: run.heard.append((run.event, where, copied(seen)))
+    torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
+    run.layers = fill(built(settings, subject=subject, order=order, frozen=frozen))
+    train(
+        run, events, after, subject=subject, happens=happens, order=order, layout=layout,
+        frozen=frozen, checkpointed=checkpointed, each=each, whole=whole, by=by,
+        reentrant=reentrant, caching=caching, listens=listens, keeps=keeps, rate=rate,
+    )  # fmt: skip
+    run.layers = None  # as a model that is gone
+    return run
+
+
+def copied(t: Any) -> Any:
+    """What is seen, as it is now."""
+    if isinstance(t, tuple):
+        return type(t)(*map(copied, t)) if hasattr(t, "_fields") else t
+    return t.detach().clone() if isinstance(t, torch.Tensor) else t
+
+
+@contextlib.contextmanager
+def edges(layers: Any, hear: Callable[[Any], None]) -> Iterator[None]:
+    """What linears quantise, heard at their own edges and not inside the library: input, weight and
+    output gradient, whether they are quantised or not."""
+
+    def before(layer: Any, args: Any) -> None:
+        name = next(name for name, other in layers.items() if other is layer)
+        for i, x in enumerate((args[0], layer.weight)):
+            hear(Cast((name, "forward", i), x, None, None, ""))
+
+    def after(layer: Any, args: Any, y: Any) -> None:
+        name = next(name for name, other in layers.items() if other is layer)
+        if y.requires_grad:
+            y.register_hook(lambda g: hear(Cast((name, "backward", 0), g, None, None, "")))
+
+    with contextlib.ExitStack() as stack:
+        for layer in layers.values():
+            stack.callback(layer.register_forward_pre_hook(before).remove)
+            stack.callback(layer.register_forward_hook(after).remove)
+        yield
+
+
+def seen_at(run: Training, kind: Any, places: Collection[Any]) -> list[Any]:
+    """Casts or products of these (event, where)."""
+    return [seen for event, at, seen in run.heard if (event, at) in places and type(seen) is kind]
+
+
+def in_time(run: Training, places: Collection[Any]) -> list[Any]:
+    """Casts of these (event, where), but for those of a forward's tensors in a backward."""
+    found = []
+    for event, where, seen in run.heard:
+        if type(seen) is Cast and (event, where) in places:
+            late = where.phase == "backward" and seen.slot and seen.slot[1] == "forward"
+            found += [] if late else [seen]
+    return found
+
+
+def maxima(run: Training, slot: tuple[str, str, int], *, scales: bool) -> list[list[Any]]:
+    """For each event, the maxima of what was quantised with a slot, recomputes left out, and the
+    scale that was used, None without ``scales``."""
+    found: list[list[Any]] = [[] for _ in run.states]
+    for event, where, seen in run.heard:
+        if type(seen) is Cast and seen.slot == slot and where.phase != "recompute":
+            amax = seen.input.float().abs().nan_to_num(nan=0.0, posinf=math.inf).max()
+            found[event].append((amax.cpu().numpy(), seen.scale.item() if scales else None))
+    return found
+
+
+def wrong_casts(casts: Sequence[Any], *, kind: str) -> Told:
+    """Codes that are not the saturating cast of tensor times scale; scales that are not those of
+    the tensor (``kind`` current) or its blocks (mx), where they are no state."""
+    scales = codes = 0
+    for cast in casts:
+        fp8 = _FP8[cast.format]
+        largest = torch.finfo(fp8).max
+        x, scale = cast.input.float(), cast.scale
+        if kind == "current":
+            amax = x.abs().nan_to_num(nan=0.0, posinf=math.inf).max()
+            right = torch.tensor(largest).div(amax).clamp(max=torch.finfo(torch.float32).max)
+            scales += int((scale != torch.where((amax > 0) & amax.isfinite(), right, 1.0)).sum())
+        if kind == "mx":
+            x, wrong, scale = of_blocks(x.reshape(-1, x.shape[-1]), scale, cast.format)
+            scales += wrong
+        want, got = (
+            (x * scale).clamp(-largest, largest).to(fp8),
+            cast.codes.view(fp8).reshape(x.shape),
+        )
+        other = want.view(torch.uint8) != got.view(torch.uint8)
+        codes += int((other & ~(want.float().isnan() & got.float().isnan())).sum())
+    told = f"{len(casts)} casts: {scales} scales and {codes} codes are not the definition's"
+    return told, bool(scales or codes)
+
+
+def of_blocks(x: torch.Tensor, scale: torch.Tensor, form: str) -> tuple[Any, int, Any]:
+    """The matrix, how many bytes are not the smallest power of two that holds its block of 32, and
+    what each element is multiplied by."""
+    along = scale.shape == (x.shape[0], x.shape[1] // 32)  # rows, not columns
+    lines, bytes_ = (x, scale) if along else (x.t(), scale.t())
+    amax = lines.abs().nan_to_num(nan=0.0, posinf=math.inf)
+    amax = amax.reshape(len(lines), -1, 32).amax(2)
+
+    def byte(amax: Any) -> Any:
+        m, e = amax.frexp()  # m * 2^e, and the largest code is 0.875 * 2^9 or 2^16
+        rounded = e - {"e4m3": 9, "e5m2": 16}[form] + (m > 0.875).int()
+        rounded = torch.where(amax > 0, rounded + 127, 0).clamp(0, 254)
+        return torch.where(amax.isinf(), 254, rounded)
+
+    # kernels multiply by a rounded reciprocal
+    other = (bytes_ < byte(amax * (1 - 2**-22))) | (bytes_ > byte(amax * (1 + 2**-22)))
+    factor = torch.exp2(127.0 - bytes_.float()).repeat_interleave(32, 1)
+    return x, int(other.sum()), factor if along else factor.t()
+
+
+def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Told:
+    """Operands that none of these casts made, or with another scale. ``own`` False lets those pass
+    that no cast made: parameters in the narrow format were made before the schedule."""
+    wrong = 0
+    for operand in (getattr(product, side) for product in products):
+        if operand.inverse is None:
+            continue
+        made = [cast for cast in casts if same_codes(cast.codes, operand.codes)]
+        right = [cast for cast in made if same_inverse(cast.scale, operand.inverse)]
+        wrong += not right and (own or bool(made))
+    return f"{len(products)} products, {wrong} of another cast or another scale", bool(wrong)
+
+
+def same_codes(made: torch.Tensor, got: torch.Tensor) -> bool:
+    """The same codes, as they are or transposed."""
+    a, b = (t.view(torch.uint8).reshape(-1, t.shape[-1]) for t in (made, got))
+    return any(a.shape == c.shape and torch.equal(a, c) for c in (b, b.t()))
+
+
+def same_inverse(scale: torch.Tensor, inverse: torch.Tensor) -> bool:
+    """Is it 1 / scale, or are these the scales of the same blocks?"""
+    if scale.dtype != torch.float32:
+        return torch.equal(scale.flatten(), inverse.view(scale.dtype).flatten())
+    return bool((1 / scale == inverse).all())
+
+
+def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Told:
+    """Products of a recompute whose operands, or their scales, are not those of the forward."""
+
+    def same(x: Any, y: Any) -> bool:
+        return x is y is None or (x is not None and y is not None and torch.equal(x, y))
+
+    wrong = []
+    for i, product in enumerate(again):
+        for side in ("a", "b"):
+            got = getattr(product, side)
+            want = getattr(first[i % len(first)], side) if first else Side(None, None, "nothing")
+            if got.format != want.format or not same(got.inverse, want.inverse):
+                wrong.append(f"{got.format} (1/scale {got.inverse}) for {want.format} "
+                             f"(1/scale {want.inverse})")  # fmt: skip
+            elif got.inverse is not None and not same_codes(want.codes, got.codes):
+                wrong.append("other codes")
+    return f"{len(again)} products computed again; {'; '.join(wrong) or 'all alike'}", bool(wrong)
+
+
+def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Told:
+    """Products that do not multiply these formats; without any, products in FP8."""
+    ran = [tuple(sorted({product.a.format, product.b.format})) for product in products]
+    wrong = [r for r in ran if (set(r) & _FP8.keys() if not due else r != tuple(sorted(due)))]
+    return f"{ran}, must be {due or 'in high precision'}", bool(wrong)
+
+
+def weight_not_cast(run: Training, event: int) -> Told:
+    """No weight was quantised in this forward."""
+    casts = [
+        s for e, at, s in run.heard if e == event and type(s) is Cast and at.phase == "forward"
+    ]
+    slots = [cast.slot for cast in casts]
+    shows = not any(slot is not None and slot[1:] == ("forward", 1) for slot in slots)
+    return f"event {event} quantised for {slots}", shows
+
+
+def left_over(left: Mapping[str, int]) -> Told:
+    """What is set aside that should be nothing."""
+    found = {name: n for name, n in left.items() if n}
+    return f"left over: {found or 'nothing'}", bool(found)
+
+
+def other_bits(got: Any, want: Any) -> Told:
+    """A result, or a slot's scale and window, that is not the other run's; NaN equals NaN."""
+    if got is None or isinstance(got, torch.Tensor):
+        got, want = (got,), (want,)
+    shows = any(x is None or not equal(x, y) for x, y in zip(got, want, strict=True))
+    return f"got     {got}\nmust be {want}", shows

@@ -1,0 +1,202 @@
+"""The last lines of a schedule's script: what it keeps of the run, where it looks, what must be
+there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from narrowfuzz.address import At
+from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
+from narrowfuzz.numerics.delayed import FMAX, Policy
+from narrowfuzz.oracles.own_backward import allowed, largest
+from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_machine import Move, moves
+from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
+from narrowfuzz.play.schedule import Where
+from narrowfuzz.schedule.events import Backward
+from narrowfuzz.schedule.trace import SlotName
+from narrowfuzz.triage.script_checks import check_raises
+from narrowfuzz.triage.story import told_slot
+from narrowfuzz.verdict import Verdict
+
+#: The run that a verdict compares with: without recomputes, without reloads, of an earlier model.
+Other = str
+
+
+@dataclass(frozen=True)
+class Look:
+    """Text that looks at ``run``, and at ``other`` if there is one, and what they must keep."""
+
+    check: str
+    #: What else is put into what it uses.
+    constants: Mapping[str, str] = field(default_factory=dict)
+    listens: bool = False
+    states: bool = False
+    keeps: bool = False
+    pending: bool = False
+    #: Only linears' edges are listened to: the library itself is not looked into.
+    edges: bool = False
+    #: "": none. plain: nothing is recomputed. through: nothing reloads. before: an earlier model.
+    other: Other = ""
+    #: It runs the schedule itself, by calling ``again``.
+    runs: bool = False
+
+
+def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
+    """What shows the verdict. Raises ValueError for one that no script shows."""
+    expect, at = verdict.expect, verdict.at
+    if isinstance(expect, Runs):
+        other = "before" if at.run else ""
+        return Look(check_raises(verdict, "again()", "'the training'"), other=other, runs=True)
+    if verdict.oracle == "O14":
+        return _state(evidence, verdict)
+    if verdict.oracle == "O2":
+        casts = f"seen_at(run, Cast, {{{_place(at)}}})"
+        kind = {"kind": repr(evidence.kind)}
+        return _told(f"wrong_casts({casts})", constants=kind, listens=True)
+    if isinstance(expect, MadeBy):
+        return _operand(evidence, at, expect)
+    if isinstance(expect, Formats):
+        return _told(f"other_formats({_products(at)}, {expect.names!r})", listens=True)
+    if verdict.oracle == "O20":
+        return _told(f"weight_not_cast(run, {at.event})", listens=True)
+    if verdict.oracle == "O13" and isinstance(expect, Same):
+        first = "{(e, at) for e, at, _ in run.heard if at == " + repr(_where(expect.at)) + "}"
+        return _told(
+            f"recomputed_with({_products(at, role=False)}, seen_at(run, Product, {first}))",
+            listens=True,
+        )
+    if verdict.oracle == "O19":
+        return _told(f"left_over(run.left[{at.event}])", pending=True)
+    if isinstance(expect, Present):
+        return _told(
+            f"missing(run.results, {[f'{n}.grad@{at.event}' for n in expect.names]!r})", keeps=True
+        )
+    if verdict.oracle == "O22":
+        return _own_backward(evidence)
+    if isinstance(expect, Same):
+        return _compared(verdict, expect)
+    raise ValueError(f"no stand-alone script for {verdict.oracle}")
+
+
+def _told(check: str, **keeps: Any) -> Look:
+    return Look(f"told, shows = {check}\nprint(told)\nsys.exit(int(shows))", **keeps)
+
+
+def _where(at: At) -> Where:
+    return Where(at.phase, at.of, at.call if at.of >= 0 else -1)
+
+
+def _place(at: At) -> str:
+    return repr((at.event, _where(at)))
+
+
+def _products(at: At, *, role: bool = True) -> str:
+    """The products of the address's role; in a backward some libraries call all alike."""
+    products = f"seen_at(run, Product, {{{_place(at)}}})"
+    named = "output" if at.name == "gradient" else at.name
+    return f"[p for p in {products} if p.role == {named!r}]" if role else products
+
+
+def _operand(evidence: ScheduleEvidence, at: At, expect: MadeBy) -> Look:
+    places = "{" + ", ".join(map(_place, expect.casts)) + "}" if expect.casts else "set()"
+    casts = f"in_time(run, {places})"
+    own = not evidence.schedule.quantized_init
+    return _told(
+        f"not_made({_products(at)}, {at.side!r}, {casts})",
+        constants={"own": repr(own)},
+        listens=True,
+    )
+
+
+def _compared(verdict: Verdict, expect: Same) -> Look:
+    """A result, or a slot's state, in two runs."""
+    at = verdict.at
+    other = {"O12": "plain", "R20": "through", "O1": "before"}.get(verdict.oracle)
+    if other is None:
+        raise ValueError(f"no stand-alone script for {verdict.oracle}")
+    if at.what != "state":
+        got, want = (f"{run}.results.get({at.name!r})" for run in ("run", "other"))
+        return _told(f"other_bits({got}, {want})", keeps=True, other=other)
+    slot = (at.layer, at.name, at.index[0])
+    got, want = (f"{run}.states[{at.event}][{slot!r}]" for run in ("run", "other"))
+    return _told(f"other_bits({got}, {want})", states=True, other=other)
+
+
+def _own_backward(evidence: ScheduleEvidence) -> Look:
+    """The first step's gradients against outputs and what was sent into them."""
+    schedule, dtype = evidence.schedule, evidence.case.spec.dtype
+    step = first_step(schedule)
+    assert step is not None
+    backwards = [i for i, event in enumerate(schedule.events) if isinstance(event, Backward)]
+    sent = [f"tensors['g{backwards.index(i)}/{f}']" for i, f in step.passes]
+    ys = [f"run.results['y{f}']" for _, f in step.passes]
+    layer, (weight, bias) = schedule.layers - 1, LAST[schedule.layer]
+    names = {"weight": f"{layer}.{weight}", "bias": f"{layer}.{bias}"}
+    limits = (allowed(dtype, autocast=False), largest(dtype), 0.0)
+    check = (
+        f"results = {{'output': torch.cat([{', '.join(ys)}]).flatten(0, -2)}}\n"
+        f"began = {{'grad_output': torch.cat([{', '.join(sent)}]).flatten(0, -2)}}\n"
+        f"for ours, theirs in {names!r}.items():\n"
+        f"    grad = run.results.get(f'{{theirs}}.grad@{step.event}')\n"
+        "    if grad is not None:\n"
+        "        results[f'last.{ours}.grad'] = grad\n"
+        "        began[f'last.{ours}'] = value(theirs, grad.to(dtype))\n"
+    )
+    told = _told(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
+    return Look(check + told.check, keeps=True)
+
+
+def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
+    """The guilty slot's state, followed through the events by what each owes to it."""
+    slot, at = told_slot(verdict), verdict.at
+    assert slot is not None
+    name = (slot.layer, slot.direction, slot.index)
+    if isinstance(verdict.expect, Own):  # of a recipe that keeps none
+        shows = f"{name!r} in run.states[{at.event}]"
+        return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", states=True)
+    own = [m for m in moves(evidence, evidence.traces[verdict.arm]) if m.slot == slot]
+    usual = evidence.policy(evidence.schedule.settings)
+    assert usual is not None
+    policies = {m.policy or usual for m in own if m.kind == "commit"} or {usual}
+    one = policies.pop() if len(policies) == 1 else None
+    told = {i: [_move(m, one) for m in group] for i, group in groupby(own, lambda m: m.event)}
+    kind = usual.forward if slot.direction == "forward" else usual.backward
+    scales = at.what == "cast"
+    edges = _at_edges(evidence, slot, cast=scales, moves=bool(own))
+    check = (
+        f"slot = {name!r}\n"
+        "held = [s.get(slot) for s in run.states]\n"
+        "held = [h and Slot(*(t.cpu().numpy() for t in h)) for h in held]\n"
+        f"moves = {told!r}\n"
+        f"told, shows = followed(held, maxima(run, slot), moves, np.float32({FMAX[kind]}))\n"
+        "print(told)\nsys.exit(int(shows))"
+    )
+    constants = {"kinds": repr(tuple({m.kind for m in own})), "scales": repr(scales)}
+    constants["history"] = repr(usual.history)
+    if one is not None:
+        fields = ("algorithm", "margin", "rolls_on_zero", "reciprocal")
+        constants |= {f"policy.{field}": repr(getattr(one, field)) for field in fields}
+    return Look(check, constants, listens=True, states=True, edges=edges)
+
+
+def _move(move: Move, one: Policy | None) -> tuple[Any, ...]:
+    """``one`` is what all commits go by, if it is one."""
+    if move.kind == "commit":
+        return "commit", None if one else move.policy
+    return (move.kind, move.history) if move.history else (move.kind,)
+
+
+def _at_edges(evidence: ScheduleEvidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
+    """True where a linear's edges show what is quantised: input, weight and gradient."""
+    schedule = evidence.schedule
+    if schedule.layer != "linear" or cast:
+        return False
+    if slot.direction == "forward":
+        return slot.index <= 1 and not (slot.index == 1 and schedule.quantized_init)
+    # a backward through forwards of both kinds quantises some of its gradients
+    ran: Sequence[int] = [len(e.of) for e in schedule.events if isinstance(e, Backward)]
+    return moves and all(n == 1 for n in ran)
