@@ -275,8 +275,9 @@ class Worker:
             scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
         )  # fmt: skip
         self.out.send(("finding", result))
-        if not result.confirmed:
-            release(self.config.out, result.finding.fingerprint)
+        wanted = fingerprint(verdict, self.judge.family(case.spec))
+        if not result.confirmed or result.finding.fingerprint != wanted:
+            release(self.config.out, wanted)
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.compile_seconds - compiling
 

@@ -73,6 +73,8 @@ class Finding(msgspec.Struct, kw_only=True):
     effect: float | str = 0.0
     #: What its minimal case needs, besides what every case has.
     needs: list[str] = msgspec.field(default_factory=list)
+    #: Other divergences that chance made of it: no script shows them.
+    seen_as: list[str] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -156,4 +158,5 @@ def report(finding: Finding, replay: str) -> str:
         lines.append(f"  needs: {', '.join(finding.needs)}")
     if finding.flake != "always":
         lines.append(f"  repeats: {finding.flake}")
+    lines += [f"  chance made of it, too: {other}" for other in finding.seen_as]
     return "\n".join(lines)

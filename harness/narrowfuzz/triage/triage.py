@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,6 +34,8 @@ from narrowfuzz.verdict import Verdict, fingerprint
 _BUILDS = 14
 #: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
 _MARGIN = 8.0
+#: So often a case that shows nothing again is run twice.
+_REPEATS = 20
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
 
@@ -48,11 +51,50 @@ def triage(
     past: Sequence[Case] = (),
     files: Sequence[Path] = (),
 ) -> Triaged:
-    """Everything that happens before a divergence may be called a finding.
+    """Everything that happens before a divergence may be called a finding. Where no script shows it
+    and the case does not repeat itself, that is the finding, and the divergence is a part of it.
 
     ``plant``: what is planted, so that its script must show it with that and not without. ``past``:
     what ran before in this process, with the recipe ``files`` that it knows.
     """
+    how: dict[str, Any] = {
+        "seconds": seconds, "plant": plant, "scripts": scripts, "past": past, "files": files,
+    }  # fmt: skip
+    found = _triaged(judge, case, verdict, **how)
+    chance = None if found.confirmed else _differs_on_repeat(judge, case, verdict)
+    if chance is None:
+        return found
+    instead = _triaged(judge, case, chance, **how)
+    if not instead.confirmed:
+        return found
+    seen_as = f"{found.finding.fingerprint}: {found.finding.sentence}"
+    return replace(instead, finding=msgspec.structs.replace(instead.finding, seen_as=[seen_as]))
+
+
+def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
+    """What strikes by chance breaks any rule that compares: does the case itself, run again and
+    again, not always give the same?"""
+    if verdict.oracle == "O1" or case.spec.schedule is not None or ARMS[verdict.arm].compiler:
+        return None
+    plain = _only_as_dear(case, verdict.arm)
+    for _ in range(_REPEATS):
+        causes = judge.judge(plain, needed("O1")).causes
+        if found := next((v for v in causes if v.oracle == "O1"), None):
+            return found
+    return None
+
+
+def _triaged(
+    judge: Judge,
+    case: Case,
+    verdict: Verdict,
+    *,
+    seconds: float,
+    plant: tuple[str, str] | None,
+    scripts: RunScript,
+    past: Sequence[Case],
+    files: Sequence[Path],
+) -> Triaged:
     wanted = fingerprint(verdict, judge.family(case.spec))
     least = min(verdict.factor / 2, _MARGIN)
     rules = ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES

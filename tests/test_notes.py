@@ -1,0 +1,160 @@
+"""What scripts ask of a schedule's run: each check has something that it sees and something that it
+leaves alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from narrowfuzz.play.notes import (
+    copied,
+    edges,
+    in_time,
+    left_over,
+    maxima,
+    not_made,
+    other_bits,
+    other_formats,
+    recomputed_with,
+    seen_at,
+    weight_not_cast,
+    wrong_casts,
+)
+from narrowfuzz.play.schedule import Cast, Product, Side, Training, Where
+
+FORWARD, BACKWARD = Where("forward", 0, 0), Where("backward")
+ONE = torch.ones(())
+X = torch.tensor([[1.0, -2.0, 700.0, math.nan]])
+
+
+def cast(x: torch.Tensor, scale: float, slot: Any = None, largest: float = 448.0) -> Cast:
+    codes = (x * scale).clamp(-largest, largest).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Cast(slot, x, codes, torch.tensor(scale), "e4m3")
+
+
+def blocks(x: torch.Tensor, byte: int) -> Cast:
+    codes = (x * 2.0 ** (127 - byte)).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Cast(None, x, codes, torch.full((len(x), 1), byte, dtype=torch.uint8), "e4m3")
+
+
+ROW = torch.cat([torch.full((1, 31), 1.0), torch.full((1, 1), 3.0)], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen", "shows"),
+    [
+        ("delayed", cast(X, 0.5), False),
+        ("delayed", cast(X, 0.5, largest=1.0), True),
+        ("current", cast(X, 448.0 / 700.0), False),
+        ("current", cast(X, 0.5), True),
+        ("current", cast(torch.zeros(1, 4), 1.0), False),
+        ("mx", blocks(ROW, 120), False),  # 3 * 2^7 = 384 fits, 3 * 2^8 does not
+        ("mx", blocks(ROW, 121), True),
+        ("mx", blocks(ROW, 120)._replace(codes=blocks(ROW, 121).codes), True),
+    ],
+)
+def test_casts_are_held_to_the_definition(kind: str, seen: Cast, shows: bool) -> None:
+    told, shown = wrong_casts([seen], kind=kind)
+    assert shown is shows, told
+
+
+def test_blocks_across_rows_are_blocks_of_columns() -> None:
+    along = blocks(ROW, 120)
+    across = Cast(None, ROW.t(), along.codes.t().contiguous(), along.scale.t(), "e4m3")
+    assert not wrong_casts([across], kind="mx")[1]
+    assert wrong_casts([across._replace(scale=across.scale + 1)], kind="mx")[1]
+
+
+def product(a: Cast, inverse: Any) -> Product:
+    side = Side(a.codes, inverse, "e4m3")
+    return Product("output", side, side)
+
+
+def test_an_operand_is_what_one_of_its_casts_made() -> None:
+    made, other = cast(X, 0.5), cast(X, 0.25)
+    fit = product(made, torch.tensor([2.0]))
+    assert not not_made([fit], "a", [other, made], own=True)[1]
+    turned = fit._replace(a=fit.a._replace(codes=fit.a.codes.t()))
+    assert not not_made([turned], "a", [made], own=True)[1]
+    assert not_made([product(made, torch.tensor([4.0]))], "a", [made], own=True)[1]
+    assert not_made([fit], "a", [other], own=True)[1]
+    assert not not_made([fit], "a", [other], own=False)[1]
+    high = Product("output", *[Side(X, None, "bf16")] * 2)
+    assert not not_made([high], "a", [], own=True)[1]
+
+
+def test_what_is_cast_too_late_makes_no_operand() -> None:
+    early, late = cast(X, 0.5, ("0", "backward", 0)), cast(X, 0.5, ("0", "forward", 0))
+    run = Training(None, {}, heard=[(3, BACKWARD, early), (3, BACKWARD, late)])
+    assert in_time(run, {(3, BACKWARD)}) == [early]
+    assert seen_at(run, Cast, {(3, BACKWARD)}) == [early, late]
+    assert not seen_at(run, Product, {(3, BACKWARD)}) and not seen_at(run, Cast, {(2, BACKWARD)})
+
+
+def test_a_recompute_multiplies_what_its_forward_did() -> None:
+    first = product(cast(X, 0.5), torch.tensor([2.0]))
+    assert not recomputed_with([first, first], [first])[1]
+    assert recomputed_with([product(cast(X, 0.25), torch.tensor([4.0]))], [first])[1]
+    assert recomputed_with([product(cast(-X, 0.5), torch.tensor([2.0]))], [first])[1]
+    high = Product("output", *[Side(X, None, "bf16")] * 2)
+    assert recomputed_with([high], [first])[1] and recomputed_with([first], [])[1]
+    assert not recomputed_with([high], [high])[1]
+
+
+def test_products_have_the_formats_that_are_due() -> None:
+    narrow = Product("output", Side(X, ONE, "e4m3"), Side(X, ONE, "e5m2"))
+    high = Product("output", Side(X, None, "bf16"), Side(X, None, "bf16"))
+    assert not other_formats([narrow], ("e4m3", "e5m2"))[1]
+    assert other_formats([narrow], ("e4m3",))[1] and other_formats([narrow], ())[1]
+    assert not other_formats([high], ())[1] and other_formats([high], ("e4m3",))[1]
+
+
+def test_a_forward_casts_its_weight() -> None:
+    weight = cast(X, 1.0, ("0", "forward", 1))
+    run = Training(None, {}, heard=[(2, FORWARD, weight), (4, BACKWARD, weight)])
+    assert not weight_not_cast(run, 2)[1]
+    assert weight_not_cast(run, 3)[1] and weight_not_cast(run, 4)[1]
+
+
+def test_between_steps_nothing_is_left() -> None:
+    assert left_over({"regions": 0}) == ("left over: nothing", False)
+    assert left_over({"regions": 0, "scales": 2}) == ("left over: {'scales': 2}", True)
+
+
+def test_two_runs_are_compared_bit_by_bit() -> None:
+    held = (ONE, torch.tensor([0.0, math.nan]))
+    assert not other_bits(held, (ONE.clone(), held[1].clone()))[1]
+    assert other_bits(held, (ONE, torch.tensor([0.0, 1.0])))[1]
+    assert other_bits(X, torch.ones(2))[1] and other_bits(None, X)[1]
+    assert other_bits(torch.tensor(math.inf), torch.tensor(3.0e38))[1]
+
+
+def test_a_linears_edges_show_what_it_quantises() -> None:
+    layers = torch.nn.ModuleDict({"0": torch.nn.Linear(4, 2, bias=False)})
+    heard: list[Cast] = []
+    x = torch.ones(3, 4, requires_grad=True)
+    with edges(layers, heard.append):
+        layers["0"](x).backward(2 * torch.ones(3, 2))
+    layers["0"](x)
+    assert [seen.slot for seen in heard] == [
+        ("0", "forward", 0), ("0", "forward", 1), ("0", "backward", 0),
+    ]  # fmt: skip
+    assert torch.equal(heard[2].input, 2 * torch.ones(3, 2))
+
+
+def test_maxima_are_those_of_a_slot_and_of_no_recompute() -> None:
+    slot = ("0", "forward", 0)
+    again = Where("recompute", 0, 0)
+    run = Training(None, {}, states=[{}, {}])
+    run.heard = [(0, FORWARD, cast(X, 0.5, slot)), (1, again, cast(X, 0.5, slot))]
+    assert maxima(run, slot, scales=True) == [[(700.0, 0.5)], []]
+    assert maxima(run, ("0", "forward", 1), scales=False) == [[], []]
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    seen = product(cast(X, 0.5), torch.tensor([2.0]))
+    held = copied(seen)
+    assert type(held) is Product and type(held.a) is Side and held.a.codes is not seen.a.codes
+    assert copied(cast(X, 0.5, ("0", "forward", 1))).slot == ("0", "forward", 1)
