@@ -265,8 +265,8 @@ def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
     first = {IDLE: slot(112, 0, 0, 0, 4)}
     staged = moment(1, {IDLE: slot(1, 4, 0, 0, 0)}, cast(IDLE, 4))
     before = (moment(0, {}), staged, moment(2, first))
-    rolled = moment(4, {IDLE: slot(112, 0, 0, 4, 0)})
-    without = StateTrace("eager", (*before, moment(3, first), rolled))
+    rolled = moment(5, {IDLE: slot(112, 0, 0, 4, 0)})
+    without = StateTrace("eager", (*before, moment(3, first), moment(4, first), rolled))
     ran = replace(moment(5, first), calls=(CallSeen(At("forward", 1, 0), IDLE.layer),))
     loaded = StateTrace("eager", (*before, moment(3, first), moment(4, first), ran))
     schedule = Schedule(events=events, layout="branch", settings=Settings(fused=False))
@@ -296,11 +296,10 @@ def test_a_followed_deviation_excuses_nothing_else_of_a_reload() -> None:
         moment(4, rolled),
     ]  # fmt: skip
     after = [moment(6, rolled), moment(7, late[0], cast(INPUT, 4, 224)), moment(8, late[1])]
-    whole = [replace(m, event=m.event - 1) for m in after]
     wrong = [*after[:2], moment(8, {INPUT: slot(7, 0, 2, 0, 4)})]
     one, two = {"y0": np.float32([[1]])}, {"y0": np.float32([[2]])}
     schedule = Schedule(events=events, settings=Settings(fused=False))
-    plain = StateTrace("eager", (*before, *whole), one)
+    plain = StateTrace("eager", (*before, moment(5, rolled), *after), one)
     for moments, outputs, want in ((after, one, "ok"), (wrong, one, "diverged"),
                                    (after, two, "diverged")):  # fmt: skip
         reloaded = StateTrace("eager", (*before, moment(5, rolled), *moments), outputs)

@@ -145,7 +145,7 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
     assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
 
 
-@settings(max_examples=12, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=5, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
 @given(schedules(carries=carries()))
 def test_scripts_of_a_clean_schedule_hold(schedule: Schedule) -> None:
     """Every rule, on every arm and slot that it could have been broken at."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from narrowfuzz.arms.playing import numbers_of
 from narrowfuzz.case import Case
 from narrowfuzz.data import gaussian, hash_bits
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.schedule.events import Backward, Event, Forward
-from narrowfuzz.schedule.playing import numbers_of
 
 #: How far a spike stands out.
 SPIKE = 2.0**12

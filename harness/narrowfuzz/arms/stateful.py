@@ -12,13 +12,13 @@ import torch
 
 from narrowfuzz.arms.events_data import filled, stimuli, value
 from narrowfuzz.arms.frames import in_libraries
+from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import schedule as play
 from narrowfuzz.schedule.events import Backward
-from narrowfuzz.schedule.playing import arguments, numbers_of, plain, played
 from narrowfuzz.schedule.trace import (
     At,
     CallSeen,

@@ -21,8 +21,8 @@ from narrowfuzz.schedule.events import (
     Settings,
     Step,
     Switch,
+    switched,
 )
-from narrowfuzz.schedule.playing import switched
 from narrowfuzz.schedule.text import sentence
 from narrowfuzz.schedule.trace import At, StateTrace
 

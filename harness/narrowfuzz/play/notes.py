@@ -67,6 +67,8 @@ def noted(
         frozen=frozen, checkpointed=checkpointed, each=each, whole=whole, by=by,
         reentrant=reentrant, caching=caching, listens=listens, keeps=keeps, rate=rate,
     )  # fmt: skip
+    while run.regions:  # some schedules end in one
+        run.regions.pop().close()
     run.layers = None  # as a model that is gone
     return run
 

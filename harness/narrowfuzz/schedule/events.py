@@ -128,6 +128,16 @@ class Settings(
     fused: bool = True
 
 
+def switched(settings: Settings, event: Switch) -> Settings:
+    """The settings after a switch."""
+    changed = {
+        name: value
+        for name in ("history", "algorithm", "margin")
+        if (value := getattr(event, name)) is not None
+    }
+    return msgspec.structs.replace(settings, **changed)
+
+
 class Schedule(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):

@@ -10,13 +10,13 @@ from typing import Any
 
 from narrowfuzz import data
 from narrowfuzz.arms import events_data
+from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.case import Case
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_rules import without_reloads
 from narrowfuzz.play import check, notes, schedule
 from narrowfuzz.schedule.events import Backward, Forward, Schedule
-from narrowfuzz.schedule.playing import arguments, numbers_of, plain, played
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import defined_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from narrowfuzz.case import LEARNING_RATE
 from narrowfuzz.play import schedule as play
 from narrowfuzz.schedule.events import (
@@ -20,17 +18,8 @@ from narrowfuzz.schedule.events import (
     Settings,
     Step,
     Switch,
+    switched,
 )
-
-
-def switched(settings: Settings, event: Switch) -> Settings:
-    """The settings after a switch."""
-    changed = {
-        name: value
-        for name in ("history", "algorithm", "margin")
-        if (value := getattr(event, name)) is not None
-    }
-    return msgspec.structs.replace(settings, **changed)
 
 
 def plain(settings: Settings) -> play.Settings:
