@@ -6,6 +6,8 @@ Branches that are never taken are left out, so a script shows what happens and n
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +38,17 @@ def pasted(
     first = functions.get(names[0])
     fold = Fold(_values(first, constants, open) if first and constants else {})
     fold.taking = {name for name, node in functions.items() if node.args.kwonlyargs}
-    folded = _reachable(names, defined, fold.visit_FunctionDef if constants else lambda node: node)
+    copies: dict[int, ast.stmt] = {}
+
+    def own(node: ast.stmt) -> ast.stmt:
+        """A copy, one for all names that a statement defines, with the constants put in."""
+        if id(node) not in copies:
+            mine = copy.deepcopy(node)
+            folds = constants and isinstance(mine, ast.FunctionDef)
+            copies[id(node)] = fold.visit(mine) if folds else mine
+        return copies[id(node)]
+
+    folded = _reachable(names, defined, own)
     answers = {name: value for name in folded if (value := _answer(defined[name]))}
     for name in folded if answers else ():
         defined[name] = Answers(answers).visit(defined[name])
@@ -109,25 +121,33 @@ def defined_in(sources: Iterable[Source]) -> set[str]:
 
 
 def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:
-    """Functions, classes, constants and imports by name, in order."""
+    """Functions, classes, constants and imports by name, in order. They are shared: who changes one
+    takes a copy."""
     defined: dict[str, ast.stmt] = {}
     for source in sources:
         text = source.read_text() if isinstance(source, Path) else inspect.getsource(source)
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                defined[node.name] = node
-            elif isinstance(node, ast.Assign):
-                for target in ast.walk(node.targets[0]):
-                    if isinstance(target, ast.Name):
-                        defined[target.id] = node
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                defined[node.target.id] = node
-            elif isinstance(node, ast.Import | ast.ImportFrom) and not _ours(node):
-                for alias in node.names:
-                    one = ast.Import([alias])
-                    if isinstance(node, ast.ImportFrom):
-                        one = ast.ImportFrom(node.module, [alias], 0)  # type: ignore[assignment]
-                    defined[(alias.asname or alias.name).split(".")[0]] = one
+        defined |= _defined(text)
+    return defined
+
+
+@functools.lru_cache(maxsize=64)
+def _defined(text: str) -> dict[str, ast.stmt]:
+    defined: dict[str, ast.stmt] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign):
+            for target in ast.walk(node.targets[0]):
+                if isinstance(target, ast.Name):
+                    defined[target.id] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined[node.target.id] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom) and not _ours(node):
+            for alias in node.names:
+                one = ast.Import([alias])
+                if isinstance(node, ast.ImportFrom):
+                    one = ast.ImportFrom(node.module, [alias], 0)  # type: ignore[assignment]
+                defined[(alias.asname or alias.name).split(".")[0]] = one
     return defined
 
 
@@ -145,7 +165,7 @@ def _values(
     arguments = function.args
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         if default is not None and argument.arg not in open:
-            values.setdefault(argument.arg, default)
+            values.setdefault(argument.arg, copy.deepcopy(default))
     missing = [a.arg for a in arguments.kwonlyargs if a.arg not in {*values, *open}]
     assert not missing, f"no value for {missing}"
     return values
@@ -154,16 +174,14 @@ def _values(
 def _reachable(
     names: Sequence[str],
     defined: dict[str, ast.stmt],
-    change: Callable[[ast.FunctionDef], ast.FunctionDef] = lambda node: node,
+    change: Callable[[ast.stmt], ast.stmt] = lambda node: node,
 ) -> set[str]:
-    """Names of ``defined`` that these use, directly or not, each function after its ``change``;
-    annotations need nothing."""
+    """Names of ``defined`` that these use, directly or not, each after its ``change``; annotations
+    need nothing."""
     found, left = set(names), list(names)
     while left:
         name = left.pop()
-        node = defined[name]
-        if isinstance(node, ast.FunctionDef):
-            defined[name] = change(node)
+        defined[name] = change(defined[name])
         used = _free(_plain(defined[name])) & defined.keys()
         left += used - found
         found |= used
