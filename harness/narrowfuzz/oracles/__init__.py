@@ -15,7 +15,7 @@ from narrowfuzz.oracles.gemm import (
     check_layer,
 )
 from narrowfuzz.oracles.gradient_sum import check_gradient_sum
-from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.oracle import Oracle, Reads
 from narrowfuzz.oracles.own_backward import check_own_backward
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
@@ -51,23 +51,39 @@ _WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18", "O21"}
 _ARRANGED = _SEEN | {"O6", "O7", "O10"}
 _LAID_OUT = _ARRANGED | {"R16", "R17"}
 
+#: Of a rule that asks again: all that it compares, or what multiplies saw.
+_AGAIN: tuple[Reads, ...] = ("results again", "operands again", "scales again")
+_AGAIN_CODES = _AGAIN[1:]
+
 ORACLES: tuple[Oracle, ...] = (
-    Oracle("contract", "contract", "exact", "C", "none", check_contract, scope="case"),
-    Oracle("census", "conversion census", "exact", "C", "eager ran", check_census, scope="case"),
+    Oracle(
+        "contract", "contract", "exact", "C", "none", check_contract, scope="case",
+        reads=("run",),
+    ),
+    Oracle(
+        "census", "conversion census", "exact", "C", "eager ran", check_census, scope="case",
+        reads=("conversion",),
+    ),
     Oracle("O1", "self-repeat", "exact", "C", "the arm ran", check_repeat, scope="case"),
-    Oracle("O4", "amax-exact", "exact", "A", "amax is exposed", check_amax, _START),
-    Oracle("O3", "scale-exact", "exact", "A", "scale is exposed", check_scale, _START | {"O4"}),
+    Oracle(
+        "O4", "amax-exact", "exact", "A", "amax is exposed", check_amax, _START,
+        reads=("amax",),
+    ),
+    Oracle(
+        "O3", "scale-exact", "exact", "A", "scale is exposed", check_scale, _START | {"O4"},
+        reads=("scales",),
+    ),
     Oracle(
         "O2", "cast-exact", "exact", "A", "codes or operands are exposed", check_cast,
-        _START | {"O3", "O4"},
+        _START | {"O3", "O4"}, reads=("operands",),
     ),
     Oracle(
         "O13", "recompute-consistency", "exact", "A", "a GEMM is recomputed", check_recompute,
-        _START, scope="case",
+        _START, scope="case", reads=("recomputed",),
     ),
     Oracle(
         "O18", "saved-statistics", "exact", "C", "attention has a kernel of its own",
-        check_statistics, _START | {"O13"}, scope="case",
+        check_statistics, _START | {"O13"}, scope="case", reads=("statistics",),
     ),
     Oracle(
         "O5", "gemm-bound, output", "bound", "A", "no partial sum can overflow",
@@ -77,11 +93,20 @@ ORACLES: tuple[Oracle, ...] = (
         "O15", "gemm-bound, gradients", "bound", "A", "no partial sum can overflow",
         check_gemm_grads, _START | {"O13"},
     ),
-    Oracle("O11", "nan-provenance", "exact", "C", "no overflow", check_nan_provenance, _MULTIPLY),
-    Oracle("O10", "finite", "bound", "C", "bound 3.3 below max", check_finite, _MULTIPLY | {"O11"}),
+    Oracle(
+        "O11", "nan-provenance", "exact", "C", "no overflow", check_nan_provenance, _MULTIPLY,
+        reads=("nan",),
+    ),
+    Oracle(
+        "O10", "finite", "bound", "C", "bound 3.3 below max", check_finite, _MULTIPLY | {"O11"},
+        reads=("finite",),
+    ),
     Oracle("O6", "layer-bound", "bound", "C", "finite operands", check_layer, _SEEN | {"O10"}),
     Oracle("O7", "lattice-equal", "exact", "C", "every sum exact", check_lattice, _SEEN | {"O6"}),
-    Oracle("O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN),
+    Oracle(
+        "O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN,
+        reads=("bias gradient",),
+    ),
     Oracle(
         "O21", "gradient-sum", "bound", "A", "a linear is called twice in a step",
         check_gradient_sum, _SEEN | {"O16"}, scope="case",
@@ -104,89 +129,95 @@ ORACLES: tuple[Oracle, ...] = (
     ),
     Oracle(
         "R1", "scale the input", "exact", "C", "scaling is exact",
-        partial(check_scaling, tensor="input"), _SEEN, reruns=True,
+        partial(check_scaling, tensor="input"), _SEEN, reruns=True, reads=("results again",),
     ),
     Oracle(
         "R2", "scale the output gradient", "exact", "C", "scaling is exact",
-        partial(check_scaling, tensor="grad_output"), _SEEN, reruns=True,
+        partial(check_scaling, tensor="grad_output"), _SEEN, reruns=True, reads=("results again",),
     ),
     Oracle(
         "R3", "scale the weight", "exact", "C", "scaling is exact",
-        partial(check_scaling, tensor="weight"), _SEEN, reruns=True,
+        partial(check_scaling, tensor="weight"), _SEEN, reruns=True, reads=("results again",),
     ),
-    Oracle("R4", "negate the input", "exact", "C", "none", check_negation, _SEEN, reruns=True),
+    Oracle(
+        "R4", "negate the input", "exact", "C", "none", check_negation, _SEEN, reruns=True,
+        reads=("results again",),
+    ),
     Oracle(
         "R5", "permute tokens", "exact", "C", "same codes by the plan",
-        partial(check_variants, name="R5"), _ARRANGED | {"R5"}, reruns=True,
+        partial(check_variants, name="R5"), _ARRANGED | {"R5"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R6", "permute output features", "exact", "C", "same codes by the plan",
-        partial(check_variants, name="R6"), _ARRANGED | {"R6"}, reruns=True,
+        partial(check_variants, name="R6"), _ARRANGED | {"R6"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R7", "permute K", "exact", "C", "same codes by the plan",
-        partial(check_variants, name="R7"), _ARRANGED | {"R7"}, reruns=True,
+        partial(check_variants, name="R7"), _ARRANGED | {"R7"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R8", "zero-pad K", "exact", "C", "same codes by the plan",
-        partial(check_variants, name="R8"), _ARRANGED | {"R8"}, reruns=True,
+        partial(check_variants, name="R8"), _ARRANGED | {"R8"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R9", "pad or split the batch", "exact", "C", "same codes by the plan",
-        partial(check_variants, name="R9"), _LAID_OUT | {"R9"}, reruns=True,
+        partial(check_variants, name="R9"), _LAID_OUT | {"R9"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R10", "sum half batches", "bound", "C", "2 parts of whole blocks", check_summed,
-        _LAID_OUT, reruns=True,
+        _LAID_OUT, reruns=True, reads=("results again",),
     ),
     Oracle(
         "R11", "swap input and weight", "exact", "C", "same formats on both sides",
-        partial(check_variants, name="R11"), _LAID_OUT | {"R11"}, reruns=True,
+        partial(check_variants, name="R11"), _LAID_OUT | {"R11"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R12", "requantise", "exact", "A", "power-of-two scales", check_requantise, _SEEN,
-        reruns=True,
+        reruns=True, reads=_AGAIN_CODES,
     ),
-    Oracle("R13", "monotone", "exact", "A", "finite granule", check_monotone, _QUANTISER),
+    Oracle(
+        "R13", "monotone", "exact", "A", "finite granule", check_monotone, _QUANTISER,
+        reads=("operands",),
+    ),
     Oracle(
         "R14", "move below amax", "exact", "A", "finite input", check_below_amax, _SEEN,
-        reruns=True,
+        reruns=True, reads=("operands again",),
     ),
     Oracle(
         "R15", "locality", "exact", "A", "row or block granules", check_locality, _SEEN,
-        reruns=True,
+        reruns=True, reads=("operands again",),
     ),
     Oracle(
         "R16", "contiguous copy", "exact", "C", "a tensor is not contiguous",
-        partial(check_variants, name="R16"), _ARRANGED | {"R16"}, reruns=True,
+        partial(check_variants, name="R16"), _ARRANGED | {"R16"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R17", "flatten", "exact", "C", "3-D input", partial(check_variants, name="R17"),
-        _SEEN | {"R17"}, reruns=True,
+        _SEEN | {"R17"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R18", "steps with lr = 0", "exact", "C", "finite gradients", check_steps,
-        _ARRANGED | {"R18"}, reruns=True,
+        _ARRANGED | {"R18"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R19", "bias added outside", "exact", "C", "a bias that is not fused", check_bias,
-        _ARRANGED, reruns=True,
+        _ARRANGED, reruns=True, reads=("results again",),
     ),
     Oracle(
         "R20", "save and reload", "exact", "C", "none", check_reload,
-        _ARRANGED | {"R20"}, reruns=True,
+        _ARRANGED | {"R20"}, reruns=True, reads=_AGAIN,
     ),
     Oracle(
         "R21", "change the recipe", "exact", "A", "power-of-two scales, normal codes",
-        check_recipe, _SEEN, reruns=True,
+        check_recipe, _SEEN, reruns=True, reads=_AGAIN_CODES,
     ),
     Oracle(
         "R22", "row and column copy", "exact", "A", "power-of-two scales, normal codes",
-        check_copies, _QUANTISER,
+        check_copies, _QUANTISER, reads=("second copies",),
     ),
     Oracle(
         "R23", "add microbatches", "exact", "C", "several microbatches of one step",
-        check_microbatches, _WHOLE, reruns=True, scope="case",
+        check_microbatches, _WHOLE, reruns=True, scope="case", reads=("results again",),
     ),
 )  # fmt: skip
 

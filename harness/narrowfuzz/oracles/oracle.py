@@ -16,6 +16,17 @@ from narrowfuzz.verdict import Status, Strength, Verdict
 Check = Callable[[Evidence], Iterator[Verdict]]
 
 
+#: What a rule looks at, so that it can be falsified: how a run ended, what conversion did, results,
+#: whether they are finite or NaN, the bias gradient; what multiplies saw; `again` is the same in a
+#: run that it asks for; of a schedule casts, formats of products, state, what is set aside, and the
+#: run among the remains of others.
+Reads = Literal[
+    "run", "conversion", "results", "finite", "nan", "bias gradient", "operands", "scales", "amax",
+    "second copies", "recomputed", "statistics", "results again", "operands again", "scales again",
+    "casts", "formats", "states", "kept state", "pending", "company",
+]  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Oracle:
     """A rule over traces: its strength, the exposure it needs, and when it may be applied."""
@@ -32,6 +43,7 @@ class Oracle:
     reruns: bool = False
     #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
     scope: Literal["layer", "case"] = "layer"
+    reads: tuple[Reads, ...] = ("results",)
 
 
 def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:

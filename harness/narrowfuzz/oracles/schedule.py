@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.oracle import Oracle, Reads
 from narrowfuzz.oracles.schedule_casts import check_casts
 from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_operands import check_operands
@@ -28,19 +28,37 @@ _SEEN = _RUN | {"O14"}
 
 
 def _rule(
-    name: str, title: str, level: Any, precondition: str, check: Any, upstream: frozenset[str]
+    name: str,
+    title: str,
+    level: Any,
+    precondition: str,
+    check: Any,
+    upstream: frozenset[str],
+    *reads: Reads,
 ) -> Oracle:
-    return Oracle(name, title, "exact", level, precondition, check, upstream, scope="case")
+    return Oracle(
+        name, title, "exact", level, precondition, check, upstream, scope="case",
+        reads=reads or ("results", "states"),
+    )  # fmt: skip
 
 
 SCHEDULE_ORACLES: tuple[Oracle, ...] = (
-    _rule("contract", "contract", "C", "none", check_contract, frozenset()),
-    _rule("O2", "cast-exact", "A", "casts are seen", check_casts, _START),
-    _rule("O3", "scale-exact", "A", "operands are seen", check_operands, _START | {"O2"}),
-    _rule("O20", "precision census", "A", "products are seen", check_precision, _START),
-    _rule("O14", "state machine", "A", "state is kept", check_machine, _START | {"O20"}),
-    _rule("O13", "recompute-consistency", "A", "a product is recomputed", check_recompute, _RUN),
-    _rule("O19", "balance", "A", "a step ends outside regions", check_balance, _RUN),
+    _rule("contract", "contract", "C", "none", check_contract, frozenset(), "run"),
+    _rule("O2", "cast-exact", "A", "casts are seen", check_casts, _START, "casts"),
+    _rule(
+        "O3", "scale-exact", "A", "operands are seen",
+        check_operands, _START | {"O2"}, "operands",
+    ),
+    _rule("O20", "precision census", "A", "products are seen", check_precision, _START, "formats"),
+    _rule(
+        "O14", "state machine", "A", "state is kept",
+        check_machine, _START | {"O20"}, "states", "kept state",
+    ),
+    _rule(
+        "O13", "recompute-consistency", "A", "a product is recomputed",
+        check_recompute, _RUN, "recomputed",
+    ),
+    _rule("O19", "balance", "A", "a step ends outside regions", check_balance, _RUN, "pending"),
     _rule("O12", "checkpoint-equal", "C", "a checkpoint", check_twin, _SEEN | {"O13"}),
     replace(
         _rule(
@@ -52,7 +70,7 @@ SCHEDULE_ORACLES: tuple[Oracle, ...] = (
     # what a run sets aside for good, a later one finds
     _rule(
         "O1", "self-repeat", "C", "a dropped forward, or one in four", check_company,
-        _SEEN | {"O19"},
+        _SEEN | {"O19"}, "company",
     ),
     _rule("R20", "save and reload", "C", "a reload", check_reload, _SEEN | {"O1"}),
 )  # fmt: skip

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.oracles.oracle import Reads
+from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.schedule.events import Schedule
 from narrowfuzz.schedule.trace import (
@@ -204,32 +206,32 @@ _STATES = (
 Made = Callable[[str, str, Falsified], Perturbation]
 
 
-def _run(made: Made) -> tuple[Perturbation, ...]:
-    """Of whole runs that are compared: results and state."""
-    return (
-        *(made(kind.name, "results", partial(_outputs, kind)) for kind in NUMBERS),
-        *_states(made),
-    )
+def _results(made: Made) -> tuple[Perturbation, ...]:
+    return tuple(made(kind.name, "results", partial(_outputs, kind)) for kind in NUMBERS)
 
 
 def _states(made: Made) -> tuple[Perturbation, ...]:
     return tuple(made(name, "state", partial(_state, change)) for name, change in _STATES)
 
 
-#: Rule of schedules -> what falsifies what it observes.
-RELEVANT: dict[str, tuple[Perturbation, ...]] = {
-    "contract": (_of_trace("no end", "run", _raised),),
-    "O2": (_of_trace("one code up", "casts", _inexact),),
-    "O3": _operands(_ALL),
-    "O20": (_of_trace("other precision", "operands", partial(_sides, _other_precision, _ALL)),),
-    "O14": (*_states(_of_trace), _of_trace("kept", "state", _kept)),
-    "O13": (
+#: What a rule reads -> what falsifies it.
+_FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
+    "run": (_of_trace("no end", "run", _raised),),
+    "casts": (_of_trace("one code up", "casts", _inexact),),
+    "operands": _operands(_ALL),
+    "formats": (_of_trace("other precision", "operands", partial(_sides, _other_precision, _ALL)),),
+    "states": _states(_of_trace),
+    "kept state": (_of_trace("kept", "state", _kept),),
+    "recomputed": (
         *_operands(("recompute",)),
         _of_trace("other format", "operands", partial(_sides, _other_format, ("recompute",))),
     ),
-    "O19": (_of_trace("left over", "what is set aside", _left_over),),
-    "O12": _run(_of_trace),
-    "O1": _run(_of_company),
-    "R20": _run(_of_trace),
-    "O22": _run(_of_trace),
+    "pending": (_of_trace("left over", "what is set aside", _left_over),),
+    "results": _results(_of_trace),
+    "company": (*_results(_of_company), *_states(_of_company)),
+}
+#: Rule of schedules -> what falsifies what it observes.
+RELEVANT: dict[str, tuple[Perturbation, ...]] = {
+    rule.name: tuple(p for read in rule.reads for p in _FALSIFIES[read])
+    for rule in SCHEDULE_ORACLES
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles.oracle import Reads
 from narrowfuzz.vacuity.falsify import (
     AMAX,
     CODES,
@@ -50,7 +52,6 @@ _RESULTS = _numbers(of_trace, "results", outputs, NUMBERS)
 _AGAIN_RESULTS = _numbers(of_rerun, "results again", outputs, NUMBERS)
 _AGAIN_OPERANDS = _seen(of_rerun, "operands again", operands, CODES)
 _AGAIN_SCALES = _seen(of_rerun, "scales again", operands, SCALES)
-_ARRANGED = _AGAIN_RESULTS + _AGAIN_OPERANDS + _AGAIN_SCALES
 _RECOMPUTED = (
     *_seen(of_trace, "recomputed operands", recomputed, CODES + SCALES),
     *_numbers(of_trace, "recomputed input", recomputed_tensors, NUMBERS),
@@ -68,33 +69,25 @@ _CONTRACT = (
 )
 _BIAS = _numbers(of_trace, "bias gradient", outputs, NUMBERS, "grad_bias")
 
+#: What a rule reads -> what falsifies it.
+_FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
+    "run": _CONTRACT,
+    "conversion": (of_trace("changed unasked", "conversion", changed_unasked),),
+    "results": _RESULTS,
+    "finite": _numbers(of_trace, "results", outputs, (LOST, INFINITE)),
+    "nan": _numbers(of_trace, "results", outputs, (LOST,)),
+    "bias gradient": _BIAS,
+    "operands": _seen(of_trace, "operands", operands, CODES),
+    "scales": _seen(of_trace, "scales", operands, SCALES),
+    "amax": _seen(of_trace, "amax", operands, AMAX),
+    "second copies": _COPIES,
+    "recomputed": _RECOMPUTED,
+    "statistics": _STATISTICS,
+    "results again": _AGAIN_RESULTS,
+    "operands again": _AGAIN_OPERANDS,
+    "scales again": _AGAIN_SCALES,
+}
 #: Rule -> what falsifies what it observes.
 RELEVANT: dict[str, tuple[Perturbation, ...]] = {
-    "contract": _CONTRACT,
-    "census": (of_trace("changed unasked", "conversion", changed_unasked),),
-    "O1": _RESULTS,
-    "O2": _seen(of_trace, "operands", operands, CODES),
-    "O3": _seen(of_trace, "scales", operands, SCALES),
-    "O4": _seen(of_trace, "amax", operands, AMAX),
-    "O5": _RESULTS,
-    "O6": _RESULTS,
-    "O7": _RESULTS,
-    "O8": _RESULTS,
-    "O9": _RESULTS,
-    "O10": _numbers(of_trace, "results", outputs, (LOST, INFINITE)),
-    "O11": _numbers(of_trace, "results", outputs, (LOST,)),
-    "O12": _RESULTS,
-    "O13": _RECOMPUTED,
-    "O15": _RESULTS,
-    "O16": _BIAS,
-    "O18": _STATISTICS,
-    "O21": _RESULTS,
-    "O22": _RESULTS,
-    **dict.fromkeys(("R1", "R2", "R3", "R4", "R10", "R19", "R23"), _AGAIN_RESULTS),
-    **dict.fromkeys(("R5", "R6", "R7", "R8", "R9", "R11", "R16", "R17", "R18", "R20"), _ARRANGED),
-    **dict.fromkeys(("R14", "R15"), _AGAIN_OPERANDS),
-    "R12": _AGAIN_OPERANDS + _AGAIN_SCALES,
-    "R13": _seen(of_trace, "operands", operands, CODES),
-    "R21": _AGAIN_OPERANDS + _AGAIN_SCALES,
-    "R22": _COPIES,
+    rule.name: tuple(p for read in rule.reads for p in _FALSIFIES[read]) for rule in ORACLES
 }
