@@ -24,6 +24,7 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
 from narrowfuzz.models.delayed_subject import carries
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
+from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.recipe import load_stateful
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.schedule.events import (
@@ -174,7 +175,7 @@ def possible(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         for event, seen in ((m.event, s) for m in trace.moments for s in (*m.casts, *m.products)):
             yield from possible_at(evidence, arm, event, seen)
         slots = sorted(trace.moments[-1].state)[:3]
-        runs = [("O12", "without it")] if arm != "eager" else [("O1", "alone"), ("R20", "through")]
+        runs = [("O12", PLAIN)] if arm != "eager" else [("O1", ALONE), ("R20", THROUGH)]
         for at in (At(name="y0"), *(slot.at(len(trace.moments) - 1) for slot in slots)):
             for rule, name in runs:
                 expect = Same(msgspec.structs.replace(at, run=name))

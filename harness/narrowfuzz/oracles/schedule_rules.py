@@ -242,7 +242,7 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             _until(evidence.schedule, base, until),
             _until(evidence.schedule, trace, until),
         )
-        verdict = _same(evidence, "O12", arm, base, trace, range(until), "without it")
+        verdict = _same(evidence, "O12", arm, base, trace, range(until), PLAIN)
         if verdict.status == "diverged":
             runs = [replace(evidence, traces={t.arm: t}) for t in (base, trace)]
             verdict = blamed(verdict, *runs, alike=True)
@@ -260,7 +260,9 @@ def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
     return replace(trace, moments=trace.moments[:until], outputs=outputs)
 
 
-#: The run of a model after others of its process.
+#: Runs as addresses call them: the schedule where nothing is recomputed, where nothing reloads, of
+#: the first model of a process, and of a later one.
+PLAIN, THROUGH, ALONE = "without it", "uninterrupted", "alone in its process"
 AFTER_OTHERS = "after other models"
 
 
@@ -280,7 +282,7 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         )  # fmt: skip
         return
     base, moments = evidence.traces[after.arm], range(len(after.moments))
-    verdict = _same(evidence, "O1", after.arm, base, after, moments, "alone in its process")
+    verdict = _same(evidence, "O1", after.arm, base, after, moments, ALONE)
     symptom = verdict.symptom
     if symptom and evidence.schedule.quantized_init:
         symptom += ", FP8 parameters"
@@ -304,7 +306,7 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     moments = _run_since_reload(events, base.moments)
     reloaded = replace(base, moments=tuple(moments[i] for i in kept))
     whole = replace(uninterrupted, moments=tuple(uninterrupted.moments[i] for i in kept))
-    verdict = _same(evidence, "R20", "eager", whole, reloaded, kept, "uninterrupted")
+    verdict = _same(evidence, "R20", "eager", whole, reloaded, kept, THROUGH)
     if verdict.status == "diverged":
         through = without_reloads(evidence.schedule)
         plainly = replace(evidence, schedule=through, traces={"eager": uninterrupted})

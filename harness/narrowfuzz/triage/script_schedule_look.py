@@ -15,6 +15,7 @@ from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_machine import Move, moves
 from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
+from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.play.schedule import Where
 from narrowfuzz.schedule.events import Backward
 from narrowfuzz.schedule.trace import SlotName
@@ -51,35 +52,33 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     if isinstance(expect, Runs):
         other = "before" if at.run else ""
         return Look(check_raises(verdict, "again()", "'the training'"), other=other, runs=True)
-    if verdict.oracle == "O14":
+    if isinstance(expect, Same) and at.what == "product":
+        again, first = _products(at, role=False), repr(_where(expect.at))
+        places = f"{{(e, at) for e, at, _ in run.heard if at == {first}}}"
+        check = f"recomputed_with({again}, seen_at(run, Product, {places}))"
+        return _told(check, listens=True)
+    if isinstance(expect, Same):
+        return _compared(at, expect)
+    if told_slot(verdict) is not None:
         return _state(evidence, verdict)
-    if verdict.oracle == "O2":
-        casts = f"seen_at(run, Cast, {{{_place(at)}}})"
-        kind = {"kind": repr(evidence.kind)}
-        return _told(f"wrong_casts({casts})", constants=kind, listens=True)
     if isinstance(expect, MadeBy):
         return _operand(evidence, at, expect)
     if isinstance(expect, Formats):
         return _told(f"other_formats({_products(at)}, {expect.names!r})", listens=True)
-    if verdict.oracle == "O20":
+    if isinstance(expect, Present) and at.what == "cast":
         return _told(f"weight_not_cast(run, {at.event})", listens=True)
-    if verdict.oracle == "O13" and isinstance(expect, Same):
-        first = "{(e, at) for e, at, _ in run.heard if at == " + repr(_where(expect.at)) + "}"
-        return _told(
-            f"recomputed_with({_products(at, role=False)}, seen_at(run, Product, {first}))",
-            listens=True,
-        )
-    if verdict.oracle == "O19":
-        return _told(f"left_over(run.left[{at.event}])", pending=True)
     if isinstance(expect, Present):
-        return _told(
-            f"missing(run.results, {[f'{n}.grad@{at.event}' for n in expect.names]!r})", keeps=True
-        )
-    if verdict.oracle == "O22":
+        names = [f"{name}.grad@{at.event}" for name in expect.names]
+        return _told(f"missing(run.results, {names!r})", keeps=True)
+    if at.what in ("codes", "scale"):
+        kind = {"kind": repr(evidence.kind)}
+        casts = f"seen_at(run, Cast, {{{_place(at)}}})"
+        return _told(f"wrong_casts({casts})", constants=kind, listens=True)
+    if at.what == "pending":
+        return _told(f"left_over(run.left[{at.event}])", pending=True)
+    if isinstance(expect, Own):
         return _own_backward(evidence)
-    if isinstance(expect, Same):
-        return _compared(verdict, expect)
-    raise ValueError(f"no stand-alone script for {verdict.oracle}")
+    raise ValueError(f"no stand-alone script for {at}, {type(expect).__name__}")
 
 
 def _told(check: str, **keeps: Any) -> Look:
@@ -112,12 +111,15 @@ def _operand(evidence: ScheduleEvidence, at: At, expect: MadeBy) -> Look:
     )
 
 
-def _compared(verdict: Verdict, expect: Same) -> Look:
+#: How a verdict calls the run that it compares with -> what that is to the player.
+_OTHERS: dict[str, Other] = {PLAIN: "plain", THROUGH: "through", ALONE: "before"}
+
+
+def _compared(at: At, expect: Same) -> Look:
     """A result, or a slot's state, in two runs."""
-    at = verdict.at
-    other = {"O12": "plain", "R20": "through", "O1": "before"}.get(verdict.oracle)
-    if other is None:
-        raise ValueError(f"no stand-alone script for {verdict.oracle}")
+    if expect.at.run not in _OTHERS:
+        raise ValueError(f"a script does not play {expect.at.run!r}")
+    other = _OTHERS[expect.at.run]
     if at.what != "state":
         got, want = (f"{run}.results.get({at.name!r})" for run in ("run", "other"))
         return _told(f"other_bits({got}, {want})", keeps=True, other=other)
