@@ -81,11 +81,11 @@ def begun(case: Case, subject: Subject) -> play.Training:
     while it is built goes through."""
     schedule, verbs = case.spec.schedule, _verbs(subject, case.spec)
     assert schedule is not None
-    told = arguments(schedule, caching=subject.caching)
+    how = arguments(schedule, caching=subject.caching)
     # initial values are overwritten, but quantising them has left their maximum in the state
     torch.manual_seed(0)
     settings = plain(schedule.settings)
-    layers = play.built(settings, subject=verbs, order=told["order"], frozen=told["frozen"])
+    layers = play.built(settings, subject=verbs, order=how["order"], frozen=how["frozen"])
     return play.Training(filled(layers, seed=case.data.seed), stimuli(case))
 
 

@@ -149,8 +149,8 @@ def wrong_casts(casts: Sequence[Any], *, kind: str) -> Told:
         )
         other = want.view(torch.uint8) != got.view(torch.uint8)
         codes += int((other & ~(want.float().isnan() & got.float().isnan())).sum())
-    told = f"{len(casts)} casts: {scales} scales and {codes} codes are not the definition's"
-    return told, bool(scales or codes)
+    sentence = f"{len(casts)} casts: {scales} scales and {codes} codes are not the definition's"
+    return sentence, bool(scales or codes)
 
 
 def of_blocks(x: torch.Tensor, scale: torch.Tensor, form: str) -> tuple[Any, int, Any]:

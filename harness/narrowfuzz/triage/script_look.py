@@ -68,7 +68,7 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
         return Look(check, (verdict.at.layer,))
     told = _whole(spec, verdict, runs)
     if told:
-        return Look(f"told, shows = {told}\nprint(told)\nsys.exit(int(shows))")
+        return Look(f"sentence, shows = {told}\nprint(sentence)\nsys.exit(int(shows))")
     return _element_look(verdict, places)
 
 

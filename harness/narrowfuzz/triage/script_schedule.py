@@ -42,7 +42,7 @@ class Run:
 
     def arguments(self, look: Look, *, caching: bool) -> dict[str, str]:
         """What ``noted`` takes by keyword, as source text."""
-        told = arguments(self.schedule, caching=caching) | {
+        given = arguments(self.schedule, caching=caching) | {
             "checkpointed": self.checkpointed,
             "listens": look.listens,
             "resets": look.other in ("plain", "through"),
@@ -50,7 +50,7 @@ class Run:
             "keeps": look.keeps,
             "pending": look.pending,
         }
-        return {name: repr(value) for name, value in told.items()}
+        return {name: repr(value) for name, value in given.items()}
 
 
 def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: Stateful) -> str:
@@ -61,15 +61,15 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
     verbs = verb_names(recipe)
     caching = recipe.subject().caching
     caching = caching and any("'first': None" not in repr(e) for e in _forwards(runs))
-    told = [run.arguments(look, caching=caching) for run in runs]
-    constants = {k: v for k, v in told[0].items() if all(other[k] == v for other in told)}
-    varying = sorted(told[0].keys() - constants.keys())
+    keywords = [run.arguments(look, caching=caching) for run in runs]
+    constants = {k: v for k, v in keywords[0].items() if all(k2[k] == v for k2 in keywords)}
+    varying = sorted(keywords[0].keys() - constants.keys())
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer", **_hows(runs), **_stimuli(runs)}
     constants |= look.constants
     if look.edges:
         constants["subject.listen"] = "edges"
-    tail = "\n".join((*_plays(runs, told, varying, constants, one, look), look.check))
+    tail = "\n".join((*_plays(runs, keywords, varying, constants, one, look), look.check))
     used = _names(tail) & defined_in(SOURCES)
     ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
     called = _names(ours) | {"layer"}
@@ -160,7 +160,7 @@ def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
 
 def _plays(
     runs: Sequence[Run],
-    told: Sequence[Mapping[str, str]],
+    keywords: Sequence[Mapping[str, str]],
     varying: Sequence[str],
     constants: Mapping[str, str],
     one: bool,
@@ -169,7 +169,7 @@ def _plays(
     """Data of the runs, and the runs."""
     names: dict[Any, str] = {}
     shown = ""
-    for run, keywords in zip(runs, told, strict=True):
+    for run, own in zip(runs, keywords, strict=True):
         spec, events = run.case.spec, played(run.schedule)
         begins = plain(run.schedule.settings)
         for settings in (begins, *_settings_in(events)):
@@ -186,7 +186,7 @@ def _plays(
         fill = "filled"
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
-        more = "".join(f", {name}={keywords[name]}" for name in varying)
+        more = "".join(f", {name}={own[name]}" for name in varying)
         call = f"noted(Training(None, tensors), {names[begins]}, {fill}, events{more})"
         if look.runs and run.variable == "run":
             yield f"def again():\n    {call}"
@@ -241,8 +241,8 @@ def _tensors(case: Case, constants: Mapping[str, str]) -> str:
     own["dtype"] = TORCH_NAME[spec.dtype]
     for _, event, number in numbers_of(spec.schedule):
         if isinstance(event, Forward | Backward):
-            told = {"values": repr(event.values), "shift": repr(event.shift), **own}
-            more = "".join(f", {n}={value}" for n, value in told.items() if n not in constants)
+            given = {"values": repr(event.values), "shift": repr(event.shift), **own}
+            more = "".join(f", {n}={value}" for n, value in given.items() if n not in constants)
             names = events_data.names_of(event, number)
             calls += [f"{name!r}: stimulus({name!r}{more})" for name in names]
     return f"tensors = {{{_wrapped(calls)[1:-1]}}}"

@@ -23,9 +23,6 @@ from narrowfuzz.triage.script_checks import check_raises
 from narrowfuzz.triage.story import told_slot
 from narrowfuzz.verdict import Verdict
 
-#: The run that a verdict compares with: without recomputes, without reloads, of an earlier model.
-Other = str
-
 
 @dataclass(frozen=True)
 class Look:
@@ -41,7 +38,7 @@ class Look:
     #: Only linears' edges are listened to: the library itself is not looked into.
     edges: bool = False
     #: "": none. plain: nothing is recomputed. through: nothing reloads. before: an earlier model.
-    other: Other = ""
+    other: str = ""
     #: It runs the schedule itself, by calling ``again``.
     runs: bool = False
 
@@ -56,7 +53,7 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
         again, first = _products(at, role=False), repr(_where(expect.at))
         places = f"{{(e, at) for e, at, _ in run.heard if at == {first}}}"
         check = f"recomputed_with({again}, seen_at(run, Product, {places}))"
-        return _told(check, listens=True)
+        return _check(check, listens=True)
     if isinstance(expect, Same):
         return _compared(at, expect)
     if told_slot(verdict) is not None:
@@ -64,25 +61,25 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     if isinstance(expect, MadeBy):
         return _operand(evidence, at, expect)
     if isinstance(expect, Formats):
-        return _told(f"other_formats({_products(at)}, {expect.names!r})", listens=True)
+        return _check(f"other_formats({_products(at)}, {expect.names!r})", listens=True)
     if isinstance(expect, Present) and at.what == "cast":
-        return _told(f"weight_not_cast(run, {at.event})", listens=True)
+        return _check(f"weight_not_cast(run, {at.event})", listens=True)
     if isinstance(expect, Present):
         names = [f"{name}.grad@{at.event}" for name in expect.names]
-        return _told(f"missing(run.results, {names!r})", keeps=True)
+        return _check(f"missing(run.results, {names!r})", keeps=True)
     if at.what in ("codes", "scale"):
         kind = {"kind": repr(evidence.kind)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
-        return _told(f"wrong_casts({casts})", constants=kind, listens=True)
+        return _check(f"wrong_casts({casts})", constants=kind, listens=True)
     if at.what == "pending":
-        return _told(f"left_over(run.left[{at.event}])", pending=True)
+        return _check(f"left_over(run.left[{at.event}])", pending=True)
     if isinstance(expect, Own):
         return _own_backward(evidence)
     raise ValueError(f"no stand-alone script for {at}, {type(expect).__name__}")
 
 
-def _told(check: str, **keeps: Any) -> Look:
-    return Look(f"told, shows = {check}\nprint(told)\nsys.exit(int(shows))", **keeps)
+def _check(check: str, **keeps: Any) -> Look:
+    return Look(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))", **keeps)
 
 
 def _where(at: At) -> Where:
@@ -104,7 +101,7 @@ def _operand(evidence: ScheduleEvidence, at: At, expect: MadeBy) -> Look:
     places = "{" + ", ".join(map(_place, expect.casts)) + "}" if expect.casts else "set()"
     casts = f"in_time(run, {places})"
     own = not evidence.schedule.quantized_init
-    return _told(
+    return _check(
         f"not_made({_products(at)}, {at.side!r}, {casts})",
         constants={"own": repr(own)},
         listens=True,
@@ -112,7 +109,7 @@ def _operand(evidence: ScheduleEvidence, at: At, expect: MadeBy) -> Look:
 
 
 #: How a verdict calls the run that it compares with -> what that is to the player.
-_OTHERS: dict[str, Other] = {PLAIN: "plain", THROUGH: "through", ALONE: "before"}
+_OTHERS: dict[str, str] = {PLAIN: "plain", THROUGH: "through", ALONE: "before"}
 
 
 def _compared(at: At, expect: Same) -> Look:
@@ -122,10 +119,10 @@ def _compared(at: At, expect: Same) -> Look:
     other = _OTHERS[expect.at.run]
     if at.what != "state":
         got, want = (f"{run}.results.get({at.name!r})" for run in ("run", "other"))
-        return _told(f"other_bits({got}, {want})", keeps=True, other=other)
+        return _check(f"other_bits({got}, {want})", keeps=True, other=other)
     slot = (at.layer, at.name, at.index[0])
     got, want = (f"{run}.states[{at.event}][{slot!r}]" for run in ("run", "other"))
-    return _told(f"other_bits({got}, {want})", states=True, other=other)
+    return _check(f"other_bits({got}, {want})", states=True, other=other)
 
 
 def _own_backward(evidence: ScheduleEvidence) -> Look:
@@ -148,8 +145,8 @@ def _own_backward(evidence: ScheduleEvidence) -> Look:
         "        results[f'last.{ours}.grad'] = grad\n"
         "        began[f'last.{ours}'] = value(theirs, grad.to(dtype))\n"
     )
-    told = _told(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
-    return Look(check + told.check, keeps=True)
+    look = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
+    return Look(check + look.check, keeps=True)
 
 
 def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
@@ -165,7 +162,7 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     assert usual is not None
     policies = {m.policy or usual for m in own if m.kind == "commit"} or {usual}
     one = policies.pop() if len(policies) == 1 else None
-    told = {i: [_move(m, one) for m in group] for i, group in groupby(own, lambda m: m.event)}
+    owed = {i: [_move(m, one) for m in group] for i, group in groupby(own, lambda m: m.event)}
     kind = usual.forward if slot.direction == "forward" else usual.backward
     scales = at.what == "cast"
     edges = _at_edges(evidence, slot, cast=scales, moves=bool(own))
@@ -173,9 +170,9 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
         f"slot = {name!r}\n"
         "held = [s.get(slot) for s in run.states]\n"
         "held = [h and Slot(*(t.cpu().numpy() for t in h)) for h in held]\n"
-        f"moves = {told!r}\n"
-        f"told, shows = followed(held, maxima(run, slot), moves, np.float32({FMAX[kind]}))\n"
-        "print(told)\nsys.exit(int(shows))"
+        f"moves = {owed!r}\n"
+        f"sentence, shows = followed(held, maxima(run, slot), moves, np.float32({FMAX[kind]}))\n"
+        "print(sentence)\nsys.exit(int(shows))"
     )
     constants = {"kinds": repr(tuple({m.kind for m in own})), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
