@@ -178,7 +178,7 @@ def test_a_layers_finding_is_shown_by_a_single_linear() -> None:
 def played(text: str) -> dict[str, Any]:
     """The script's namespace before it judges."""
     namespace: dict[str, Any] = {}
-    exec(compile(text[: text.rindex("told, shows = ")], "repro.py", "exec"), namespace)
+    exec(compile(text[: text.rindex("sentence, shows = ")], "repro.py", "exec"), namespace)
     return namespace
 
 
