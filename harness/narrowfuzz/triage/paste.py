@@ -120,6 +120,17 @@ def defined_in(sources: Iterable[Source]) -> set[str]:
     return set(_definitions(sources))
 
 
+def named_in(text: str) -> set[str]:
+    """Names that a script's text uses."""
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+
+
+def definitions_of(text: str) -> set[str]:
+    """Names of its functions and classes."""
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    return {node.name for node in ast.parse(text).body if isinstance(node, definitions)}
+
+
 def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:
     """Functions, classes, constants and imports by name, in order. They are shared: who changes one
     takes a copy."""

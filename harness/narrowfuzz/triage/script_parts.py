@@ -14,6 +14,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.play import models
 from narrowfuzz.triage.paste import hoisted, pasted
+from narrowfuzz.verdict import Verdict
 
 #: Where ``seen`` holds the operands of a role: ``sites`` defines ``at``.
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
@@ -80,6 +81,14 @@ def packed(tensors: Mapping[str, F32]) -> str:
     lines = "\n".join(f"    {text[i : i + _WIDE]!r}" for i in range(0, len(text), _WIDE))
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     return f"unpacked({shapes!r},\n{lines})"
+
+
+def docstring(verdict: Verdict, subject: str) -> str:
+    """What a script says of itself; ``subject`` is what it runs."""
+    return (
+        f'"""{quoted(verdict.sentence())}\n\n{subject}, arm {verdict.arm}, rule {verdict.oracle}. '
+        'Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."""'
+    )
 
 
 def guarded(head: str, *parts: str) -> str:

@@ -6,7 +6,6 @@ arm, other data, the same after an event.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,7 @@ from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.play import check, checkpoint, kernels, layers, literal, player, taps
 from narrowfuzz.play.player import Event, default_events
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.triage.paste import defined_in, pasted
+from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_look import look_at
 from narrowfuzz.triage.script_parts import (
@@ -33,10 +32,10 @@ from narrowfuzz.triage.script_parts import (
     OF_LINEAR,
     POISON,
     TORCH_NAME,
+    docstring,
     guarded,
     model_source,
     packed,
-    quoted,
 )
 from narrowfuzz.verdict import Verdict
 
@@ -95,31 +94,18 @@ def write_played_script(
     constants |= {"watch": repr(look.watch), "tap": "tap" if look.tapped else "None"}
     varying = sorted(told[0].keys() - constants.keys())
     tail = "\n".join((around, *_plays(runs, told, varying, verdict), look.check))
-    used = {node.id for node in ast.walk(ast.parse(tail)) if isinstance(node, ast.Name)}
+    used = named_in(tail)
     parts = (
         recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
         model_source(*dict.fromkeys(run.spec.model for run in runs)),
         pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
     )
-    theirs, *ours = map(_defines, parts)
+    theirs, *ours = map(definitions_of, parts)
     if clash := theirs & set().union(*ours):
         raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
     settings = f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}"
-    return guarded(_head(case, verdict), _IMPORTS, settings, *parts, tail)
-
-
-def _defines(text: str) -> set[str]:
-    """Names of its functions and classes."""
-    definitions = (ast.FunctionDef, ast.ClassDef)
-    return {node.name for node in ast.parse(text).body if isinstance(node, definitions)}
-
-
-def _head(case: Case, verdict: Verdict) -> str:
-    spec = case.spec
-    return (
-        f'"""{quoted(verdict.sentence())}\n\n{spec.recipe}, {spec.model}, arm {verdict.arm}, rule '
-        f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."
-        '\n"""'
+    return guarded(
+        docstring(verdict, f"{spec.recipe}, {spec.model}"), _IMPORTS, settings, *parts, tail
     )
 
 

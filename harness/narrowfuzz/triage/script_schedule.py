@@ -3,7 +3,6 @@ as literals, and one look."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +15,11 @@ from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_rules import without_reloads
 from narrowfuzz.play import check, notes, schedule
-from narrowfuzz.schedule.events import Backward, Forward, Schedule
+from narrowfuzz.schedule.events import Backward, Forward, Schedule, Settings
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.triage.paste import defined_in, pasted
+from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
-from narrowfuzz.triage.script_parts import TORCH_NAME, guarded, quoted
+from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
 from narrowfuzz.triage.script_schedule_look import Look, look_at
 from narrowfuzz.verdict import Verdict
 
@@ -28,7 +27,7 @@ from narrowfuzz.verdict import Verdict
 SOURCES = (data, events_data, delayed, follow, check, schedule, notes)
 #: Keywords of a forward that may differ from one to the next.
 _HOW = ("mode", "inside", "first", "path")
-_IMPORTS = "import numpy as np\nimport re\nimport torch\nfrom types import SimpleNamespace"
+_IMPORTS = "import numpy as np\nimport torch"
 
 
 @dataclass(frozen=True)
@@ -57,56 +56,36 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
     """The script's text. Raises ValueError for a finding no script can show by itself."""
     case, look = evidence.case, look_at(evidence, verdict)
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, look)]
-    one = len({run.case.spec for run in runs}) == 1
-    verbs = verb_names(recipe)
-    caching = recipe.subject().caching
-    caching = caching and any("'first': None" not in repr(e) for e in _forwards(runs))
+    caching = recipe.subject().caching and any(how["first"] is not None for how in _forwards(runs))
     keywords = [run.arguments(look, caching=caching) for run in runs]
-    constants = {k: v for k, v in keywords[0].items() if all(k2[k] == v for k2 in keywords)}
-    varying = sorted(keywords[0].keys() - constants.keys())
-    constants |= {f"subject.{name}": called for name, called in verbs.items()}
-    constants |= {"subject": "None", "subject.layer": "layer", **_hows(runs), **_stimuli(runs)}
+    alike = {k for k in keywords[0] if len({given[k] for given in keywords}) == 1}
+    constants = {k: keywords[0][k] for k in alike} | _hows(runs) | _stimuli(runs)
     constants |= look.constants
+    varying = sorted(keywords[0].keys() - alike)
+    verbs = verb_names(recipe)
+    constants |= {f"subject.{name}": called for name, called in verbs.items()}
+    constants |= {"subject": "None", "subject.layer": "layer"}
     if look.edges:
         constants["subject.listen"] = "edges"
+    one = len({run.case.spec for run in runs}) == 1
     tail = "\n".join((*_plays(runs, keywords, varying, constants, one, look), look.check))
-    used = _names(tail) & defined_in(SOURCES)
-    ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
-    called = _names(ours) | {"layer"}
-    needed = [n for n in verbs if n == "enter" or verbs[n] in called or n in called]
-    used_settings = {run.schedule.settings for run in runs}
-    alike = len(used_settings) == 1 and "switch" not in constants.get("happens", "switch")
+    used = named_in(tail) & defined_in(SOURCES)
+    called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying)) | {"layer"}
     theirs = verbs_source(
-        recipe, case.spec if one else None, used_settings.pop() if alike else None, needed
+        recipe,
+        case.spec if one else None,
+        _settings_of(runs),
+        [n for n in verbs if n == "enter" or verbs[n] in called or n in called],
     )
-    used |= (_names(theirs) & defined_in(SOURCES)) - _defines(theirs)
+    used |= (named_in(theirs) & defined_in(SOURCES)) - definitions_of(theirs)
     ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
-    clash = _defines(ours) & _defines(theirs)
-    if clash:
+    if clash := definitions_of(ours) & definitions_of(theirs):
         raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
     ready = [f"{verbs['enter']}()"] if "enter" in verbs else []
     made = "None" if one else "spec"
     ready.append(f"layer = lambda settings, of={verbs['layer']}: of({made}, settings)")
-    settings = "torch.set_num_threads(1)"
-    return guarded(_head(case, verdict), _IMPORTS, settings, theirs, *ready, ours, tail)
-
-
-def _head(case: Case, verdict: Verdict) -> str:
-    return (
-        f'"""{quoted(verdict.sentence())}\n\n{case.spec.recipe}, arm {verdict.arm}, rule '
-        f"{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."
-        '\n"""'
-    )
-
-
-def _names(text: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-
-
-def _defines(text: str) -> set[str]:
-    """Names of its functions and classes."""
-    definitions = (ast.FunctionDef, ast.ClassDef)
-    return {node.name for node in ast.parse(text).body if isinstance(node, definitions)}
+    head = docstring(verdict, case.spec.recipe)
+    return guarded(head, _IMPORTS, "torch.set_num_threads(1)", theirs, *ready, ours, tail)
 
 
 def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
@@ -136,9 +115,9 @@ def _hows(runs: Sequence[Run]) -> dict[str, str]:
     return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
 
 
-def _forwards(runs: Sequence[Run]) -> list[Any]:
-    """Of all runs."""
-    return [e for run in runs for e in played(run.schedule) if e[0] == "forward"]
+def _forwards(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """How each forward of all runs differs from others."""
+    return [e[2] for run in runs for e in played(run.schedule) if e[0] == "forward"]
 
 
 def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
@@ -181,7 +160,7 @@ def _plays(
         if data + text != shown:
             shown = data + text
             if not one:
-                yield _spec(spec)
+                yield f"import types\n{_spec(spec)}"
             yield f"{data}\n{text}"
         fill = "filled"
         if "seed" not in constants:
@@ -201,6 +180,13 @@ def _settings_in(events: Sequence[Any]) -> Iterator[Any]:
             yield how[0]
         if kind == "forward" and how[1]["inside"] is not None:
             yield how[1]["inside"]
+
+
+def _settings_of(runs: Sequence[Run]) -> Settings | None:
+    """The settings of all runs and regions, if they are the same."""
+    found = {plain(run.schedule.settings) for run in runs}
+    found |= {used for run in runs for used in _settings_in(played(run.schedule))}
+    return runs[0].schedule.settings if len(found) == 1 else None
 
 
 def _event(event: Any, constants: Mapping[str, str]) -> Any:
@@ -252,6 +238,6 @@ def _spec(spec: Any) -> str:
     """What a library's layer is made of."""
     inner = f"layer={spec.schedule.layer!r}, quantized_init={spec.schedule.quantized_init}"
     return (
-        f"spec = SimpleNamespace(k={spec.k}, bias={spec.bias}, dtype={spec.dtype!r},\n"
-        f"    schedule=SimpleNamespace({inner}))"
+        f"spec = types.SimpleNamespace(k={spec.k}, bias={spec.bias}, dtype={spec.dtype!r},\n"
+        f"    schedule=types.SimpleNamespace({inner}))"
     )
