@@ -18,6 +18,8 @@ from narrowfuzz.address import At
 from narrowfuzz.campaign.store import Store, load_finding
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Formats, Is, MadeBy, Same, bits
+from narrowfuzz.faults.delayed_operands import FAULTS as OPERANDS
+from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger
@@ -131,6 +133,22 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     assert small.spec.schedule is not None
     assert len(small.spec.schedule.events) <= 8
     assert len(scripts[1].splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("fault", ["bias-added-twice", "bias-never-added"])
+def test_a_script_of_a_backward_in_high_precision(fault: str, tmp_path: Path) -> None:
+    """Its sums, or a gradient that is missing."""
+    tried = judge()
+    case = case_of(Schedule(events=(Forward(), Forward(), Backward(of=(0, 1)), Step())))
+    with operands_fault(fault).plant():
+        verdict = cause_of(tried.judge(case), "O22")
+        script = write_schedule_script(tried.look(case), verdict, tried.stateful_recipe(case.spec))
+        assert run_here(script, tmp_path) == 1
+    assert run_here(script, tmp_path) == 0
+
+
+def operands_fault(name: str) -> Fault:
+    return next(fault for fault in OPERANDS if fault.id.endswith(name))
 
 
 def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from narrowfuzz.play.schedule import Where
 from narrowfuzz.schedule.events import Backward
 from narrowfuzz.schedule.trace import SlotName
 from narrowfuzz.triage.script_checks import check_raises
+from narrowfuzz.triage.script_parts import TORCH_NAME
 from narrowfuzz.triage.story import told_slot
 from narrowfuzz.verdict import Verdict
 
@@ -143,7 +144,7 @@ def _own_backward(evidence: ScheduleEvidence) -> Look:
         f"    grad = run.results.get(f'{{theirs}}.grad@{step.event}')\n"
         "    if grad is not None:\n"
         "        results[f'last.{ours}.grad'] = grad\n"
-        "        began[f'last.{ours}'] = value(theirs, grad.to(dtype))\n"
+        f"        began['last.' + ours] = value(theirs, grad.to({TORCH_NAME[dtype]}))\n"
     )
     look = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
     return Look(check + look.check, keeps=True)
