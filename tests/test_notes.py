@@ -115,7 +115,9 @@ def test_a_forward_casts_its_weight() -> None:
     weight = cast(X, 1.0, ("0", "forward", 1))
     run = Training(None, {}, heard=[(2, FORWARD, weight), (4, BACKWARD, weight)])
     assert not weight_not_cast(run, 2)[1]
-    assert weight_not_cast(run, 3)[1] and weight_not_cast(run, 4)[1]
+    run.heard.append((5, FORWARD, cast(X, 1.0, ("0", "forward", 0))))
+    assert weight_not_cast(run, 5)[1]
+    assert not weight_not_cast(run, 3)[1]  # where no slot is known nothing is missing
 
 
 def test_between_steps_nothing_is_left() -> None:

@@ -66,6 +66,30 @@ def test_a_cast_with_another_scale_shows_where_scales_are_known() -> None:
     assert not shows(states(), scales=False, seen=seen)
 
 
+def test_each_cast_is_held_to_the_scale_that_stood_then() -> None:
+    """An event may update between two casts."""
+    first = committed(staged(fresh(3), ONE), POLICY, LARGEST)
+    second = committed(staged(first, TWO), POLICY, LARGEST)
+    moves = {0: [("stage",), ("commit", POLICY), ("stage",), ("commit", POLICY)]}
+    right = [[(ONE, np.float32(1)), (TWO, first.scale)]]
+    for seen, shown in ((right, False), ([[*right[0][:1], (TWO, np.float32(1))]], True)):
+        _, shows = followed([second], seen, moves, LARGEST, history=3, kinds=KINDS, scales=True)
+        assert shows is shown
+
+
+def test_an_update_may_divide_or_multiply_by_a_reciprocal() -> None:
+    amax = np.float32(3 / 7)
+    ways = [
+        committed(staged(fresh(3), amax), replace(POLICY, reciprocal=turned), LARGEST)
+        for turned in (False, True)
+    ]
+    assert not ways[0].equals(ways[1])
+    moves = {0: [("stage",), ("commit", POLICY)]}
+    for held in ways:
+        seen = [[(amax, None)]]
+        assert not followed([held], seen, moves, LARGEST, history=3, kinds=KINDS, scales=False)[1]
+
+
 def test_windows_are_resized_at_their_oldest_end_or_cut_as_built() -> None:
     last = states()[-1]
     assert last is not None

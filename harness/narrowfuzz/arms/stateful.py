@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from narrowfuzz.arms.events_data import filled, stimuli, value
+from narrowfuzz.arms.events_data import filled, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.arms.seen import see_cast, see_product
@@ -50,8 +50,8 @@ def run_schedule(
     except Exception as raised:
         return StateTrace(arm, error=_error(raised, -1))
     run.hear = written.hear
-    seed = case.data.seed
-    began = {n: _values(value(n, p, seed=seed)) for n, p in run.layers.named_parameters()}
+    plainly = {} if schedule.quantized_init else dict(run.layers.named_parameters())
+    began = {name: _values(p) for name, p in plainly.items()}
     error = None
     try:
         play.train(
@@ -60,18 +60,20 @@ def run_schedule(
             **arguments(schedule, caching=subject.caching),
         )  # fmt: skip
     except Exception as raised:
+        if written.writing:  # not the library's
+            raise
         error = _error(raised, run.event)
-    try:
-        while run.regions:
+    while run.regions:
+        try:
             run.regions.pop().close()
-    except Exception as raised:  # after another error it is that one's consequence
-        error = error or _error(raised, run.event)
+        except Exception as raised:  # after another error it is that one's consequence
+            error = error or _error(raised, run.event)
     trained = frozenset(n for n, p in run.layers.named_parameters() if p.requires_grad)
     outputs = {name: _values(x) for name, x in run.results.items()}
     sent = {
         (i, f): _values(run.tensors[f"g{number}/{f}"])
         for i, event, number in numbers_of(schedule)
-        for f in (event.of if isinstance(event, Backward) else ())
+        for f in (event.of if isinstance(event, Backward) and i < len(written.moments) else ())
     }
     return StateTrace(arm, tuple(written.moments), outputs, error, trained, began, sent)
 
@@ -99,6 +101,8 @@ class _Written:
     """What is written down while a schedule is played."""
 
     subject: Subject
+    #: True while it writes: an error is a recipe's, or ours.
+    writing: bool = False
     moments: list[Moment] = field(default_factory=list)
     calls: list[CallSeen] = field(default_factory=list)
     casts: list[CastSeen] = field(default_factory=list)
@@ -119,6 +123,7 @@ class _Written:
 
     def after(self, run: play.Training) -> None:
         """How things stand after an event."""
+        self.writing = True
         state = {
             SlotName(*name): Slot(scale.numpy().copy()[()], window.numpy().copy())
             for name, scale, window in self.subject.state(run.layers)
@@ -134,6 +139,7 @@ class _Written:
             )
         )
         self.calls, self.casts, self.products = [], [], []
+        self.writing = False
 
 
 def _values(x: torch.Tensor) -> F32:

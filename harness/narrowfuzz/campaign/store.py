@@ -66,6 +66,9 @@ class Store:
         status: Status = "suspected" if finding.why_suspected else "sighting" if cause else "new"
         folder = self.out / "findings" / finding.id
         folder.mkdir(exist_ok=True)
+        if (folder / "explain.json").is_file():  # chance may have shown itself as something else
+            both = [*load_finding(folder).seen_as, *finding.seen_as]
+            finding = msgspec.structs.replace(finding, seen_as=list(dict.fromkeys(both)))
         (folder / "case.json").write_bytes(dump_case(finding.minimal))
         (folder / "repro.py").write_text(script)
         raw = msgspec.json.format(msgspec.json.encode(finding), indent=2)

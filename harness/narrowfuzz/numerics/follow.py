@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from narrowfuzz.numerics.delayed import Slot, committed, cut, fresh, resized, staged
@@ -29,14 +30,18 @@ def followed(
     slot, lines, shows = fresh(history), [], False
     for event, got in enumerate(held):
         waiting = list(seen[event])
-        if scales and any(scale != slot.scale for _, scale in waiting):
-            lines.append(f"event {event}: quantised with {waiting}, the scale is {slot.scale}")
-            shows = True
-        for kind, *how in moves.get(event, ()):
+        other = None
+        for kind, *how in (*moves.get(event, ()), ("end",)):
+            seldom = waiting[: 1 if kind == "stage" else len(waiting) * (kind == "end")]
+            if scales and any(scale != slot.scale for _, scale in seldom):
+                lines.append(f"event {event}: quantised with {seldom}, its scale is {slot.scale}")
+                shows = True
             if "stage" in kinds and kind == "stage" and waiting:
                 slot = staged(slot, waiting.pop(0)[0])
             if "commit" in kinds and kind == "commit":
-                slot = committed(slot, how[0], largest)
+                # libraries divide, or multiply by a reciprocal: either will do
+                turned = replace(how[0], reciprocal=not how[0].reciprocal)
+                slot, other = committed(slot, how[0], largest), committed(slot, turned, largest)
             if "resize" in kinds and kind == "resize":
                 slot = resized(slot, how[0])
             if "cut" in kinds and kind == "cut":
@@ -46,6 +51,7 @@ def followed(
         got = got or fresh(len(slot.window))
         if slot.equals(fresh(len(slot.window))):  # as if never seen
             slot = fresh(len(got.window))
+        slot = got if other is not None and got.equals(other) else slot
         lines.append(f"event {event}: expected {slot}\n         got      {got}")
         if not got.equals(slot):
             slot, shows = got, True

@@ -271,7 +271,13 @@ def _casts(
         if cast.at.phase == "forward":
             machine.as_built.ran(cast.slot.layer, settings)
             machine.resize(cast.slot.layer, policy.history)
-        slot = machine.slots.setdefault(cast.slot, fresh(policy.history))
+        if cast.slot not in machine.slots:
+            machine.slots[cast.slot] = fresh(policy.history)
+            if policy.history != machine.evidence.schedule.settings.history:
+                machine.moves.append(
+                    Move(machine.event, cast.slot, "resize", history=policy.history)
+                )
+        slot = machine.slots[cast.slot]
         other = machine.either.pop(cast.slot, slot)
         if cast.scale == other.scale:
             slot = machine.slots[cast.slot] = other
@@ -350,6 +356,7 @@ def _written(machine: _Machine, moment: Moment) -> None:
         if now.equals(after) and machine.as_built.follows("writing_parameters_updates_forward"):
             machine.slots[name] = after
             machine.waiting.pop(name, None)
+            machine.moves += [move for move in trial.moves if move.slot == name]
 
 
 def _commit_forward_by(machine: _Machine, deviation: str, times: int) -> None:

@@ -101,7 +101,8 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 if wrong is not None:
                     symptom, got, right = wrong
                     operand = Address(what="scale", name=product.role, side=name)  # type: ignore[arg-type]
-                    places = dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
+                    places = {(i, product.at): None}  # a right library may cast here
+                    places |= dict.fromkeys((m.event, m.at) for m in casts.seen() if may(m))
                     makers = tuple(address_of(Address(what="cast"), *place) for place in places)
                     return Verdict(
                         "O3", "", product.role, "diverged", symptom,

@@ -97,7 +97,7 @@ def _missing(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict | None:
                     _NAME, trace.arm, _ROLE, "diverged",
                     f"no gradient of {missing[0].rpartition('.')[2]}",
                     At(event=i, name=f"{missing[0]}.grad"), f"none of {', '.join(missing)}",
-                    Present(tuple(missing)),
+                    Present(tuple(f"{name}.grad" for name in missing)),
                 )  # fmt: skip
     return None
 

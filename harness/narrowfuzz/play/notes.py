@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from narrowfuzz.play.check import equal
-from narrowfuzz.play.schedule import Cast, Event, Side, Training, built, train
+from narrowfuzz.play.check import Told, equal
+from narrowfuzz.play.schedule import Cast, Event, Side, Training, built, kept, train
 
-Told = tuple[str, bool]
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
@@ -62,6 +61,8 @@ def noted(
         run.hear = lambda where, seen: run.heard.append((run.event, where, copied(seen)))
     torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
     run.layers = fill(built(settings, subject=subject, order=order, frozen=frozen))
+    if keeps:
+        run.began = {name: kept(p) for name, p in run.layers.named_parameters()}
     train(
         run, events, after, subject=subject, happens=happens, order=order, layout=layout,
         frozen=frozen, checkpointed=checkpointed, each=each, whole=whole, by=by,
@@ -70,6 +71,7 @@ def noted(
     while run.regions:  # some schedules end in one
         run.regions.pop().close()
     run.layers = None  # as a model that is gone
+    run.live.clear()
     return run
 
 
@@ -231,7 +233,8 @@ def weight_not_cast(run: Training, event: int) -> Told:
         s for e, at, s in run.heard if e == event and type(s) is Cast and at.phase == "forward"
     ]
     slots = [cast.slot for cast in casts]
-    shows = not any(slot is not None and slot[1:] == ("forward", 1) for slot in slots)
+    known = [slot for slot in slots if slot is not None]
+    shows = bool(known) and not any(slot[1:] == ("forward", 1) for slot in known)
     return f"event {event} quantised for {slots}", shows
 
 

@@ -43,7 +43,8 @@ Event = tuple[Any, ...]
 class Training:
     """A schedule as far as it is played. Results are y<forward>, x<forward>.grad@<event> and
     <parameter>.grad@<event>; ``hear`` is told of every cast, product and call of a layer, and where
-    it happened. Whoever watches may keep what was ``heard``, ``states`` and what was ``left``."""
+    it happened. Whoever watches may keep what was ``heard``, ``states``, what was ``left`` and
+    the parameters that it ``began`` with."""
 
     layers: Any
     tensors: Any
@@ -57,6 +58,7 @@ class Training:
     heard: list[Any] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
     left: list[Any] = field(default_factory=list)
+    began: dict[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -166,7 +168,7 @@ def forward(
             x = call(index, name, x)
         return x
 
-    x = run.tensors[f"x{number}"].clone()
+    x = run.tensors[f"x{number}"].to(next(run.layers.parameters()).device, copy=True)
     if not frozen:
         x.requires_grad_(mode == "train")
     if mode != "train":
@@ -222,7 +224,7 @@ def backward(
 ) -> None:
     """One backward through the outputs of these forwards, each with a gradient of its own."""
     outputs = [run.live[f][1] for f in of]
-    grads = [run.tensors[f"g{number}/{f}"].to(y.dtype) for f, y in zip(of, outputs, strict=True)]
+    grads = [run.tensors[f"g{number}/{f}"].to(y) for f, y in zip(of, outputs, strict=True)]
     run.phase = "backward"
     try:
         with hearing(run, subject=subject, listens=listens):
@@ -257,5 +259,5 @@ def hearing(run: Training, *, subject: Any, listens: bool) -> Any:
 
 
 def kept(t: torch.Tensor) -> torch.Tensor:
-    """A copy in fp32."""
-    return t.detach().float().clone()
+    """A copy in fp32, on the CPU."""
+    return t.detach().float().cpu().clone()

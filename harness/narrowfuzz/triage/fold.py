@@ -38,9 +38,8 @@ class Fold(ast.NodeTransformer):
         self.inside -= 1
         self.values = outer
         for parent in ast.walk(node):  # what was decided may have been all there was
-            if isinstance(parent, ast.If | ast.For | ast.While | ast.With | ast.Try) or (
-                parent is node
-            ):
+            blocks = ast.If | ast.For | ast.While | ast.With | ast.Try | ast.ExceptHandler
+            if isinstance(parent, blocks | ast.match_case) or (parent is node):
                 parent.body = parent.body or [ast.Pass()]
         return node
 

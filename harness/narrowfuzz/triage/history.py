@@ -18,6 +18,8 @@ from narrowfuzz.triage.verify import GONE, SHOWN, RunScript
 
 #: Cases that a worker remembers.
 REMEMBERED = 40
+#: Seconds that all of them may take in a fresh process.
+_ONCE = 60.0
 
 _SCRIPT = """\
 import sys
@@ -38,10 +40,10 @@ def with_history(
     seconds: float = 60.0,
 ) -> Case | None:
     """The case with as few of the ``past`` cases as show ``wanted`` in a fresh process; None if all
-    of them do not, or none are needed. ``files`` are recipe files, ``seconds`` a budget."""
-    until = time.monotonic() + seconds
+    of them do not, or none are needed. ``files`` are recipe files; after ``seconds`` no fewer are
+    looked for."""
 
-    def shows(history: Sequence[Case]) -> bool:
+    def shows(history: Sequence[Case], limit: float = _ONCE) -> bool:
         candidate = msgspec.structs.replace(case, history=tuple(history))
         text = _SCRIPT.format(
             case=dump_case(candidate), wanted=wanted, files=[str(file) for file in files]
@@ -49,7 +51,7 @@ def with_history(
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "history.py"
             path.write_text(text)
-            return scripts(path, timeout=max(1.0, until - time.monotonic()), plant=plant).shown
+            return scripts(path, timeout=limit, plant=plant).shown
 
     if shows(()):
         return None
@@ -58,7 +60,12 @@ def with_history(
     start = next((some for some in (same, list(past)) if some and shows(some)), None)
     if start is None:
         return None
-    kept = fewest(start, shows, until)
+    until = time.monotonic() + seconds
+
+    def in_time(history: Sequence[Case]) -> bool:
+        return shows(history, max(1.0, until - time.monotonic()))
+
+    kept = fewest(start, in_time, until)
     # luck would have it either way: without them never, with them each time
     if shows(()) or not shows(kept):
         return None

@@ -33,7 +33,7 @@ def pasted(
     is an attribute that is put in wherever it is read. Raises KeyError if there is no such
     definition.
     """
-    defined = _definitions(sources)
+    names, defined = list(dict.fromkeys(names)), _definitions(sources)
     functions = {n: d for n, d in defined.items() if isinstance(d, ast.FunctionDef)}
     first = functions.get(names[0])
     fold = Fold(_values(first, constants, open) if first and constants else {})
@@ -55,6 +55,7 @@ def pasted(
     for name in folded:
         defined[name] = Tidy().visit(defined[name])
     needed = _reachable(names, defined)
+    assert needed <= folded, needed - folded
     kept = dict.fromkeys(node for name, node in defined.items() if name in needed)
     text = "\n".join(ast.unparse(ast.fix_missing_locations(_plain(node))) for node in kept)
     return "\n".join(line for line in text.splitlines() if line.strip())
@@ -98,13 +99,12 @@ def _imports(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Fields of dataclasses that have a default, which nobody mentions."""
+    """Fields of our own record that have a default, which nobody mentions."""
     nodes = [node for one in body for node in ast.walk(one)]
     said = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     said |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
     for node in nodes:
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d)
-                                                  for d in node.decorator_list):  # fmt: skip
+        if isinstance(node, ast.ClassDef) and node.name == "Training":
             for field in node.body:
                 named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
                 if named and field.value is not None and field.target.id not in said:  # type: ignore[union-attr, attr-defined]
@@ -126,9 +126,16 @@ def named_in(text: str) -> set[str]:
 
 
 def definitions_of(text: str) -> set[str]:
-    """Names of its functions and classes."""
-    definitions = (ast.FunctionDef, ast.ClassDef)
-    return {node.name for node in ast.parse(text).body if isinstance(node, definitions)}
+    """Names of its functions, classes and constants."""
+    found: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {
+                n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+            }
+    return found
 
 
 def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:

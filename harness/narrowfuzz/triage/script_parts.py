@@ -96,8 +96,8 @@ def guarded(head: str, *parts: str) -> str:
     Python."""
     body = "\n".join(part.strip("\n") for part in parts if part)
     first = "from __future__ import annotations\nimport os, sys"
-    text = f"{head}\n{first}\n{GUARD}\n{hoisted(body)}\n"
     try:
+        text = f"{head}\n{first}\n{GUARD}\n{hoisted(body)}\n"
         compile(text, "repro.py", "exec")
     except SyntaxError as error:
         raise ValueError(f"the pasted source is no Python: {error}") from None

@@ -44,7 +44,7 @@ class Run:
         given = arguments(self.schedule, caching=caching) | {
             "checkpointed": self.checkpointed,
             "listens": look.listens,
-            "resets": look.other in ("plain", "through"),
+            "resets": look.other != "before",
             "states": look.states,
             "keeps": look.keeps,
             "pending": look.pending,
@@ -157,11 +157,10 @@ def _plays(
                 yield f"{names[settings]} = {settings!r}"
         data = _tensors(run.case, constants)
         text = f"events = {_wrapped([_text(_event(e, constants), names) for e in events])}"
-        if data + text != shown:
-            shown = data + text
-            if not one:
-                yield f"import types\n{_spec(spec)}"
-            yield f"{data}\n{text}"
+        head = "" if one else f"import types\n{_spec(spec)}\n"
+        if head + data + text != shown:
+            shown = head + data + text
+            yield f"{head}{data}\n{text}"
         fill = "filled"
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"

@@ -10,7 +10,7 @@ from typing import Any
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
-from narrowfuzz.numerics.delayed import FMAX, Policy
+from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_machine import Move, moves
@@ -20,7 +20,6 @@ from narrowfuzz.play.schedule import Where
 from narrowfuzz.schedule.events import Backward
 from narrowfuzz.schedule.trace import SlotName
 from narrowfuzz.triage.script_checks import check_raises
-from narrowfuzz.triage.script_parts import TORCH_NAME
 from narrowfuzz.triage.story import told_slot
 from narrowfuzz.verdict import Verdict
 
@@ -66,7 +65,7 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     if isinstance(expect, Present) and at.what == "cast":
         return _check(f"weight_not_cast(run, {at.event})", listens=True)
     if isinstance(expect, Present):
-        names = [f"{name}.grad@{at.event}" for name in expect.names]
+        names = [f"{name}@{at.event}" for name in expect.names]
         return _check(f"missing(run.results, {names!r})", keeps=True)
     if at.what in ("codes", "scale"):
         kind = {"kind": repr(evidence.kind)}
@@ -79,8 +78,16 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     raise ValueError(f"no stand-alone script for {at}, {type(expect).__name__}")
 
 
+_UNHEARD = """\
+if not run.heard:
+    print("cannot tell: what passes inside the library is not seen here")
+    sys.exit(125)
+"""
+
+
 def _check(check: str, **keeps: Any) -> Look:
-    return Look(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))", **keeps)
+    heard = _UNHEARD if keeps.get("listens") else ""
+    return Look(f"{heard}sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))", **keeps)
 
 
 def _where(at: At) -> Where:
@@ -144,7 +151,7 @@ def _own_backward(evidence: ScheduleEvidence) -> Look:
         f"    grad = run.results.get(f'{{theirs}}.grad@{step.event}')\n"
         "    if grad is not None:\n"
         "        results[f'last.{ours}.grad'] = grad\n"
-        f"        began['last.' + ours] = value(theirs, grad.to({TORCH_NAME[dtype]}))\n"
+        f"        began['last.' + ours] = run.began[theirs]\n"
     )
     look = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
     return Look(check + look.check, keeps=True)
@@ -161,13 +168,11 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     own = [m for m in moves(evidence, evidence.traces[verdict.arm]) if m.slot == slot]
     usual = evidence.policy(evidence.schedule.settings)
     assert usual is not None
-    policies = {m.policy or usual for m in own if m.kind == "commit"} or {usual}
-    one = policies.pop() if len(policies) == 1 else None
-    owed = {i: [_move(m, one) for m in group] for i, group in groupby(own, lambda m: m.event)}
+    owed = {i: [_move(m) for m in group] for i, group in groupby(own, lambda m: m.event)}
     kind = usual.forward if slot.direction == "forward" else usual.backward
     scales = at.what == "cast"
     edges = _at_edges(evidence, slot, cast=scales, moves=bool(own))
-    check = (
+    check = _UNHEARD + (
         f"slot = {name!r}\n"
         "held = [s.get(slot) for s in run.states]\n"
         "held = [h and Slot(*(t.cpu().numpy() for t in h)) for h in held]\n"
@@ -177,16 +182,12 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     )
     constants = {"kinds": repr(tuple({m.kind for m in own})), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
-    if one is not None:
-        fields = ("algorithm", "margin", "rolls_on_zero", "reciprocal")
-        constants |= {f"policy.{field}": repr(getattr(one, field)) for field in fields}
     return Look(check, constants, listens=True, states=True, edges=edges)
 
 
-def _move(move: Move, one: Policy | None) -> tuple[Any, ...]:
-    """``one`` is what all commits go by, if it is one."""
+def _move(move: Move) -> tuple[Any, ...]:
     if move.kind == "commit":
-        return "commit", None if one else move.policy
+        return "commit", move.policy
     return (move.kind, move.history) if move.history else (move.kind,)
 
 

@@ -34,8 +34,8 @@ from narrowfuzz.verdict import Verdict, fingerprint
 _BUILDS = 14
 #: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
 _MARGIN = 8.0
-#: So often a case that shows nothing again is run twice.
-_REPEATS = 20
+#: So often a case that shows nothing again is run twice; what then differs gets so many seconds.
+_REPEATS, _SHORT = 20, 10.0
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
 
@@ -64,7 +64,7 @@ def triage(
     chance = None if found.confirmed else _differs_on_repeat(judge, case, verdict)
     if chance is None:
         return found
-    instead = _triaged(judge, case, chance, **how)
+    instead = _triaged(judge, case, chance, **how | {"seconds": min(seconds, _SHORT)})
     if not instead.confirmed:
         return found
     seen_as = f"{found.finding.fingerprint}: {found.finding.sentence}"
