@@ -3,7 +3,10 @@ leaves alone."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from narrowfuzz.play.notes import (
     left_over,
     maxima,
     not_made,
+    noted,
     other_bits,
     other_formats,
     recomputed_with,
@@ -160,3 +164,27 @@ def test_what_is_kept_is_a_copy() -> None:
     held = copied(seen)
     assert type(held) is Product and type(held.a) is Side and held.a.codes is not seen.a.codes
     assert copied(cast(X, 0.5, ("0", "forward", 1))).slot == ("0", "forward", 1)
+
+
+def test_a_layers_call_is_nothing_that_was_heard() -> None:
+    """A script that sees calls of layers and nothing inside them cannot tell."""
+
+    @contextlib.contextmanager
+    def deaf(layers: Any, hear: Any) -> Iterator[None]:
+        yield
+
+    subject = SimpleNamespace(
+        layer=lambda settings: torch.nn.Linear(2, 2), listen=deaf,
+        backward=lambda outputs, grads, retain: torch.autograd.backward(outputs, grads),
+    )  # fmt: skip
+    how = {"mode": "train", "inside": None, "first": None, "path": 0}
+    events = (("forward", 0, how), ("backward", 0, (0,), False))
+    tensors = {"x0": torch.ones(1, 2), "g0/0": torch.ones(1, 2)}
+    run = noted(
+        Training(None, tensors), None, lambda layers: layers, events, subject=subject,
+        happens=("forward", "backward"), order=("0",), layout="chain", frozen=False,
+        checkpointed=False, each=False, whole=False, by="library", reentrant=False,
+        caching=False, listens=True, keeps=True, rate=0.5, resets=False, states=False,
+        pending=False,
+    )  # fmt: skip
+    assert run.heard == [] and set(run.results) == {"y0", "x0.grad@1"}

@@ -29,15 +29,13 @@ def followed(
     After a difference it goes on from what was held."""
     slot, lines, shows = fresh(history), [], False
     for event, got in enumerate(held):
-        waiting = list(seen[event])
-        other = None
-        for kind, *how in (*moves.get(event, ()), ("end",)):
-            seldom = waiting[: 1 if kind == "stage" else len(waiting) * (kind == "end")]
-            if scales and any(scale != slot.scale for _, scale in seldom):
-                lines.append(f"event {event}: quantised with {seldom}, its scale is {slot.scale}")
-                shows = True
+        waiting, wrong, other = list(seen[event]), [], None
+        for kind, *how in moves.get(event, ()):
             if "stage" in kinds and kind == "stage" and waiting:
-                slot = staged(slot, waiting.pop(0)[0])
+                amax, scale = waiting.pop(0)
+                if scales and scale != slot.scale:
+                    wrong.append(scale)
+                slot = staged(slot, amax)
             if "commit" in kinds and kind == "commit":
                 # libraries divide, or multiply by a reciprocal: either will do
                 turned = replace(how[0], reciprocal=not how[0].reciprocal)
@@ -48,11 +46,14 @@ def followed(
                 slot = cut(slot, how[0])
             if "lose" in kinds and kind == "lose":
                 slot = fresh(len(slot.window))
+        if scales:  # an evaluation stages nothing
+            wrong += [scale for _, scale in waiting if scale != slot.scale]
+            lines += [f"event {event}: quantised with another scale, {scale}" for scale in wrong]
         got = got or fresh(len(slot.window))
         if slot.equals(fresh(len(slot.window))):  # as if never seen
             slot = fresh(len(got.window))
         slot = got if other is not None and got.equals(other) else slot
         lines.append(f"event {event}: expected {slot}\n         got      {got}")
-        if not got.equals(slot):
+        if wrong or not got.equals(slot):
             slot, shows = got, True
     return "\n".join(lines), shows

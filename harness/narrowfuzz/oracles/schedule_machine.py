@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import msgspec
 
 from narrowfuzz.expect import Is, Own, State, bits
 from narrowfuzz.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
+from narrowfuzz.numerics.follow import Move
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_as_built import AsBuilt
 from narrowfuzz.oracles.schedule_evidence import (
@@ -66,26 +66,16 @@ def _stateless(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
-@dataclass(frozen=True)
-class Move:
-    """One thing that a slot's state owes to an event."""
-
-    event: int
-    slot: SlotName
-    #: ``cut`` is a resize as built, ``lose`` what a reload forgets.
-    kind: Literal["stage", "commit", "resize", "cut", "lose"]
-    #: What a commit goes by.
-    policy: Policy | None = None
-    #: The length that a resize gives the window.
-    history: int = 0
-
-
-def moves(evidence: ScheduleEvidence, trace: StateTrace) -> list[Move]:
-    """What the state of every slot owes to this run, in order."""
+def moves(evidence: ScheduleEvidence, trace: StateTrace, slot: SlotName) -> dict[int, list[Move]]:
+    """What the slot's state owes to each event of this run, in order."""
     machine = _fresh(evidence, trace)
     for _ in _follow(machine, trace):
         pass
-    return machine.moves
+    found: dict[int, list[Move]] = {}
+    for event, name, move in machine.moves:
+        if name == slot:
+            found.setdefault(event, []).append(move)
+    return found
 
 
 @dataclass
@@ -97,7 +87,8 @@ class _Machine:
     as_built: AsBuilt
     recomputes: Recomputes
     event: int = 0
-    moves: list[Move] = field(default_factory=list)
+    #: What each slot owes to an event; "cut" is a resize as built.
+    moves: list[tuple[int, SlotName, Move]] = field(default_factory=list)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
     #: As ``slots``, had the last commit not happened.
     uncommitted: dict[SlotName, Slot] = field(default_factory=dict)
@@ -114,7 +105,7 @@ class _Machine:
         assert cast.slot is not None
         self.slots[cast.slot] = staged(self.slots[cast.slot], cast.amax)
         self.waiting[cast.slot] = settings
-        self.moves.append(Move(self.event, cast.slot, "stage"))
+        self.moves.append((self.event, cast.slot, ("stage",)))
 
     def resize(self, layer: str, history: int) -> None:
         """A forward gives all windows of its layer the length its recipe asks for."""
@@ -123,8 +114,8 @@ class _Machine:
             self.slots[name] = self.as_built.resized(before, history)
             if len(before.window) != history:
                 rule = self.slots[name].equals(resized(before, history))
-                kind: Literal["resize", "cut"] = "resize" if rule else "cut"
-                self.moves.append(Move(self.event, name, kind, history=history))
+                kind = "resize" if rule else "cut"
+                self.moves.append((self.event, name, (kind, history)))
 
     def commit(self, direction: str) -> None:
         """Update what was staged."""
@@ -147,7 +138,7 @@ class _Machine:
             self.slots[name] = after
             turned = replace(policy, reciprocal=not policy.reciprocal)
             self.either[name] = committed(before, turned, FMAX[kind])
-            self.moves.append(Move(self.event, name, "commit", policy))
+            self.moves.append((self.event, name, ("commit", policy)))
 
     def _policy(self, name: SlotName, settings: Settings) -> Policy:
         policy = self.evidence.policy(self.as_built.settings(name.layer, settings))
@@ -243,7 +234,7 @@ def _book(machine: _Machine, event: Event, progress: Progress, moment: Moment) -
             for name in lost & machine.waiting.keys():
                 del machine.waiting[name]
             for name in lost:
-                machine.moves.append(Move(machine.event, name, "lose"))
+                machine.moves.append((machine.event, name, ("lose",)))
 
 
 def _casts(
@@ -274,9 +265,8 @@ def _casts(
         if cast.slot not in machine.slots:
             machine.slots[cast.slot] = fresh(policy.history)
             if policy.history != machine.evidence.schedule.settings.history:
-                machine.moves.append(
-                    Move(machine.event, cast.slot, "resize", history=policy.history)
-                )
+                first = ("resize", policy.history)
+                machine.moves.append((machine.event, cast.slot, first))
         slot = machine.slots[cast.slot]
         other = machine.either.pop(cast.slot, slot)
         if cast.scale == other.scale:
@@ -356,7 +346,7 @@ def _written(machine: _Machine, moment: Moment) -> None:
         if now.equals(after) and machine.as_built.follows("writing_parameters_updates_forward"):
             machine.slots[name] = after
             machine.waiting.pop(name, None)
-            machine.moves += [move for move in trial.moves if move.slot == name]
+            machine.moves += [move for move in trial.moves if move[1] == name]
 
 
 def _commit_forward_by(machine: _Machine, deviation: str, times: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from narrowfuzz.play.check import Told, equal
-from narrowfuzz.play.schedule import Cast, Event, Side, Training, built, kept, train
+from narrowfuzz.play.schedule import Called, Cast, Event, Side, Training, built, kept, train
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -57,8 +57,13 @@ def noted(
 
     if resets:
         subject.reset()
+
+    def hear(where: Any, seen: Any) -> None:
+        if type(seen) is not Called:
+            run.heard.append((run.event, where, copied(seen)))
+
     if listens:
-        run.hear = lambda where, seen: run.heard.append((run.event, where, copied(seen)))
+        run.hear = hear
     torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
     run.layers = fill(built(settings, subject=subject, order=order, frozen=frozen))
     if keeps:
@@ -145,10 +150,8 @@ def wrong_casts(casts: Sequence[Any], *, kind: str) -> Told:
         if kind == "mx":
             x, wrong, scale = of_blocks(x.reshape(-1, x.shape[-1]), scale, cast.format)
             scales += wrong
-        want, got = (
-            (x * scale).clamp(-largest, largest).to(fp8),
-            cast.codes.view(fp8).reshape(x.shape),
-        )
+        want = (x * scale).clamp(-largest, largest).to(fp8)
+        got = cast.codes.view(fp8).reshape(want.shape)
         other = want.view(torch.uint8) != got.view(torch.uint8)
         codes += int((other & ~(want.float().isnan() & got.float().isnan())).sum())
     sentence = f"{len(casts)} casts: {scales} scales and {codes} codes are not the definition's"

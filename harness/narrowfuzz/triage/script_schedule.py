@@ -70,12 +70,12 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
     one = len({run.case.spec for run in runs}) == 1
     tail = "\n".join((*_plays(runs, keywords, varying, constants, one, look), look.check))
     used = named_in(tail) & defined_in(SOURCES)
-    called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying)) | {"layer"}
+    called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
     theirs = verbs_source(
         recipe,
         case.spec if one else None,
         _settings_of(runs),
-        [n for n in verbs if n == "enter" or verbs[n] in called or n in called],
+        [n for n in verbs if n in ("enter", "layer") or verbs[n] in called],
     )
     used |= (named_in(theirs) & defined_in(SOURCES)) - definitions_of(theirs)
     ours = pasted(("noted", *sorted(used)), SOURCES, constants, varying)
@@ -110,8 +110,7 @@ def _compared(evidence: ScheduleEvidence, verdict: Verdict, look: Look) -> Itera
 
 def _hows(runs: Sequence[Run]) -> dict[str, str]:
     """Of a forward's keywords those that are alike in all of them."""
-    forwards = [event[2] for run in runs for event in played(run.schedule) if event[0] == "forward"]
-    values = {name: {repr(how[name]) for how in forwards} for name in _HOW}
+    values = {name: {repr(how[name]) for how in _forwards(runs)} for name in _HOW}
     return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
 
 

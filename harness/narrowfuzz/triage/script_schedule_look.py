@@ -4,8 +4,7 @@ there."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from narrowfuzz.address import At
@@ -13,7 +12,7 @@ from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.oracles.schedule_machine import Move, moves
+from narrowfuzz.oracles.schedule_machine import moves
 from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.play.schedule import Where
@@ -53,7 +52,7 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
         again, first = _products(at, role=False), repr(_where(expect.at))
         places = f"{{(e, at) for e, at, _ in run.heard if at == {first}}}"
         check = f"recomputed_with({again}, seen_at(run, Product, {places}))"
-        return _check(check, listens=True)
+        return _heard(check)
     if isinstance(expect, Same):
         return _compared(at, expect)
     if told_slot(verdict) is not None:
@@ -61,16 +60,18 @@ def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     if isinstance(expect, MadeBy):
         return _operand(evidence, at, expect)
     if isinstance(expect, Formats):
-        return _check(f"other_formats({_products(at)}, {expect.names!r})", listens=True)
+        check = f"other_formats({_products(at)}, {expect.names!r})"
+        # a library that is right multiplies nothing here that could be heard
+        return _heard(check) if expect.names else _check(check, listens=True)
     if isinstance(expect, Present) and at.what == "cast":
-        return _check(f"weight_not_cast(run, {at.event})", listens=True)
+        return _heard(f"weight_not_cast(run, {at.event})")
     if isinstance(expect, Present):
         names = [f"{name}@{at.event}" for name in expect.names]
         return _check(f"missing(run.results, {names!r})", keeps=True)
     if at.what in ("codes", "scale"):
         kind = {"kind": repr(evidence.kind)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
-        return _check(f"wrong_casts({casts})", constants=kind, listens=True)
+        return _heard(f"wrong_casts({casts})", constants=kind)
     if at.what == "pending":
         return _check(f"left_over(run.left[{at.event}])", pending=True)
     if isinstance(expect, Own):
@@ -86,8 +87,13 @@ if not run.heard:
 
 
 def _check(check: str, **keeps: Any) -> Look:
-    heard = _UNHEARD if keeps.get("listens") else ""
-    return Look(f"{heard}sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))", **keeps)
+    return Look(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))", **keeps)
+
+
+def _heard(check: str, **keeps: Any) -> Look:
+    """A script that cannot tell where nothing was heard."""
+    look = _check(check, listens=True, **keeps)
+    return replace(look, check=_UNHEARD + look.check)
 
 
 def _where(at: At) -> Where:
@@ -109,11 +115,8 @@ def _operand(evidence: ScheduleEvidence, at: At, expect: MadeBy) -> Look:
     places = "{" + ", ".join(map(_place, expect.casts)) + "}" if expect.casts else "set()"
     casts = f"in_time(run, {places})"
     own = not evidence.schedule.quantized_init
-    return _check(
-        f"not_made({_products(at)}, {at.side!r}, {casts})",
-        constants={"own": repr(own)},
-        listens=True,
-    )
+    check = f"not_made({_products(at)}, {at.side!r}, {casts})"
+    return _heard(check, constants={"own": repr(own)})
 
 
 #: How a verdict calls the run that it compares with -> what that is to the player.
@@ -165,13 +168,12 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     if isinstance(verdict.expect, Own):  # of a recipe that keeps none
         shows = f"{name!r} in run.states[{at.event}]"
         return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", states=True)
-    own = [m for m in moves(evidence, evidence.traces[verdict.arm]) if m.slot == slot]
+    owed = moves(evidence, evidence.traces[verdict.arm], slot)
     usual = evidence.policy(evidence.schedule.settings)
     assert usual is not None
-    owed = {i: [_move(m) for m in group] for i, group in groupby(own, lambda m: m.event)}
     kind = usual.forward if slot.direction == "forward" else usual.backward
     scales = at.what == "cast"
-    edges = _at_edges(evidence, slot, cast=scales, moves=bool(own))
+    edges = _at_edges(evidence, slot, cast=scales, moves=bool(owed))
     check = _UNHEARD + (
         f"slot = {name!r}\n"
         "held = [s.get(slot) for s in run.states]\n"
@@ -180,15 +182,10 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
         f"sentence, shows = followed(held, maxima(run, slot), moves, np.float32({FMAX[kind]}))\n"
         "print(sentence)\nsys.exit(int(shows))"
     )
-    constants = {"kinds": repr(tuple({m.kind for m in own})), "scales": repr(scales)}
+    kinds = sorted({kind for some in owed.values() for kind, *_ in some})
+    constants = {"kinds": repr(tuple(kinds)), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
     return Look(check, constants, listens=True, states=True, edges=edges)
-
-
-def _move(move: Move) -> tuple[Any, ...]:
-    if move.kind == "commit":
-        return "commit", move.policy
-    return (move.kind, move.history) if move.history else (move.kind,)
 
 
 def _at_edges(evidence: ScheduleEvidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
