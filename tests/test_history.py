@@ -14,10 +14,11 @@ from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.triage.history import fewest, with_history
+from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript
+from narrowfuzz.verdict import Verdict
 
 prepare()
 settle()
@@ -101,13 +102,18 @@ def test_what_a_dead_model_left_is_confirmed_with_what_ran_before(
 
 
 @pytest.mark.slow
-def test_what_needs_no_history_gets_none(scripts: RunScript) -> None:
+def test_what_needs_no_history_gets_none_of_the_past(scripts: RunScript) -> None:
     with builtin_faults()["scale-doubled"].plant():
         judge = Judge(recipes(), Ledger([]))
-        judgement = judge.judge(case_of(9))
-    (wanted, *_) = judgement.fingerprints()
-    assert with_history(case_of(9), wanted, PAST, scripts, plant=("", "scale-doubled")) is None
-    assert with_history(case_of(9), wanted, PAST, scripts) is None  # nothing shows it
+        (cause, *_) = judge.judge(case_of(9)).causes
+    rules = [oracle.name for oracle in needed(cause.oracle)]
+
+    def some(plant: tuple[str, str] | None) -> list[tuple[Case, Verdict]]:
+        return list(histories(judge, case_of(9), cause, PAST, scripts, rules=rules, plant=plant))
+
+    (alone,) = some(("", "scale-doubled"))  # what an arm may leave to another, and nothing of PAST
+    assert alone[0].history == (case_of(10),)
+    assert some(None) == []  # nothing shows it
 
 
 def test_a_script_has_one_recipe() -> None:

@@ -6,70 +6,114 @@ So a fresh process runs the worker's last cases and then this one, and with ever
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from narrowfuzz.arms.ladder import LADDER
 from narrowfuzz.case import Case, dump_case, load_case
+from narrowfuzz.environment import settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles import rules_of
+from narrowfuzz.recipe import load_recipes, load_stateful
 from narrowfuzz.triage.verify import GONE, SHOWN, RunScript
+from narrowfuzz.verdict import Verdict, fingerprint
 
 #: Cases that a worker remembers.
 REMEMBERED = 40
-#: Seconds that all of them may take in a fresh process.
-_ONCE = 60.0
+#: Seconds in which one history must be found that shows it at all.
+_FIRST = 60.0
 
 _SCRIPT = """\
 import sys
 from pathlib import Path
 from narrowfuzz.triage.history import show
-sys.exit(show({case!r}, {wanted!r}, [Path(file) for file in {files!r}]))
+files = [Path(file) for file in {files!r}]
+sys.exit(show({case!r}, {wanted!r}, {rules!r}, {arms!r}, files, Path(__file__).parent / "seen"))
 """
 
 
-def with_history(
+def histories(
+    judge: Judge,
     case: Case,
-    wanted: str,
+    verdict: Verdict,
     past: Sequence[Case],
     scripts: RunScript,
     *,
+    rules: Sequence[str],
     plant: tuple[str, str] | None = None,
     files: Sequence[Path] = (),
     seconds: float = 60.0,
-) -> Case | None:
-    """The case with as few of the ``past`` cases as show ``wanted`` in a fresh process; None if all
-    of them do not, or none are needed. ``files`` are recipe files; after ``seconds`` no fewer are
-    looked for."""
+) -> Iterator[tuple[Case, Verdict]]:
+    """The case with as few earlier ones as show it in a fresh process, and what is seen there.
 
-    def shows(history: Sequence[Case], limit: float = _ONCE) -> bool:
-        candidate = msgspec.structs.replace(case, history=tuple(history))
+    Where the case shows it alone, one of its rungs may leave what another meets: other data of the
+    case do so for a script, which plays one. ``rules`` are asked, ``files`` are recipe files; after
+    ``seconds`` no fewer are looked for."""
+    wanted = fingerprint(verdict, judge.family(case.spec))
+    arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
+
+    def seen(history: Sequence[Case], limit: float = _FIRST) -> Verdict | None:
         text = _SCRIPT.format(
-            case=dump_case(candidate), wanted=wanted, files=[str(file) for file in files]
-        )
+            case=dump_case(msgspec.structs.replace(case, history=tuple(history))),
+            wanted=wanted, rules=list(rules), arms=arms, files=[str(file) for file in files],
+        )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "history.py"
             path.write_text(text)
-            return scripts(path, timeout=limit, plant=plant).shown
+            if not scripts(path, timeout=limit, plant=plant).shown:
+                return None
+            found: Verdict = pickle.loads((Path(folder) / "seen").read_bytes())
+            return found
 
-    if shows(()):
-        return None
+    alone = seen(()) is not None
+    began = time.monotonic()
+    until = began + seconds
+
+    def shows(history: Sequence[Case]) -> bool:
+        return seen(history, max(1.0, until - time.monotonic())) is not None
+
+    for start in [[_other_data(case)]] if alone else _starts(judge, case, past):
+        left = began + _FIRST - time.monotonic()
+        if left < 1.0 or seen(start, left) is None:
+            continue
+        kept = fewest(start, shows, until)
+        # luck would have it either way: without them never, with them each time
+        if (alone or seen(()) is None) and (there := seen(kept)) is not None:
+            yield msgspec.structs.replace(case, history=tuple(kept)), there
+
+
+def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Case]]:
+    """What may have run before, those first that a script can play: it has one recipe."""
+    yield [_other_data(case)]
     same = [c for c in past if c.spec.recipe == case.spec.recipe]
-    # the same recipe's first: scripts play them
-    start = next((some for some in (same, list(past)) if some and shows(some)), None)
-    if start is None:
-        return None
-    until = time.monotonic() + seconds
+    family = judge.family(case.spec)
+    related = [c for c in past if judge.family(c.spec) == family]
+    of_one = [
+        msgspec.structs.replace(
+            earlier,
+            spec=msgspec.structs.replace(
+                earlier.spec, recipe=case.spec.recipe, backend=case.spec.backend
+            ),
+        )
+        for earlier in related
+    ]
+    of_model = [c for c in same if c.spec.model == case.spec.model]
+    tried: list[list[Case]] = []
+    for some in (of_model, same, of_one, list(past)):
+        if some and some not in tried:
+            tried.append(some)
+            yield some
 
-    def in_time(history: Sequence[Case]) -> bool:
-        return shows(history, max(1.0, until - time.monotonic()))
 
-    kept = fewest(start, in_time, until)
-    # luck would have it either way: without them never, with them each time
-    if shows(()) or not shows(kept):
-        return None
-    return msgspec.structs.replace(case, history=tuple(kept))
+def _other_data(case: Case) -> Case:
+    data = msgspec.structs.replace(case.data, seed=(case.data.seed + 1) % 2**32)
+    return msgspec.structs.replace(case, data=data)
 
 
 def fewest(
@@ -91,13 +135,21 @@ def fewest(
         size = max(1, size // 2)
 
 
-def show(raw: bytes, wanted: str, files: Sequence[Path]) -> int:
-    """1 if this process sees ``wanted`` on the case, else 0: what a fresh process runs."""
-    from narrowfuzz.environment import settle
-    from narrowfuzz.judge import Judge
-    from narrowfuzz.ledger import Ledger
-    from narrowfuzz.recipe import load_recipes, load_stateful
-
+def show(
+    raw: bytes,
+    wanted: str,
+    rules: Sequence[str],
+    arms: Sequence[str],
+    files: Sequence[Path],
+    seen: Path,
+) -> int:
+    """1 if this process sees ``wanted`` on the case, which it leaves in the file ``seen``, else 0:
+    what a fresh process runs."""
     settle()
-    judge = Judge(load_recipes(files), Ledger([]), stateful=load_stateful(files))
-    return GONE if judge.judge(load_case(raw)).cause(wanted) is None else SHOWN
+    case = load_case(raw)
+    judge = Judge(load_recipes(files), Ledger([]), frozenset(arms), stateful=load_stateful(files))
+    verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
+    if verdict is None:
+        return GONE
+    seen.write_bytes(pickle.dumps(verdict))
+    return SHOWN

@@ -76,7 +76,7 @@ def write_played_script(
 ) -> str:
     """The script's text. Raises ValueError for a place or an expectation that it cannot look at."""
     spec = case.spec
-    runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe)]
+    runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe, verdict.arm)]
     if spec.direct:
         verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
     look = look_at(
@@ -135,15 +135,15 @@ def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Ru
 _BEFORE = "before"
 
 
-def _earlier(case: Case, recipe: Recipe) -> Iterator[Run]:
-    """What ran before in the same process, on each of its eager rungs."""
+def _earlier(case: Case, recipe: Recipe, compiled: str) -> Iterator[Run]:
+    """What ran before in the same process, on its eager rungs and the ``compiled`` one."""
     for earlier in case.history:
         spec = earlier.spec
         if (spec.recipe, spec.backend) != (case.spec.recipe, case.spec.backend):
             raise ValueError(f"{spec.recipe} ran before, and a script has one recipe")
         tensors = _renamed(spec, tensors_of(earlier, recipe))
         for arm in climb(spec):
-            if not arm.compiler:
+            if not arm.compiler or arm.name == compiled:
                 yield Run(_BEFORE, "_", spec, arm, tensors, _events(spec))
 
 
@@ -223,7 +223,8 @@ def _plays(
         elif run.name == AGAIN:  # on memory that holds NaN
             yield f"{POISON}\nagain = [play(Trace(), {call}) for _ in range({again})]"
         elif run.name == _BEFORE:  # and is dead by now
-            yield f"play(Trace(), {call})"
+            forgets = "\ntorch._dynamo.reset()" if run.arm.compiler else ""
+            yield f"play(Trace(), {call}){forgets}"
         else:
             yield f"{run.variable} = play(Trace(), {call})"
 

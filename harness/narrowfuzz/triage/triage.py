@@ -23,7 +23,7 @@ from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.schedule.carries import check_carried
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach_of, severity_of
-from narrowfuzz.triage.history import with_history
+from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.prove import Proof, proven
@@ -120,14 +120,16 @@ def _triaged(
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
     proof = proven(judge, minimal, final, plant, scripts)
-    # what this process does not show again does not hang on what it has kept
-    if proof.why and past and shown_again:
-        longer = with_history(
-            minimal, wanted, past, scripts, plant=plant, files=files, seconds=seconds
-        )
-        if longer is not None:
-            minimal = longer
+    if proof.why and past:
+        names = [oracle.name for oracle in oracles]
+        for longer, there in histories(
+            judge, minimal, final, past, scripts,
+            rules=names, plant=plant, files=files, seconds=seconds,
+        ):  # fmt: skip
+            minimal, final = longer, there
             proof = proven(judge, minimal, final, plant, scripts)
+            if not proof.why:
+                break
     if proof.why and not shown_again:
         why = f"it did not show again in the process that saw it; {proof.why}"
         proof = replace(proof, why=why)
