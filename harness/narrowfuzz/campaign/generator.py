@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -59,9 +59,9 @@ class Generator:
         self.models = tuple(m for m in WIDE if not config.models or m in config.models)
         #: Those that partial recompute may break.
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
-        #: Recipes, models and fragile ones, for eager slices and for compiled ones.
+        #: Recipes, models and fragile ones of each rung: all have their turn on the dearest one.
         cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.fragile)
-        self.decks = [tuple(Deck(c, rng) for c in cards) for _ in range(2)]
+        self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
         self.draws = config.draws
         #: So many cases in all leave no time for factors to stand still.
         self.swarms = not config.cases
@@ -141,7 +141,7 @@ class Generator:
     def _specs(
         self, kind: Compile, wanted: Models, vary: frozenset[str], wider: bool, largest: int
     ) -> st.SearchStrategy[Spec]:
-        recipes, models, fragile = self.decks[kind != "none"]
+        recipes, models, fragile = self.decks[kind]
         hand = recipes.hand(_TOGETHER)
         # such a slice has time for one Spec of a model: then each model has its turn
         several = 1 if kind == "inductor" and wanted == "models" else _TOGETHER
