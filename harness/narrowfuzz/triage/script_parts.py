@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
 from collections.abc import Mapping
 
@@ -109,6 +110,7 @@ def quoted(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"""', "'''").replace("\0", "\\0")
 
 
+@functools.cache
 def model_source(*names: ModelName) -> str:
     """Source of the models' classes, those that they use first."""
     return pasted([MODELS[name].module.__name__ for name in names], (models,))
