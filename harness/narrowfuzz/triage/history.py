@@ -26,8 +26,8 @@ from narrowfuzz.verdict import Verdict, fingerprint
 
 #: Cases that a worker remembers.
 REMEMBERED = 40
-#: Seconds in which one history must be found that shows it at all.
-_FIRST = 60.0
+#: Of the seconds for making it shorter, so many times more are there to find one that shows it.
+_TO_FIND = 2.0
 
 _SCRIPT = """\
 import sys
@@ -58,7 +58,7 @@ def histories(
     wanted = fingerprint(verdict, judge.family(case.spec))
     arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
 
-    def seen(history: Sequence[Case], limit: float = _FIRST) -> Verdict | None:
+    def seen(history: Sequence[Case], limit: float) -> Verdict | None:
         text = _SCRIPT.format(
             case=dump_case(msgspec.structs.replace(case, history=tuple(history))),
             wanted=wanted, rules=list(rules), arms=arms, files=[str(file) for file in files],
@@ -71,20 +71,21 @@ def histories(
             found: Verdict = pickle.loads((Path(folder) / "seen").read_bytes())
             return found
 
-    alone = seen(()) is not None
     began = time.monotonic()
     until = began + seconds
+    alone = seen((), _TO_FIND * seconds) is not None
 
     def shows(history: Sequence[Case]) -> bool:
         return seen(history, max(1.0, until - time.monotonic())) is not None
 
     for start in [[_other_data(case)]] if alone else _starts(judge, case, past):
-        left = began + _FIRST - time.monotonic()
+        left = began + _TO_FIND * seconds - time.monotonic()
         if left < 1.0 or seen(start, left) is None:
             continue
         kept = fewest(start, shows, until)
         # luck would have it either way: without them never, with them each time
-        if (alone or seen(()) is None) and (there := seen(kept)) is not None:
+        again = max(_TO_FIND * seconds, 10.0)
+        if (alone or seen((), again) is None) and (there := seen(kept, again)) is not None:
             yield msgspec.structs.replace(case, history=tuple(kept)), there
 
 

@@ -22,6 +22,9 @@ from narrowfuzz.triage.script_schedule import write_schedule_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 from narrowfuzz.verdict import Verdict
 
+#: Why a divergence is not the doing of what is planted.
+_ANYWAY = "its script does not pass without what is planted"
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -30,6 +33,11 @@ class Proof:
     script: str
     output: str
     why: str
+
+
+def unseen(why: str) -> bool:
+    """True if no fresh process showed it, neither with what is planted nor without."""
+    return why not in ("", _ANYWAY)
 
 
 def proven(
@@ -83,7 +91,7 @@ def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> 
                 return run.output, _why_not(run)
             if clean is not None and clean.result().code != GONE:
                 output = f"{run.output}\nwithout the fault: {clean.result().output}"
-                return output, "its script does not pass without what is planted"
+                return output, _ANYWAY
     return run.output, ""
 
 

@@ -26,7 +26,7 @@ from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach
 from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.prove import Proof, proven
+from narrowfuzz.triage.prove import Proof, proven, unseen
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -61,7 +61,9 @@ def triage(
         "seconds": seconds, "plant": plant, "scripts": scripts, "past": past, "files": files,
     }  # fmt: skip
     found = _triaged(judge, case, verdict, **how)
-    chance = None if found.confirmed else _differs_on_repeat(judge, case, verdict)
+    if not unseen(found.finding.why_suspected):
+        return found
+    chance = _differs_on_repeat(judge, case, verdict)
     if chance is None:
         return found
     instead = _triaged(judge, case, chance, **how | {"seconds": min(seconds, _SHORT)})
@@ -120,7 +122,7 @@ def _triaged(
     shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
     proof = proven(judge, minimal, final, plant, scripts)
-    if proof.why and past:
+    if unseen(proof.why) and past:
         names = [oracle.name for oracle in oracles]
         for longer, there in histories(
             judge, minimal, final, past, scripts,
