@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from narrowfuzz.arms.ladder import BY_NAME as ARMS
-from narrowfuzz.case import Case, Spec, Spike
+from narrowfuzz.case import Case, Dtype, Spec, Spike
 from narrowfuzz.environment import describe
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.numerics.plan import OPERANDS, Role
@@ -57,50 +57,79 @@ def triage(
     ``plant``: what is planted, so that its script must show it with that and not without. ``past``:
     what ran before in this process, with the recipe ``files`` that it knows.
     """
-    how: dict[str, Any] = {
-        "seconds": seconds, "plant": plant, "scripts": scripts, "past": past, "files": files,
-    }  # fmt: skip
-    found = _triaged(judge, case, verdict, **how)
-    if not unseen(found.finding.why_suspected):
-        return found
-    chance = _differs_on_repeat(judge, case, verdict)
-    if chance is None:
-        return found
-    instead = _triaged(judge, case, chance, **how | {"seconds": min(seconds, _SHORT)})
-    if not instead.confirmed:
-        return found
-    seen_as = f"{found.finding.fingerprint}: {found.finding.sentence}"
-    return replace(instead, finding=msgspec.structs.replace(instead.finding, seen_as=[seen_as]))
+    confirm = partial(proven, judge, plant=plant, scripts=scripts)
+    shown = _minimised(judge, case, verdict, confirm, seconds)
+    if not unseen(shown.proof.why):
+        return _triaged(judge, shown)
+    if (chance := _differs_on_repeat(judge, case, verdict)) is not None:
+        instead = _triaged(judge, _minimised(judge, *chance, confirm, min(seconds, _SHORT)))
+        if instead.confirmed:
+            told = _triaged(judge, shown).finding
+            seen_as = [f"{told.fingerprint}: {told.sentence}"]
+            return replace(
+                instead, finding=msgspec.structs.replace(instead.finding, seen_as=seen_as)
+            )
+    if past:
+        names = [oracle.name for oracle in _rules(shown.case, verdict)]
+        for longer, there in histories(
+            judge, shown.minimal, shown.verdict, past, scripts,
+            rules=names, plant=plant, files=files, seconds=seconds,
+        ):  # fmt: skip
+            proof = confirm(longer, there)
+            shown = replace(shown, minimal=longer, verdict=there, proof=proof)
+            if not proof.why:
+                break
+    return _triaged(judge, shown)
 
 
-def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
-    """What strikes by chance breaks any rule that compares: does the case itself, run again and
-    again, not always give the same?"""
+@dataclass(frozen=True)
+class _Shown:
+    """A divergence of ``case``, minimised, and its script."""
+
+    case: Case
+    minimal: Case
+    verdict: Verdict
+    small: Minimised
+    proof: Proof
+    #: The process that saw it saw it again.
+    again: bool
+
+
+def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
+    """What strikes by chance breaks any rule that compares: does the case itself, or the same in
+    fp32, run again and again, not always give the same?"""
     if verdict.oracle == "O1" or case.spec.schedule is not None or ARMS[verdict.arm].compiler:
         return None
     plain = _only_as_dear(case, verdict.arm)
-    for _ in range(_REPEATS):
-        causes = judge.judge(plain, needed("O1")).causes
-        if found := next((v for v in causes if v.oracle == "O1"), None):
-            return found
+    for dtype in dict.fromkeys((plain.spec.dtype, *_widest(judge, case.spec))):
+        spec = msgspec.structs.replace(plain.spec, dtype=dtype)
+        again = msgspec.structs.replace(plain, spec=spec)
+        for _ in range(_REPEATS):
+            causes = judge.judge(again, needed("O1")).causes
+            if found := next((v for v in causes if v.oracle == "O1"), None):
+                return again, found
     return None
 
 
-def _triaged(
+def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
+    """What shows the last bits of a scale that a narrower result rounds away."""
+    return ("fp32",) if "fp32" in judge.recipe(spec).dtypes else ()
+
+
+def _rules(case: Case, verdict: Verdict) -> tuple[Oracle, ...]:
+    return needed(verdict.oracle, ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES)
+
+
+def _minimised(
     judge: Judge,
     case: Case,
     verdict: Verdict,
-    *,
+    confirm: Callable[[Case, Verdict], Proof],
     seconds: float,
-    plant: tuple[str, str] | None,
-    scripts: RunScript,
-    past: Sequence[Case],
-    files: Sequence[Path],
-) -> Triaged:
+) -> _Shown:
     wanted = fingerprint(verdict, judge.family(case.spec))
     least = min(verdict.factor / 2, _MARGIN)
-    rules = ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES
-    oracles = needed(verdict.oracle, rules)
+    oracles = _rules(case, verdict)
 
     def shows(candidate: Case) -> bool:
         if candidate.spec.schedule is not None and not _carried(judge, candidate.spec):
@@ -119,24 +148,19 @@ def _triaged(
         hint=_hint(case, verdict, judge) if case.spec.direct else None,
     )
     final = judge.judge(small.case, oracles).cause(wanted) or verdict
-    shown_again = final is not verdict or repeats
     minimal = small.case if final is not verdict else case
-    proof = proven(judge, minimal, final, plant, scripts)
-    if unseen(proof.why) and past:
-        names = [oracle.name for oracle in oracles]
-        for longer, there in histories(
-            judge, minimal, final, past, scripts,
-            rules=names, plant=plant, files=files, seconds=seconds,
-        ):  # fmt: skip
-            minimal, final = longer, there
-            proof = proven(judge, minimal, final, plant, scripts)
-            if not proof.why:
-                break
-    if proof.why and not shown_again:
+    again = final is not verdict or repeats
+    return _Shown(case, minimal, final, small, confirm(minimal, final), again)
+
+
+def _triaged(judge: Judge, shown: _Shown) -> Triaged:
+    proof = shown.proof
+    if proof.why and not shown.again:
         why = f"it did not show again in the process that saw it; {proof.why}"
         proof = replace(proof, why=why)
-    flake: Flake = "always" if shown_again else "flaky" if proof.why else "per process"
-    return Triaged(_finding(judge, final, case, minimal, flake, small, proof), proof.script)
+    flake: Flake = "always" if shown.again else "flaky" if proof.why else "per process"
+    finding = _finding(judge, shown.verdict, shown.case, shown.minimal, flake, shown.small, proof)
+    return Triaged(finding, proof.script)
 
 
 def _finding(
