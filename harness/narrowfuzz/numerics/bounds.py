@@ -15,23 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics import scales, two_level
+from narrowfuzz.numerics.accumulator import U32, gamma, sum_radius
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import GemmPlan, MxScale, OperandPlan, Rounding, TwoLevelScale
 from narrowfuzz.numerics.reference import Scale, spread
 
-U32 = 2.0**-24
 #: A kernel may treat subnormal operands as zero and flush subnormal sums (VDPBF16PS does, GPUs do).
 FLUSH32 = 2.0**-126
 #: bf16's significand with float64's exponent range: a rounding before scales are applied.
 _BF16_WIDE = Format("bf16 before scaling", 11, 7, 1023, "ieee")
-
-
-def gamma(n: int) -> float:
-    """gamma_n = n u / (1 - n u); raises ValueError where n u >= 1 and the bound says nothing."""
-    n = max(n, 0)
-    if n * U32 >= 1.0:
-        raise ValueError(f"{n} additions in fp32: the bound is void, split the contraction")
-    return n * U32 / (1.0 - n * U32)
 
 
 def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
@@ -70,29 +62,37 @@ def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
         return np.asarray(np.maximum(in_range, overshoot) + roundings * magnitude)
 
 
-def gemm_radius(a: F64, b: F64, gemm: GemmPlan) -> F64:
-    """Bound 3.2: how far the fp32 accumulator may be from A @ B^T of the operands really seen.
+def gemm_radius(
+    a: F64, b: F64, gemm: GemmPlan, least: tuple[F64 | float, F64 | float] = (0.0, 0.0)
+) -> F64:
+    """Bound 3.2: how far the accumulator may be from A @ B^T of the operands really seen.
 
-    Proof. K exact products and K-1 rounded additions in any order and blocking err by at most
-    gamma_{K-1} |A||B|^T (Higham 3.1); each of the c roundings of scales, operands or products adds
-    at most u |A||B|^T to first order, gamma_{K-1+c} in all. Scales of blocks are applied to partial
-    sums: every product still passes through the same c roundings, so the count is the same.
+    ``least``: the smallest normal number of each row of A and of B, where the accumulator aligns.
+
+    Proof. The products are exact, and the accumulator errs as ``accumulator.sum_radius`` proves, in
+    any order and blocking; each of the c roundings of scales, operands or products adds at most
+    u |A||B|^T to first order. Scales of blocks are applied to partial sums: every product still
+    passes through the same c roundings, so the count is the same.
     Whatever falls below fp32's normals may be rounded to a multiple of 2^-149 or flushed: at most
     2^-126 for each of K products (or, where those are products of codes and far above, for each of
     their scaled partial sums) and K sums, and 2^-126 times the other operand for each operand: the
-    last term. float64's own error (2^-53 K) is below the slack left by the factor 1 + 2^-20.
+    last term.
     """
-    contracted = a.shape[1]
-    magnitude_a, magnitude_b = np.abs(a), np.abs(b)
     with np.errstate(all="ignore"):
-        relative = gamma(contracted - 1 + gemm.scale_roundings) * (1.0 + 2.0**-20)
-        radius = relative * (magnitude_a @ magnitude_b.T)
-        rows_a = magnitude_a.sum(axis=1)[:, None]
-        rows_b = magnitude_b.sum(axis=1)[None, :]
-        return np.asarray(radius + FLUSH32 * (2 * contracted + rows_a + rows_b))
+        radius = sum_radius(a, b, gemm.accumulator, gemm.scale_roundings, least)
+        rows_a = np.abs(a).sum(axis=1)[:, None]
+        rows_b = np.abs(b).sum(axis=1)[None, :]
+        return np.asarray(radius + FLUSH32 * (2 * a.shape[1] + rows_a + rows_b))
 
 
-def layer_radius(a: F32, b: F32, bound_a: F64, bound_b: F64, gemm: GemmPlan) -> F64:
+def layer_radius(
+    a: F32,
+    b: F32,
+    bound_a: F64,
+    bound_b: F64,
+    gemm: GemmPlan,
+    least: tuple[F64 | float, F64 | float] = (0.0, 0.0),
+) -> F64:
     """Bound 3.3: distance of the accumulator from the *unquantised* product.
 
     Proof. With |A' - A| <= D_A and |B' - B| <= D_B elementwise, |A'B' - AB| <= (|A|+D_A)(|B|+D_B)
@@ -103,7 +103,7 @@ def layer_radius(a: F32, b: F32, bound_a: F64, bound_b: F64, gemm: GemmPlan) -> 
     with np.errstate(all="ignore"):
         enlarged = (magnitude_a + bound_a) @ (magnitude_b + bound_b).T
         quantisation = enlarged - magnitude_a @ magnitude_b.T
-    rounding = gemm_radius(magnitude_a + bound_a, magnitude_b + bound_b, gemm)
+    rounding = gemm_radius(magnitude_a + bound_a, magnitude_b + bound_b, gemm, least)
     return np.asarray(quantisation + rounding)
 
 

@@ -11,9 +11,11 @@ So "one scale per row" always means "amax over the contracted axis", for every r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from narrowfuzz.numerics.accumulator import FP32, UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import Format, Overflow
 from narrowfuzz.numerics.scales import MxMode
 from narrowfuzz.numerics.two_level import Arithmetic
@@ -107,6 +109,9 @@ class GemmPlan:
     dequantise_to: Literal["", "fp32", "dtype"] = ""
     #: True: the kernel multiplies unit-scaled codes and scales the result afterwards, in fp32.
     post_scale: bool = False
+    #: True: the library asks for its device's fast FP8 accumulation.
+    fast: bool = False
+    accumulator: Accumulator = FP32
 
     def __post_init__(self) -> None:
         # no kernel takes one operand in codes and the other in high precision
@@ -125,6 +130,17 @@ class GemmPlan:
     def transformed(self) -> bool:
         return bool(self.a.hadamard or self.b.hadamard)
 
+    def multiplies(self, dtype: str) -> str:
+        """What the device multiplies, as its accumulators are named, in a layer of ``dtype``."""
+        if self.a.format is None or self.dequantise_to == "dtype":
+            return dtype
+        if self.dequantise_to == "fp32":
+            return "fp32"
+        if self.a.format.bits < 8:
+            return "fp4"
+        block = isinstance(self.a.scale, MxScale)
+        return "mxfp8" if block else "fp8 fast" if self.fast else "fp8"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -140,3 +156,10 @@ class Plan:
     @property
     def quantised(self) -> bool:
         return any(gemm.quantised for gemm in self.gemms.values())
+
+    def added_by(self, accumulators: Mapping[str, Accumulator], dtype: str) -> Plan:
+        """The same on a device with these ``accumulators``, by what it multiplies."""
+        return replace(self, gemms={
+            role: replace(gemm, accumulator=accumulators.get(gemm.multiplies(dtype), UNKNOWN))
+            for role, gemm in self.gemms.items()
+        })  # fmt: skip

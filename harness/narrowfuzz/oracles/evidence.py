@@ -86,7 +86,7 @@ class Reference:
         """A @ B^T of the plan's operands and the radius of bound 3.2."""
         if role not in self._gemm:
             a, b = self.values(role, "a"), self.values(role, "b")
-            radius = bounds.gemm_radius(a, b, self.plan.gemms[role])
+            radius = bounds.gemm_radius(a, b, self.plan.gemms[role], self.least(role))
             self._gemm[role] = (reference.product(a, b), radius)
         return self._gemm[role]
 
@@ -96,9 +96,29 @@ class Reference:
             gemm = self.plan.gemms[role]
             a, b = self.operand(role, "a"), self.operand(role, "b")
             centre = reference.product(a.x.astype(np.float64), b.x.astype(np.float64))
-            radius = bounds.layer_radius(a.x, b.x, _bound(a, gemm), _bound(b, gemm), gemm)
+            radius = bounds.layer_radius(
+                a.x, b.x, _bound(a, gemm), _bound(b, gemm), gemm, self.least(role)
+            )
             self._layer[role] = (centre, radius)
         return self._layer[role]
+
+    def least(self, role: Role) -> tuple[F64 | float, F64 | float]:
+        """The smallest normal number of each row of both operands, which accumulators align to; 0
+        where they do not."""
+        gemm = self.plan.gemms[role]
+        if gemm.accumulator.ieee:
+            return 0.0, 0.0
+        return self._least(role, "a"), self._least(role, "b")
+
+    def _least(self, role: Role, side: str) -> F64 | float:
+        operand = self.operand(role, side)
+        if operand.quantised is None:
+            return FORMATS[self.dtype].min_normal
+        assert operand.plan.format is not None
+        code = 1 << operand.plan.format.mantissa_bits
+        codes = np.full(operand.x.shape, code, operand.quantised.codes.dtype)
+        values = reference.values(codes, operand.quantised.scale, operand.plan)
+        return np.asarray(np.max(values, axis=1, initial=0.0))
 
     def may_overflow(self, role: Role) -> Any:
         """Elements whose partial sums, or sums with only one scale applied, may leave fp32's range.

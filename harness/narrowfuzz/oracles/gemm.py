@@ -11,6 +11,7 @@ import numpy as np
 from narrowfuzz.address import At
 from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, round_to
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
@@ -68,7 +69,8 @@ def centre_and_radius(evidence: Evidence, role: Role, a: F64, b: F64) -> tuple[F
     planned = evidence.reference.values(role, "a"), evidence.reference.values(role, "b")
     if a is planned[0] and b is planned[1]:
         return evidence.reference.gemm(role)
-    return product(a, b), bounds.gemm_radius(a, b, evidence.plan.gemms[role])
+    least = evidence.reference.least(role)
+    return product(a, b), bounds.gemm_radius(a, b, evidence.plan.gemms[role], least)
 
 
 def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
@@ -82,7 +84,7 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
         with np.errstate(all="ignore"):
             centre, size = terms.sum(axis=0), np.abs(terms).sum(axis=0)
         # any order of M - 1 fp32 additions (Higham 4.2), then one rounding to the layer's dtype
-        radius = bounds.gamma(max(1, len(terms) - 1)) * size + 2.0**-126
+        radius = gamma(max(1, len(terms) - 1)) * size + 2.0**-126
         fmt = FORMATS[evidence.spec.dtype]
         with np.errstate(all="ignore"):
             ends = np.stack([centre - radius, centre + radius])
@@ -139,9 +141,9 @@ def check_lattice(evidence: Evidence) -> Iterator[Verdict]:
 def on_lattice(
     evidence: Evidence, role: Role, *, work: Reference | None = None, addend: float = 0.0
 ) -> bool:
-    """All partial sums exact in fp32: operands are multiples of one unit and sums, ``addend``
-    included, stay below 2^24 units. Checked on the operands of ``work`` (the case's own reference
-    by default), not assumed from the regime."""
+    """All partial sums exact: operands are multiples of one unit and sums, ``addend`` included,
+    stay below as many units as the accumulator holds, 2^24 in fp32. Checked on the operands of
+    ``work`` (the case's own reference by default), not assumed from the regime."""
     if evidence.case.data.regime != "lattice":
         return False
     work = work or evidence.reference
@@ -164,7 +166,8 @@ def on_lattice(
         unit *= _grid(magnitude)
         magnitudes.append(magnitude)
     reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0)) + addend
-    return reach < 2.0**24 * unit and unit > 2.0**-100 and reach < 2.0**100
+    exact = evidence.plan.gemms[role].accumulator.exact_below
+    return reach < exact * unit and unit > 2.0**-100 and reach < 2.0**100
 
 
 def _grid(magnitude: F64) -> float:

@@ -14,7 +14,8 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Own, Same, bits
-from narrowfuzz.numerics.bounds import FLUSH32, U32, gamma
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.bounds import FLUSH32
 from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, number, plain
