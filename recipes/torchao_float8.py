@@ -49,7 +49,7 @@ def _tensorwise(spec: Spec) -> Plan:
     }
     return Plan(
         {
-            "output": GemmPlan(e4m3, e4m3, **kw),
+            "output": GemmPlan(e4m3, e4m3, fast=True, **kw),
             "grad_input": GemmPlan(e5m2, e4m3, **kw),
             "grad_weight": GemmPlan(e5m2, e4m3, **kw),
         }
@@ -64,7 +64,7 @@ def _rowwise(spec: Spec) -> Plan:
     if _emulates(spec):
         gemm = GemmPlan(row, row, scale_roundings=0, kernel_rounds=False, dequantise_to="fp32")
         return Plan(dict.fromkeys(ROLES, gemm))
-    forward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"))
+    forward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"), fast=True)
     backward = GemmPlan(row, row, scale_roundings=0, rounding=("bf16", "out"), post_scale=True)
     return Plan({"output": forward, "grad_input": backward, "grad_weight": backward})
 

@@ -26,6 +26,7 @@ from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.judge_schedule import arms_of, judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
+from narrowfuzz.numerics.accumulator import CPU, Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.numerics.reference import Undivided
@@ -83,6 +84,8 @@ class Judge:
     device: str = "cpu"
     #: Recipes that schedules run on.
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    #: How the device adds what it multiplies.
+    accumulators: Accumulators = field(default_factory=lambda: CPU)
     #: Called with each case of another shape or layout that a relation is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
     compiles: int = 0
@@ -152,7 +155,8 @@ class Judge:
         return Evidence(
             case=case,
             focus=focus,
-            plan=recipe.plan(case.spec),
+            plan=self.plan(case.spec),
+            accumulators=self.accumulators,
             tensors=tensors,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
@@ -163,7 +167,7 @@ class Judge:
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
-            plan_of=recipe.plan,
+            plan_of=self.plan,
             gradients=gradient_names(case.spec),
             tied=ties(case.spec),
             layers=layer_names(case.spec),
@@ -246,6 +250,10 @@ class Judge:
         recipe = self.recipes[spec.recipe]
         recipe.backend(spec)
         return recipe
+
+    def plan(self, spec: Spec) -> Plan:
+        """The recipe's plan on this device. Raises ValueError as ``recipe``."""
+        return self.recipe(spec).plan(spec).added_by(self.accumulators, spec.dtype)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""

@@ -12,6 +12,7 @@ import numpy as np
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Given
 from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.accumulator import CPU, Accumulators
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, decode
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, Role
 from narrowfuzz.numerics.reference import Quantised, Scale
@@ -186,6 +187,8 @@ class Evidence:
     plan_of: Callable[[Spec], Plan] | None = None
     #: Parameters that are another one under a second name -> its first name.
     tied: Mapping[str, str] = field(default_factory=dict)
+    #: How the device adds what it multiplies.
+    accumulators: Accumulators = field(default_factory=lambda: CPU)
     #: Dotted names of the linears that conversion was given.
     layers: tuple[str, ...] = ("proj",)
     #: Gradients a backward must leave.

@@ -17,6 +17,7 @@ from narrowfuzz.address import At
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
 from narrowfuzz.oracles.evidence import Evidence, Operand
@@ -40,7 +41,7 @@ def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
         if not trace.multiplied:
             yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
         for one in _some(trace.multiplied, evidence.focus):
-            yield _multiply(arm, one)
+            yield _multiply(evidence.accumulators, arm, one)
 
 
 def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
@@ -56,11 +57,11 @@ def _some(items: tuple[Multiplied, ...], focus: int | None) -> tuple[Multiplied,
     return (items[start:] + items[:start])[:MULTIPLIES]
 
 
-def _multiply(arm: str, one: Multiplied) -> Verdict:
+def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
     oracle, role = ("O5", "output") if one.phase == "forward" else ("O15", "gradient")
     a, b = _dequantised(one.a), _dequantised(one.b)
     centre = reference.product(a, b)
-    radius = bounds.gemm_radius(a, b, _KERNEL)
+    radius = _radius(accumulators, one, a, b)
     with np.errstate(all="ignore"):
         risky = _may_overflow(one, a, b) | np.isnan(centre)
         if one.bias is not None:
@@ -83,6 +84,23 @@ def _multiply(arm: str, one: Multiplied) -> Verdict:
         Within(bits(lo[at]), bits(hi[at])),
         factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]),
     )  # fmt: skip
+
+
+def _radius(accumulators: Accumulators, one: Multiplied, a: F64, b: F64) -> F64:
+    """Bound 3.2 by whichever accumulation the kernel was asked for."""
+    kinds = (one.dtype,) if one.a.codes is None else ("fp8", "fp8 fast")
+    least = _least(one.a, one.dtype), _least(one.b, one.dtype)
+    gemms = [replace(_KERNEL, accumulator=accumulators.get(kind, UNKNOWN)) for kind in kinds]
+    return np.asarray(np.max([bounds.gemm_radius(a, b, gemm, least) for gemm in gemms], axis=0))
+
+
+def _least(seen: Seen, dtype: str) -> F64 | float:
+    """The smallest normal number of each row, as the kernel reads it."""
+    if seen.codes is None:
+        return FORMATS[dtype].min_normal
+    assert seen.scale is not None
+    unit = np.broadcast_to(seen.scale.astype(np.float64), seen.codes.shape)
+    return np.asarray(FORMATS[seen.format].min_normal * np.max(unit, axis=1, initial=0.0))
 
 
 def _may_overflow(one: Multiplied, a: F64, b: F64) -> NDArray[np.bool_]:
