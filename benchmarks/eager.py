@@ -114,7 +114,7 @@ def _stages(recipes: Any, batches: Any, number: int, whole: float) -> dict[str, 
             evidence = Evidence(
                 case=case, plan=plan, tensors=tensors, traces=traces, repeats=repeats,
                 elides=frozenset(), deviations=ledger.deviations(spec),
-                refusal=recipe.refusal(spec), gradients=gradient_names(spec),
+                refusal=recipe.refusal(spec, "cpu"), gradients=gradient_names(spec),
                 pointwise=MODELS[spec.model].pointwise,
             )  # fmt: skip
             for role in ROLES:

@@ -29,7 +29,7 @@ def _keep(model: Any, spec: Spec) -> Any:
     return model
 
 
-def _never_refuses(spec: Spec) -> str:
+def _never_refuses(spec: Spec, device: str) -> str:
     return ""
 
 

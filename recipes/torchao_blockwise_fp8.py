@@ -86,7 +86,7 @@ def _tap(emit: Emit) -> Iterator[None]:
         linear._run_blockwise_mm = multiply
 
 
-def _refusal(spec: Spec) -> str:
+def _refusal(spec: Spec, device: str) -> str:
     if spec.bias:
         return "bias must be absent: Float8BlockwiseLinear does not support it"
     for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):

@@ -156,8 +156,14 @@ def _autocast(device: str) -> frozenset[TensorName]:
     return frozenset({"bias"}) if device == "cpu" else frozenset({"input", "bias"})
 
 
-def _never_refuses(spec: Spec) -> str:
-    return ""  # CPU _scaled_mm takes any shape, and the emulation too
+def _refusal(spec: Spec, device: str) -> str:
+    if device == "cpu" or _emulates(spec):
+        return ""  # CPU _scaled_mm takes any shape, and the emulation too
+    # aten/src/ATen/native/cuda/ScaledBlas.cpp; each of the three is contracted by some GEMM
+    for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
+        if size % 16:
+            return f"{name} must be a multiple of 16 for FP8 on CUDA, got {size}"
+    return ""
 
 
 RECIPES = [
@@ -169,7 +175,7 @@ RECIPES = [
         package="torchao",
         plan=plan,
         convert=partial(_convert, recipe=theirs),
-        refusal=_never_refuses,
+        refusal=_refusal,
         tap=_tap,
         converted=_converted,
         unavailable=_unavailable if name == "tensorwise" else everywhere,

@@ -157,7 +157,7 @@ def _tap(emit: Emit) -> Iterator[None]:
 
 
 def _refusal(variant: _Variant) -> Any:
-    def refusal(spec: Spec) -> str:
+    def refusal(spec: Spec, device: str) -> str:
         contracted = [("in_features", spec.k), ("out_features", spec.n)]
         if not variant.wgrad_with_hp:
             contracted.append(("tokens", spec.tokens))

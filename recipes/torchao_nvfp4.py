@@ -114,7 +114,7 @@ def _tap(emit: Emit) -> Iterator[None]:
         library._triton_weight_quantize_2d = quantise_weight
 
 
-def _refusal(spec: Spec) -> str:
+def _refusal(spec: Spec, device: str) -> str:
     for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.m)):
         if size % ALIGNMENT:
             return f"{name} must be a multiple of {ALIGNMENT}, got {size}"

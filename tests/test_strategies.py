@@ -271,7 +271,7 @@ def test_every_dimension_is_aligned_misaligned_empty_and_one(dim: str) -> None:
 
 
 def test_most_cases_are_aligned_so_that_most_of_them_run() -> None:
-    refused = sum(bool(RECIPES[c.spec.recipe].refusal(c.spec)) for c in many_cases())
+    refused = sum(bool(RECIPES[c.spec.recipe].refusal(c.spec, "cpu")) for c in many_cases())
     assert 0 < refused < 0.3 * len(many_cases())
 
 
@@ -280,7 +280,7 @@ def test_without_wild_shapes_no_recipe_may_refuse(name: str) -> None:
     recipe = RECIPES[name]
     for spec in drawn(specs([recipe], wild_shapes=False), 300):
         shape = (spec.batch, spec.m, spec.k, spec.n)
-        assert recipe.refusal(spec) == "", shape
+        assert recipe.refusal(spec, "cpu") == "", shape
         assert min(spec.tokens, spec.k, spec.n) > 0, shape
 
 

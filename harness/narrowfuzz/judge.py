@@ -163,9 +163,9 @@ class Judge:
             repeats=repeats,
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case),
-            refusal=recipe.refusal(case.spec),
+            refusal=recipe.refusal(case.spec, self.device),
             rerun=partial(self._rerun, case),
-            peers=lambda: power_of_two_peers(self.recipes, case.spec),
+            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=self.plan,
             gradients=gradient_names(case.spec),
@@ -391,12 +391,12 @@ def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdi
             yield verdict
 
 
-def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec) -> dict[str, Plan]:
+def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
     """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
     peers: dict[str, Plan] = {}
     for name, recipe in recipes.items():
         other = msgspec.structs.replace(spec, recipe=name, backend="")
-        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other):
+        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
             continue
         plan = recipe.plan(other)
         if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):

@@ -97,9 +97,9 @@ class Recipe:
     #: source of this, ``tap``, ``converted`` and ``convertible``: functions of a file, or partials
     #: of one with keywords that are literals, and nothing of narrowfuzz's in them but imports.
     convert: Callable[[Any, Spec], Any]
-    #: Why the library may refuse this Spec, as the rule a clear message should state; "" if it
-    #: promises to run it.
-    refusal: Callable[[Spec], str]
+    #: (Spec, device) -> why the library may refuse it there, as the rule a clear message should
+    #: state; "" if it promises to run it.
+    refusal: Callable[[Spec, str], str]
     #: Watch every quantised GEMM of an eager run.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
     #: True: the scales that it shows are 1/s, as scaled-GEMM kernels take them.

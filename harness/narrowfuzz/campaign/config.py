@@ -29,6 +29,8 @@ class Config:
     control: tuple[str, str] | None = None
     #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
     models: tuple[ModelName, ...] = ()
+    #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
+    wild_shapes: bool = True
     #: Stop after so many judged cases, all workers together; 0: when the time is up.
     cases: int = 0
     #: A worker silent for this long is killed and its case becomes a finding.

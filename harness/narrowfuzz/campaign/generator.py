@@ -63,6 +63,7 @@ class Generator:
         cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.fragile)
         self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
         self.draws = config.draws
+        self.wild_shapes = config.wild_shapes
         #: So many cases in all leave no time for factors to stand still.
         self.swarms = not config.cases
         #: What the slices may vary of a Spec.
@@ -154,6 +155,7 @@ class Generator:
             largest=largest,
             vary=vary,
             models=tuple(models.hand(several)) if wider else (),
+            wild_shapes=self.wild_shapes,
             linears=wanted != "models",
         )
 

@@ -16,6 +16,7 @@ from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
+from narrowfuzz.device import check_device, enter
 from narrowfuzz.environment import prepare
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.recipe import (
@@ -52,8 +53,7 @@ def run_command(
     """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, got {device!r}")
+    check_device(device)
     select_arms(arms)
     fault = _fault(plant)
     if fault is not None and not recipes:
@@ -65,8 +65,7 @@ def run_command(
         choose(te_version)
     from narrowfuzz.ledger import Ledger
 
-    if device == "cuda":
-        _require_cuda()
+    torch_device = enter(device)
     there: dict[str, Recipe | Stateful] = {
         **load_recipes(recipe_files),
         **load_stateful(recipe_files),
@@ -74,7 +73,7 @@ def run_command(
     meant = any(glob != "*" for glob in recipes)
     unasked = [] if meant else [name for name, r in there.items() if process_of(r)]
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
-    chosen, stateful, lacking = _runnable(asked, device)
+    chosen, stateful, lacking = _runnable(asked, torch_device)
     lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
     loaded = _printed_ledger(device) if ledger else Ledger([])
     folder = _output(out, resume)
@@ -257,13 +256,6 @@ def _fault(plant: str) -> tuple[str, str] | None:
     file, _, fault_id = plant.rpartition(":")
     find_fault(file, fault_id)
     return file, fault_id
-
-
-def _require_cuda() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device here; run with --device cpu")
 
 
 def _output(out: Path | None, resume: bool) -> Path:

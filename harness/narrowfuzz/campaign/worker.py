@@ -27,6 +27,7 @@ from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
 from narrowfuzz.case import Case, Compile, Spec, dump_case
 from narrowfuzz.coverage import pairs
+from narrowfuzz.device import accumulators, enter
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
@@ -57,7 +58,8 @@ def work(
     the monotonic clock, which processes share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     settle()
-    worker = Worker(config, number, generation, judged, deadline, out)
+    device = enter(config.device)
+    worker = Worker(config, number, generation, judged, deadline, out, device)
     with ExitStack() as stack:
         if config.plant is not None:
             prepare(identity(*config.plant))
@@ -79,6 +81,7 @@ class Worker:
         judged: int,
         deadline: float,
         out: Connection,
+        device: str = "cpu",
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
         #: Made while nothing is planted or patched yet.
@@ -93,17 +96,18 @@ class Worker:
         self.process = kinds[(number + generation) % len(kinds)]
         mine = [r for r in chosen if process_of(r) == self.process]
         self.recipes = [
-            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, config.device))
+            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, device))
         ]
-        self.stateful = [
-            r for r in mine if isinstance(r, Stateful) and not r.unavailable(config.device)
-        ]
+        self.stateful = [r for r in mine if isinstance(r, Stateful) and not r.unavailable(device)]
         for recipe in self.stateful:
             recipe.prepare()
         self.trials = Trials()
         ledger = load_ledger(self.trials, config.device) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
-        self.judge = Judge(recipes, ledger, self.arms, device=config.device, stateful=stateful)
+        self.judge = Judge(
+            recipes, ledger, self.arms, device=device, stateful=stateful,
+            accumulators=accumulators(device),
+        )  # fmt: skip
         self.judge.before_rerun = self._note
         self.journal = config.out / "journal" / f"{number}.json"
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")

@@ -29,6 +29,9 @@ class Control:
     #: Globs of the rungs it climbs; none: all.
     arms: tuple[str, ...] = ()
     plant: Callable[[], AbstractContextManager[object]] = nullcontext
+    device: str = "cpu"
+    #: False: sizes are multiples of what the recipe takes.
+    wild_shapes: bool = True
     #: Files that define recipes besides the shipped ones.
     recipe_files: tuple[Path, ...] = ()
 

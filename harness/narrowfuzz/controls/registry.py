@@ -11,9 +11,16 @@ from narrowfuzz.recipe import unknown
 
 def builtin_controls() -> dict[str, Control]:
     """All built-in controls by id."""
-    from narrowfuzz.controls import plain, rewrites_float8, rewrites_mx, rewrites_torch, schedules
+    from narrowfuzz.controls import (
+        hopper,
+        plain,
+        rewrites_float8,
+        rewrites_mx,
+        rewrites_torch,
+        schedules,
+    )
 
-    kinds = (plain, rewrites_torch, rewrites_float8, rewrites_mx, schedules)
+    kinds = (plain, rewrites_torch, rewrites_float8, rewrites_mx, schedules, hopper)
     return {control.id: control for kind in kinds for control in kind.CONTROLS}
 
 

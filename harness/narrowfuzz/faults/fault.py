@@ -23,6 +23,9 @@ class Fault:
     plant: Callable[[], AbstractContextManager[object]]
     #: Only a compiled rung can show it: it is hunted longer and counted apart.
     compiled: bool = False
+    device: str = "cpu"
+    #: False: it is hunted on sizes that are multiples of what the recipe takes.
+    wild_shapes: bool = True
 
     def __post_init__(self) -> None:
         if not self.id or not self.recipes:

@@ -77,6 +77,8 @@ HOPPER: Accumulators = {
     "fp32": FP32, "bf16": TENSOR_CORE_16, "fp16": TENSOR_CORE_16, "fp8": HOPPER_FP8,
     "fp8 fast": HOPPER_FP8_FAST,
 }  # fmt: skip
+#: Of any other GPU it is known that fp32 is fp32's, where TF32 is off.
+UNKNOWN_DEVICE: Accumulators = {"fp32": FP32}
 
 
 def gamma(n: int) -> float:

@@ -141,6 +141,8 @@ class Reference:
                 risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
             if gemm.a.format is not None and not gemm.dequantise_to:
                 risky |= ~(b.sum(axis=1) * gemm.a.format.max < limit)[None, :]
+            if gemm.multiplies(self.dtype).startswith("fp8") and not gemm.accumulator.ieee:
+                risky |= self.rescale_overflows(role)  # cuBLAS multiplies both scales first
         self._risky[role] = risky
         return risky
 

@@ -77,6 +77,8 @@ def run_control(
             arms=control.arms,
             control=(file, control.id),
             models=control.models,
+            device=control.device,
+            wild_shapes=control.wild_shapes,
             cases=cases,
             draws=_DRAWS,
             compiled_draws=_COMPILED_DRAWS,

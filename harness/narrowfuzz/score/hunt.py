@@ -54,6 +54,8 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
             recipes=quarry.recipes,
             arms=options.arms,
             fault=(quarry.file, fault.id),
+            device=fault.device,
+            wild_shapes=fault.wild_shapes,
             stop_after=1,
             cases=options.cases,
         )
