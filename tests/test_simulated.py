@@ -1,0 +1,40 @@
+"""The simulated Hopper: a GPU whose FP8 accumulator is not fp32, on any machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from narrowfuzz.device import DEVICES, check_device, enter
+
+CHECKS = Path(__file__).parent / "simulated_checks.py"
+
+
+def test_every_check_of_the_simulated_device_holds() -> None:
+    done = subprocess.run(
+        [sys.executable, str(CHECKS)], capture_output=True, text=True, check=False,
+        env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("holds") == CHECKS.read_text().count("def check_")
+
+
+def test_a_device_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of cpu, cuda, simulated, got 'tpu'"):
+        check_device("tpu")
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="sees no CUDA device here"):
+            check_device("cuda")
+
+
+def test_the_cpu_is_always_here() -> None:
+    check_device("cpu")
+    assert enter("cpu") == "cpu" and DEVICES[0] == "cpu"
