@@ -32,7 +32,9 @@ def run(
     recipe: Globs = None,
     recipe_file: Files = None,
     arm: ArmGlobs = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or simulated: a Hopper on the CPU")
+    ] = "cpu",
     seed: Annotated[int | None, typer.Option(help="reproduce a campaign's draws")] = None,
     out: Annotated[Path | None, typer.Option(help="output folder")] = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
