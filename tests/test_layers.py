@@ -79,10 +79,14 @@ MAY_IMPORT = {
         "faults",
     },
     "planted": {"faults", "controls", "te_on_cpu"},
+    "simulated": {"te_on_cpu"},
+    "device": {"numerics", "simulated"},
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
     "triage": JUDGED | {"planted"},
-    "campaign": JUDGED | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"},
+    "campaign": JUDGED
+    | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"}
+    | {"device"},
     "vacuity": JUDGED,
     "score": JUDGED | {"faults", "controls", "planted", "campaign", "coverage"},
 }
