@@ -1,4 +1,4 @@
-"""torch's and torchao's FP8 linears on a simulated Hopper GPU, whose accumulator is not fp32."""
+"""torchao's FP8 linears on a simulated Hopper GPU, whose accumulator is not fp32."""
 
 from __future__ import annotations
 
@@ -19,5 +19,4 @@ CONTROLS = [
              ("torchao.float8.tensorwise",)),
     _control("rowwise", "one scale a row",
              ("torchao.float8.rowwise", "torchao.float8.rowwise_gw_hp")),
-    _control("scaled-mm", "torch's own multiply, both scalings", ("torch.scaled_mm",)),
 ]  # fmt: skip
