@@ -26,8 +26,9 @@ SPECS = (
 
 
 def causes(spec: Spec, regime: str, table: Accumulators) -> set[str]:
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE,
-                  accumulators=table)  # fmt: skip
+    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE)
+    assert judge.accumulators is HOPPER
+    judge.accumulators = table
     found: set[str] = set()
     for seed in range(3):
         judgement = judge.judge(Case(spec=spec, data=DataSpec(regime=regime, seed=seed)))  # type: ignore[arg-type]

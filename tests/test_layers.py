@@ -35,7 +35,7 @@ DATA = LOW | {
     "environment",
     "policy",
 }
-JUDGED = DATA | {"play", "models", "arms", "oracles", "judge", "judge_schedule"}
+JUDGED = DATA | {"play", "models", "arms", "oracles", "judge", "judge_schedule", "device"}
 MAY_IMPORT = {
     "numerics": set(),
     "address": set(),
@@ -82,11 +82,9 @@ MAY_IMPORT = {
     "simulated": {"te_on_cpu"},
     "device": {"numerics", "simulated"},
     "judge_schedule": DATA | {"arms", "oracles"},
-    "judge": DATA | {"models", "arms", "oracles", "judge_schedule"},
+    "judge": DATA | {"models", "arms", "oracles", "judge_schedule", "device"},
     "triage": JUDGED | {"planted"},
-    "campaign": JUDGED
-    | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"}
-    | {"device"},
+    "campaign": JUDGED | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"},
     "vacuity": JUDGED,
     "score": JUDGED | {"faults", "controls", "planted", "campaign", "coverage"},
 }

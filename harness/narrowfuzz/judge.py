@@ -23,10 +23,11 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec, compile_key
 from narrowfuzz.data import make_model_tensors, make_tensors
+from narrowfuzz.device import accumulators
 from narrowfuzz.judge_schedule import arms_of, judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
-from narrowfuzz.numerics.accumulator import CPU, Accumulators
+from narrowfuzz.numerics.accumulator import Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.numerics.reference import Undivided
@@ -84,14 +85,17 @@ class Judge:
     device: str = "cpu"
     #: Recipes that schedules run on.
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
-    #: How the device adds what it multiplies.
-    accumulators: Accumulators = field(default_factory=lambda: CPU)
     #: Called with each case of another shape or layout that a relation is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
     compiles: int = 0
     compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _subjects: dict[str, Subject] = field(default_factory=dict)
+    #: How the device adds what it multiplies.
+    accumulators: Accumulators = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accumulators = accumulators(self.device)
 
     def judge(
         self,

@@ -19,18 +19,11 @@ _ALIGNMENT = 16
 
 
 def simulate() -> None:
-    """Make this process one that has a Hopper GPU, for good. Raises ValueError without mmaemu."""
-    try:
-        import mmaemu
-    except ImportError:
-        raise ValueError(
-            "--device simulated needs mmaemu, which adds as a Hopper GPU does: pip install mmaemu"
-        ) from None
+    """Make this process one that has a Hopper GPU, for good."""
     from te_on_cpu.cuda_names import patch
 
     if getattr(torch.cuda, "is_simulated", False):
         return
-    assert mmaemu.accumulate
     patch()
     new: Any = F.scaled_mm
     torch._scaled_mm = scaled_mm

@@ -27,7 +27,7 @@ from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
 from narrowfuzz.case import Case, Compile, Spec, dump_case
 from narrowfuzz.coverage import pairs
-from narrowfuzz.device import accumulators, enter
+from narrowfuzz.device import enter
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
@@ -104,10 +104,7 @@ class Worker:
         self.trials = Trials()
         ledger = load_ledger(self.trials, config.device) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
-        self.judge = Judge(
-            recipes, ledger, self.arms, device=device, stateful=stateful,
-            accumulators=accumulators(device),
-        )  # fmt: skip
+        self.judge = Judge(recipes, ledger, self.arms, device=device, stateful=stateful)
         self.judge.before_rerun = self._note
         self.journal = config.out / "journal" / f"{number}.json"
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")

@@ -17,6 +17,7 @@ from narrowfuzz.campaign.supervisor import Tally, play, start_server
 from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.controls.control import Control
 from narrowfuzz.coverage import Pair
+from narrowfuzz.device import check_device
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, obstacle, select
 from narrowfuzz.schedule.story import FEATURES
 from narrowfuzz.stateful import Stateful
@@ -119,6 +120,7 @@ def lacking(results: Iterable[ControlResult]) -> tuple[str, ...]:
 
 def _recipes(control: Control) -> tuple[str, ...]:
     """The control's recipes that run here. Raises ValueError if none does."""
+    check_device(control.device)
     files = control.recipe_files
     there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
     reasons = {n: obstacle(r, "cpu") for n, r in select(there, control.recipes).items()}

@@ -34,7 +34,8 @@ import sys
 from pathlib import Path
 from narrowfuzz.triage.history import show
 files = [Path(file) for file in {files!r}]
-sys.exit(show({case!r}, {wanted!r}, {rules!r}, {arms!r}, files, Path(__file__).parent / "seen"))
+seen = Path(__file__).parent / "seen"
+sys.exit(show({case!r}, {wanted!r}, {rules!r}, {arms!r}, files, {device!r}, seen))
 """
 
 
@@ -62,6 +63,7 @@ def histories(
         text = _SCRIPT.format(
             case=dump_case(msgspec.structs.replace(case, history=tuple(history))),
             wanted=wanted, rules=list(rules), arms=arms, files=[str(file) for file in files],
+            device=judge.device,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "history.py"
@@ -142,13 +144,17 @@ def show(
     rules: Sequence[str],
     arms: Sequence[str],
     files: Sequence[Path],
+    device: str,
     seen: Path,
 ) -> int:
     """1 if this process sees ``wanted`` on the case, which it leaves in the file ``seen``, else 0:
     what a fresh process runs."""
     settle()
     case = load_case(raw)
-    judge = Judge(load_recipes(files), Ledger([]), frozenset(arms), stateful=load_stateful(files))
+    judge = Judge(
+        load_recipes(files), Ledger([]), frozenset(arms), device=device,
+        stateful=load_stateful(files),
+    )  # fmt: skip
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
     if verdict is None:
         return GONE
