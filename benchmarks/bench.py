@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowfuzz.campaign.slices import Slice
+from narrowfuzz.device import check_device, enter
 from narrowfuzz.environment import describe, prepare, settle
 
 PARTS = (
@@ -95,14 +96,16 @@ def ladder_part(kind: Any, seconds: float) -> dict[str, Any]:
     return {"ours": ours, "plain": plain}
 
 
-def _child(part: str, seconds: float, extra: str = "") -> dict[str, Any]:
+def _child(part: str, seconds: float, extra: str = "", device: str = "cpu") -> dict[str, Any]:
     """Run one part in a fresh process; its result is the last line it prints."""
     command = [sys.executable, __file__, "--child", part, "--seconds", str(seconds)]
-    done = subprocess.run([*command, "--firsts", extra], stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [*command, "--firsts", extra, "--device", device], stdout=subprocess.PIPE, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
+def _run_child(part: str, seconds: float, firsts: str, device: str) -> dict[str, Any]:
     from blocks import blocks_part
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
@@ -116,10 +119,10 @@ def _run_child(part: str, seconds: float, firsts: str) -> dict[str, Any]:
         return one_compile_per_example(kind, json.loads(firsts), seconds)  # type: ignore[arg-type]
     if side == "schedules":
         return schedules_part(kind, seconds)
-    parts = {
-        "eager": eager_part, "recipes": recipes_part, "blocks": blocks_part, "memory": memory_part,
-    }  # fmt: skip
-    return parts[part](seconds)
+    if part == "memory":
+        return memory_part(seconds)
+    parts = {"eager": eager_part, "recipes": recipes_part, "blocks": blocks_part}
+    return parts[part](seconds, enter(device))
 
 
 class Report:
@@ -218,12 +221,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="measuring time of a part")
     parser.add_argument("--json", type=Path, help="write all numbers here too")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME")
+    parser.add_argument(
+        "--device", default="cpu", help="of eager, recipes and blocks: cpu, cuda or simulated"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--firsts", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    check_device(args.device)
     prepare()
     if args.child:
-        print(json.dumps(_run_child(args.child, args.seconds, args.firsts)))
+        print(json.dumps(_run_child(args.child, args.seconds, args.firsts, args.device)))
         return 0
     settle()
     results: dict[str, Any] = {"environment": describe(), "cores": os.cpu_count()}
@@ -245,7 +252,7 @@ def main() -> int:
         elif part == "start":
             results[part] = start_part(args.seconds)
         else:
-            results[part] = _child(part, args.seconds / 3)
+            results[part] = _child(part, args.seconds / 3, device=args.device)
         _show(report, part, results[part])
     if args.json:
         args.json.write_text(json.dumps(results, indent=2) + "\n")

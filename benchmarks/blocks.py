@@ -9,6 +9,7 @@ from typing import Any
 from narrowfuzz.arms.ladder import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.device import Device
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.oracles import ORACLES
@@ -24,25 +25,25 @@ LINEAR_MS = 4.0
 _CORE = [oracle for oracle in ORACLES if not oracle.reruns]
 
 
-def blocks_part(seconds: float) -> dict[str, Any]:
+def blocks_part(seconds: float, device: Device) -> dict[str, Any]:
     """Milliseconds a case, by recipe and model, medians of the rounds: the subject's own runs
     (``subject``) and the whole judgement (``judge``)."""
     found: dict[str, Any] = {}
     for recipe in RECIPES:
         for model in MODELS:
             spec = Spec(recipe=recipe, model=model, m=32, k=64, n=64, batch=2, heads=2)
-            rounds = _rounds(spec)
+            rounds = _rounds(spec, device)
             found[f"{recipe} {model}"] = {
                 name: statistics.median(r[name] for r in rounds) for name in rounds[0]
             }
     return found
 
 
-def _rounds(spec: Spec) -> list[dict[str, float]]:
+def _rounds(spec: Spec, device: Device) -> list[dict[str, float]]:
     """Turn about, case by case: whatever slows the machine down slows both."""
     recipes, clock = load_recipes(), time.perf_counter
-    judge = Judge(recipes, load_ledger(), frozenset({EAGER.name}))
-    program = Program(spec, recipes[spec.recipe], EAGER)
+    judge = Judge(recipes, load_ledger(), frozenset({EAGER.name}), device=device)
+    program = Program(spec, recipes[spec.recipe], EAGER, device=device.torch)
     data: list[DataSpec] = []
     generate(data_specs(lattice=spec.direct), data.append, number=1, examples=CASES * ROUNDS)
     judge.judge(Case(spec=spec, data=data[0]), _CORE)  # the first draw of a Spec has more to do

@@ -11,6 +11,7 @@ from narrowfuzz.arms.ladder import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case
 from narrowfuzz.data import make_tensors
+from narrowfuzz.device import Device
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names
@@ -29,34 +30,34 @@ SPECS, DRAWS = 40, 16
 _CORE = [BY_NAME[name] for name in CORE]
 
 
-def eager_part(seconds: float) -> dict[str, Any]:
+def eager_part(seconds: float, device: Device) -> dict[str, Any]:
     """Cases a second of the headline recipe, beside raw PyTorch, and where the time goes."""
     recipes = load_recipes()
     found: dict[str, Any] = {"rate": [], "raw": [], "raw_once": [], "ms": [], "cases": 0}
-    _round(recipes, HEADLINE, 0)  # warm up
+    _round(recipes, HEADLINE, 0, device)  # warm up
     until = time.perf_counter() + seconds
     while len(found["rate"]) < 3 or time.perf_counter() < until:
         number = len(found["rate"]) + 1
-        spent, batches = _round(recipes, HEADLINE, number)
+        spent, batches = _round(recipes, HEADLINE, number, device)
         cases = sum(len(b) for b in batches)
         built = [b[0].spec for b in batches]
         found["cases"] += cases
         found["rate"].append(cases / spent)
-        found["raw"].append(raw_torch(recipes, built, DRAWS, build_each=True))
-        found["raw_once"].append(raw_torch(recipes, built, DRAWS, build_each=False))
-        found["ms"].append(_stages(recipes, batches, number, spent))
+        found["raw"].append(raw_torch(recipes, built, DRAWS, device.torch, build_each=True))
+        found["raw_once"].append(raw_torch(recipes, built, DRAWS, device.torch, build_each=False))
+        found["ms"].append(_stages(recipes, batches, number, spent, device))
     stages = found.pop("ms")
     found["ms"] = {name: statistics.median(s[name] for s in stages) for name in stages[0]}
     return found
 
 
-def recipes_part(seconds: float) -> dict[str, Any]:
+def recipes_part(seconds: float, device: Device) -> dict[str, Any]:
     """The same for every shipped recipe that runs here, for comparison: three rounds each."""
-    recipes = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
+    recipes = {n: able for n, r in load_recipes().items() if (able := runnable(r, device.torch))}
     rates: dict[str, list[float]] = {}
     for name in recipes:
-        _round(recipes, name, 0)
-        rounds = [_round(recipes, name, number) for number in (1, 2, 3)]
+        _round(recipes, name, 0, device)
+        rounds = [_round(recipes, name, number, device) for number in (1, 2, 3)]
         rates[name] = [sum(len(b) for b in batches) / spent for spent, batches in rounds]
     return {"rates": rates}
 
@@ -67,9 +68,9 @@ def _linears(recipe: Any) -> Any:
     return st.tuples(linears, data)
 
 
-def _round(recipes: Any, name: str, number: int) -> tuple[float, list[list[Any]]]:
+def _round(recipes: Any, name: str, number: int, device: Device) -> tuple[float, list[list[Any]]]:
     """Draw and judge SPECS * DRAWS cases on the eager rung; seconds, and the cases by Spec."""
-    judge = Judge(recipes, load_ledger(), frozenset({"eager"}), _CORE)
+    judge = Judge(recipes, load_ledger(), frozenset({"eager"}), _CORE, device)
     batches: list[list[Any]] = []
 
     def test(drawn: Any) -> None:
@@ -82,7 +83,9 @@ def _round(recipes: Any, name: str, number: int) -> tuple[float, list[list[Any]]
     return time.perf_counter() - start, batches
 
 
-def _stages(recipes: Any, batches: Any, number: int, whole: float) -> dict[str, float]:
+def _stages(
+    recipes: Any, batches: Any, number: int, whole: float, device: Device
+) -> dict[str, float]:
     """Milliseconds a case of each stage, called one by one in the order ``judge`` does."""
     ledger, clock = load_ledger(), time.perf_counter
     stages = ("draw", "data", "build", "run tapped", "run untapped", "reference")
@@ -99,9 +102,9 @@ def _stages(recipes: Any, batches: Any, number: int, whole: float) -> dict[str, 
     took("draw")
     for batch in batches:
         spec, recipe = batch[0].spec, recipes[HEADLINE]
-        plan = recipe.plan(spec)
+        plan = recipe.plan(spec).added_by(device.accumulators, spec.dtype)
         start = clock()
-        program = Program(spec, recipe, EAGER)
+        program = Program(spec, recipe, EAGER, device=device.torch)
         took("build")
         for case in batch:
             start = clock()
@@ -112,9 +115,10 @@ def _stages(recipes: Any, batches: Any, number: int, whole: float) -> dict[str, 
             repeats = {"eager": program.run(tensors, tap=False)}
             took("run untapped")
             evidence = Evidence(
-                case=case, plan=plan, tensors=tensors, traces=traces, repeats=repeats,
+                case=case, plan=plan, accumulators=device.accumulators, tensors=tensors,
+                traces=traces, repeats=repeats,
                 elides=frozenset(), deviations=ledger.deviations(spec),
-                refusal=recipe.refusal(spec, "cpu"), gradients=gradient_names(spec),
+                refusal=recipe.refusal(spec, device.torch), gradients=gradient_names(spec),
                 pointwise=MODELS[spec.model].pointwise,
             )  # fmt: skip
             for role in ROLES:

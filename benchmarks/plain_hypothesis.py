@@ -25,6 +25,7 @@ from narrowfuzz.campaign.slices import AGAIN, Slice
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.worker import Worker
 from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.device import Device
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.models.zoo import MODELS
@@ -68,7 +69,12 @@ def warm_up(judge: Judge, kind: Compile) -> None:
 
 
 def raw_torch(
-    recipes: Mapping[str, Recipe], specs: Sequence[Spec], draws: int, *, build_each: bool
+    recipes: Mapping[str, Recipe],
+    specs: Sequence[Spec],
+    draws: int,
+    device: str,
+    *,
+    build_each: bool,
 ) -> float:
     """Cases a second of building a layer and running it twice, forward and backward.
 
@@ -79,10 +85,10 @@ def raw_torch(
         dtype, model = TORCH_DTYPE[spec.dtype], None
         for _ in range(draws):
             if model is None or build_each:
-                model = MODELS[spec.model].build(spec, dtype=dtype, device="cpu")
+                model = MODELS[spec.model].build(spec, dtype=dtype, device=device)
                 model = recipes[spec.recipe].convert(model, spec)
-            x = torch.randn(spec.input_shape, dtype=dtype, requires_grad=True)
-            g = torch.randn(spec.output_shape, dtype=dtype)
+            x = torch.randn(spec.input_shape, dtype=dtype, device=device, requires_grad=True)
+            g = torch.randn(spec.output_shape, dtype=dtype, device=device)
             for _ in range(2):
                 model(x).backward(g)
     return len(specs) * draws / (time.perf_counter() - start)
@@ -132,7 +138,7 @@ def quiet_worker(
     _, sending = mp.Pipe(duplex=False)
     models = ("torch.*", "torchao.*")  # what schedules run on takes turns with these
     config = Config(out=out, workers=1, seed=1, recipes=models, arms=arms)
-    return Quiet(config, 0, 0, 0, math.inf, sending)
+    return Quiet(config, 0, 0, 0, math.inf, sending, Device())
 
 
 def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from narrowfuzz.arms.ladder import BY_NAME, EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.device import Device, check_device, choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import tensors_of
@@ -81,7 +82,9 @@ def spec_of(model: str, recipe: str = ROWWISE, backend: str = "real") -> Spec:
     )  # fmt: skip
 
 
-def measure(spec: Spec, rung: str, *, planted: bool, gains: tuple[float, ...]) -> list[Row]:
+def measure(
+    spec: Spec, rung: str, device: Device, *, planted: bool, gains: tuple[float, ...]
+) -> list[Row]:
     """Compile once, run and judge for every gain of wq and wk."""
     recipe = load_recipes()[spec.recipe]
     case = Case(spec=spec, data=DataSpec())
@@ -89,14 +92,17 @@ def measure(spec: Spec, rung: str, *, planted: bool, gains: tuple[float, ...]) -
     with builtin_faults()[FAULT].plant() if planted else nullcontext():
         if not planted:
             torch._dynamo.reset()
-        program, eager = Program(spec, recipe, BY_NAME[rung]), Program(spec, recipe, EAGER)
+        program, eager = (
+            Program(spec, recipe, arm, device=device.torch) for arm in (BY_NAME[rung], EAGER)
+        )
         for gain in gains:
             tensors = sharpened(tensors_of(case, recipe), gain)
             traces = {p.arm.name: p.run(tensors, tap=True, spec=spec) for p in (eager, program)}
             for trace in traces.values():
                 assert trace.error is None and not trace.void, (trace.error, trace.void)
             evidence = Evidence(
-                case=case, plan=recipe.plan(spec), tensors=tensors, traces=traces, repeats={},
+                case=case, plan=recipe.plan(spec).added_by(device.accumulators, spec.dtype),
+                accumulators=device.accumulators, tensors=tensors, traces=traces, repeats={},
                 elides=frozenset({rung}), deviations={}, refusal="",
                 twin=lambda: twin_outputs(spec, tensors),
             )  # fmt: skip
@@ -204,15 +210,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wide", action="store_true", help="other models and recipes as well")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or simulated")
     chosen = parser.parse_args()
+    check_device(chosen.device)
+    choose(chosen.device)
     settle()
+    device = enter(chosen.device)
     if not chosen.json:
         print(_HEAD)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-seed-bug-") as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         for model, recipe, backend, planted, rung in PLANS + (WIDE if chosen.wide else ()):
             spec = spec_of(model, recipe, backend)
-            for row in measure(spec, rung, planted=planted, gains=(1.0, SHARP)):
+            for row in measure(spec, rung, device, planted=planted, gains=(1.0, SHARP)):
                 print(json.dumps(asdict(row)) if chosen.json else line(row), flush=True)
 
 

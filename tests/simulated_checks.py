@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.device import accumulators, enter
+from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
@@ -26,9 +27,8 @@ SPECS = (
 
 
 def causes(spec: Spec, regime: str, table: Accumulators) -> set[str]:
-    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE)
-    assert judge.accumulators is HOPPER
-    judge.accumulators = table
+    device = replace(DEVICE, accumulators=table)
+    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=device)
     found: set[str] = set()
     for seed in range(3):
         judgement = judge.judge(Case(spec=spec, data=DataSpec(regime=regime, seed=seed)))  # type: ignore[arg-type]
@@ -38,7 +38,8 @@ def causes(spec: Spec, regime: str, table: Accumulators) -> set[str]:
 
 
 def check_the_device_is_cuda_and_a_hopper() -> None:
-    assert DEVICE == "cuda" and accumulators(DEVICE) is HOPPER
+    assert (DEVICE.name, DEVICE.torch) == ("simulated", "cuda")
+    assert DEVICE.accumulators == HOPPER
     assert torch.cuda.is_available() and torch.ones(2, device="cuda").is_cuda
 
 
@@ -84,7 +85,7 @@ def check_recipes_state_the_rule() -> None:
     for recipe in load_recipes().values():
         if recipe.name.startswith("torchao.float8"):
             spec = Spec(recipe=recipe.name, backend="real", m=24)
-            assert "multiple of 16" in recipe.refusal(spec, DEVICE)
+            assert "multiple of 16" in recipe.refusal(spec, DEVICE.torch)
             assert recipe.refusal(spec, "cpu") == ""
 
 

@@ -26,6 +26,7 @@ from narrowfuzz.campaign.store import Store, claim, load_finding, release
 from narrowfuzz.campaign.summary import rule_counts
 from narrowfuzz.campaign.supervisor import Tally, _record_loss
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
+from narrowfuzz.device import Device
 from narrowfuzz.triage.finding import Finding, finding_id
 from narrowfuzz.triage.verify import run_script
 
@@ -304,7 +305,7 @@ def drawn(seed: int = 1, part: int = 0, number: int = 0, generation: int = 0) ->
     config = Config(out=folder, seed=seed, part=part, recipes=models, arms=("eager",), draws=2)
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with receiving, sending:
-        worker = Worker(config, number, generation, 0, time.monotonic() + 600, sending)
+        worker = Worker(config, number, generation, 0, time.monotonic() + 600, sending, Device())
         cases: list[Case] = []
 
         def record(case: Case, oracles: Any, only: Any = None, **kw: Any) -> Any:

@@ -151,7 +151,10 @@ def test_cuda_is_refused_where_there_is_none(refused: Callable[..., str]) -> Non
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert "--device cpu" in refused("run", "--device", "cuda", "--out", "new")
+    for name in ("cuda", "cuda:7"):
+        told = refused("run", "--device", name, "--out", "new")
+        assert f"--device {name}: " in told and "run on cpu or simulated" in told
+    assert "must be one of cpu" in refused("run", "--device", "tpu", "--out", "new")
 
 
 def test_zero_workers_means_one_per_core(

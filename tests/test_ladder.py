@@ -160,7 +160,7 @@ def test_a_glob_that_matches_nothing_is_answered_with_the_nearest_name() -> None
 def test_chosen_arms_say_which_rungs_a_campaign_takes(
     monkeypatch: pytest.MonkeyPatch, arms: set[str], rungs: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(ladder, "unavailable", lambda arm: "")
+    monkeypatch.setattr(ladder, "unavailable", lambda arm, device: "")
     assert rungs_of(arms) == rungs
 
 

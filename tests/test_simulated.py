@@ -23,7 +23,9 @@ def test_every_check_of_the_simulated_device_holds() -> None:
 
 
 def test_a_device_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be one of cpu, cuda, simulated, got 'tpu'"):
+    with pytest.raises(
+        ValueError, match="must be one of cpu, cuda, simulated or cuda:N, got 'tpu'"
+    ):
         check_device("tpu")
 
 
@@ -31,10 +33,10 @@ def test_a_device_that_is_not_here_is_refused() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="sees no CUDA device here"):
+        with pytest.raises(ValueError, match="--device cuda: "):
             check_device("cuda")
 
 
 def test_the_cpu_is_always_here() -> None:
     check_device("cpu")
-    assert enter("cpu") == "cpu" and DEVICES[0] == "cpu"
+    assert enter("cpu").torch == "cpu" and DEVICES[0] == "cpu"

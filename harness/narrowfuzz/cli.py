@@ -20,6 +20,9 @@ app = typer.Typer(
 
 Globs = Annotated[list[str] | None, typer.Option("--recipe", help="recipes to test (glob)")]
 Files = Annotated[list[Path] | None, typer.Option("--recipe-file", help="file defining RECIPES")]
+DeviceName = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:N, or simulated: a Hopper on the CPU")
+]
 ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (glob)")]
 
 TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, installed on demand")]
@@ -28,13 +31,11 @@ TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, install
 @app.command()
 def run(
     minutes: Annotated[float, typer.Option(help="how long to look for findings")] = 2.0,
-    workers: Annotated[int, typer.Option(help="worker processes; 0: one per core")] = 0,
+    workers: Annotated[int, typer.Option(help="worker processes; 0: one per core or GPU")] = 0,
     recipe: Globs = None,
     recipe_file: Files = None,
     arm: ArmGlobs = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or simulated: a Hopper on the CPU")
-    ] = "cpu",
+    device: DeviceName = "cpu",
     seed: Annotated[int | None, typer.Option(help="reproduce a campaign's draws")] = None,
     out: Annotated[Path | None, typer.Option(help="output folder")] = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
@@ -61,11 +62,14 @@ def replay(
     arm: ArmGlobs = None,
     recipe_file: Files = None,
     te_version: TeVersion = "",
+    device: Annotated[str, typer.Option(help="where; left out: where the finding was seen")] = "",
 ) -> None:
     """Run one case again. Exit 0: fixed or sound, 1: still failing, 125: cannot tell here."""
     from narrowfuzz.replay import replay_command
 
-    raise typer.Exit(replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version))
+    raise typer.Exit(
+        replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device)
+    )
 
 
 @app.command()
@@ -84,6 +88,7 @@ def score(
     workers: Annotated[int, typer.Option(help="hunts at a time; 0: one per core")] = 0,
     seed: Annotated[int, typer.Option(help="which cases are drawn")] = 0,
     arm: ArmGlobs = None,
+    device: DeviceName = "cpu",
     json: Annotated[Path | None, typer.Option(help="write the result here")] = None,
     against: Annotated[Path | None, typer.Option(help="an earlier result to compare with")] = None,
 ) -> None:
@@ -93,7 +98,8 @@ def score(
     asked = Asked(
         faults=tuple(faults or ()), only=tuple(only or ()), builtin=not no_builtin,
         controls=not no_controls, seconds=seconds, cases=cases, control_cases=control_cases,
-        workers=workers, seed=seed, arms=tuple(arm or ()), out=json, against=against,
+        workers=workers, seed=seed, arms=tuple(arm or ()), device=device, out=json,
+        against=against,
     )  # fmt: skip
     raise typer.Exit(score_command(asked))
 

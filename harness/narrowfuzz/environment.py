@@ -55,6 +55,8 @@ def prepare(fault: str = "") -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(root / "hypothesis"))
     os.environ.update(
         OMP_NUM_THREADS="1",
+        # else asking whether there is a GPU starts CUDA, and workers could not be forked
+        PYTORCH_NVML_BASED_CUDA_CHECK="1",
         MKL_NUM_THREADS="1",
         TORCHINDUCTOR_CACHE_DIR=str(root),
         TORCHINDUCTOR_COMPILE_THREADS="1",
@@ -69,8 +71,11 @@ def settle() -> None:
     import torch
 
     torch.set_num_threads(1)
-    # else a GPU may add fp16 products in fp16, which no plan says
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    # else a GPU may add sums of splits in the operands' dtype, and fp32 in TF32: no plan says so
+    of_gpus = torch.backends.cuda.matmul
+    of_gpus.allow_fp16_reduced_precision_reduction = False
+    of_gpus.allow_bf16_reduced_precision_reduction = False
+    of_gpus.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
     quieten()

@@ -23,11 +23,10 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec, compile_key
 from narrowfuzz.data import make_model_tensors, make_tensors
-from narrowfuzz.device import accumulators
+from narrowfuzz.device import Device
 from narrowfuzz.judge_schedule import arms_of, judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
-from narrowfuzz.numerics.accumulator import Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.numerics.reference import Undivided
@@ -82,7 +81,7 @@ class Judge:
     ledger: Ledger
     arms: frozenset[str] | None = None
     oracles: Sequence[Oracle] = ORACLES
-    device: str = "cpu"
+    device: Device = field(default_factory=Device)
     #: Recipes that schedules run on.
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     #: Called with each case of another shape or layout that a relation is about to run.
@@ -91,11 +90,6 @@ class Judge:
     compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _subjects: dict[str, Subject] = field(default_factory=dict)
-    #: How the device adds what it multiplies.
-    accumulators: Accumulators = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.accumulators = accumulators(self.device)
 
     def judge(
         self,
@@ -160,16 +154,16 @@ class Judge:
             case=case,
             focus=focus,
             plan=self.plan(case.spec),
-            accumulators=self.accumulators,
+            accumulators=self.device.accumulators,
             tensors=tensors,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
             deviations=self.ledger.deviations(case),
-            refusal=recipe.refusal(case.spec, self.device),
+            refusal=recipe.refusal(case.spec, self.device.torch),
             rerun=partial(self._rerun, case),
-            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device),
+            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=self.plan,
             gradients=gradient_names(case.spec),
@@ -257,7 +251,7 @@ class Judge:
 
     def plan(self, spec: Spec) -> Plan:
         """The recipe's plan on this device. Raises ValueError as ``recipe``."""
-        return self.recipe(spec).plan(spec).added_by(self.accumulators, spec.dtype)
+        return self.recipe(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""
@@ -266,7 +260,10 @@ class Judge:
             arm
             for arm in climb(spec)
             if arm is base
-            or ((self.arms is None or arm.name in self.arms) and not unavailable(arm))
+            or (
+                (self.arms is None or arm.name in self.arms)
+                and not unavailable(arm, self.device.name)
+            )
         )
 
     def _run(
@@ -290,7 +287,7 @@ class Judge:
                 break  # dearer rungs would only say the same
             if not ended and repeat:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
-                with poisoned(sizes, self.device):
+                with poisoned(sizes, self.device.torch):
                     repeats[arm.name] = program.run(tensors, tap=False, spec=spec)
         return traces, repeats
 
@@ -314,7 +311,7 @@ class Judge:
         if arm.compiler:
             self._forget_compiled(compile_key(spec))
             self.compiles += 1
-        program = Program(spec, self.recipes[spec.recipe], arm, device=self.device)
+        program = Program(spec, self.recipes[spec.recipe], arm, device=self.device.torch)
         self._programs[key] = program
         while len(self._programs) > _KEPT_PROGRAMS:
             self._programs.popitem(last=False)

@@ -86,8 +86,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     documentation: str
     #: The release or commit that cures it, "" if none is known.
     cured: str = ""
-    #: What it was seen on.
+    #: What it was seen on, and the devices, as torch calls them, that it holds for untried.
     hardware: tuple[str, ...]
+    devices: tuple[str, ...] = ("cpu",)
     recipes: tuple[str, ...]
     backends: tuple[str, ...] = ("*",)
     #: Distribution -> version specifier.
@@ -230,7 +231,7 @@ def _check(entry: Entry) -> None:
 
 def stands(entry: Entry, device: str = "cpu") -> Standing:
     """How an entry stands to what is installed, and to the device that the run is for."""
-    named = device == "cpu" or any(device in hardware for hardware in entry.hardware)
+    named = device in entry.devices
     for package, wanted in entry.versions.items():
         try:
             version = importlib.metadata.version(package)

@@ -122,7 +122,9 @@ def doctor_command() -> int:
 def _torch_facts(console: Console) -> None:
     import torch
 
+    from narrowfuzz.device import enter
     from narrowfuzz.environment import settle
+    from narrowfuzz.gpu import ask, problem
     from narrowfuzz.machine import machine
     from narrowfuzz.policy import cast_policies
 
@@ -134,7 +136,12 @@ def _torch_facts(console: Console) -> None:
         console.print(f"{'multiplies':12} {kind}: {kernel or 'nothing'}")
     for kind, error in here.lacks.items():
         console.print(f"{'lacks':12} {kind}: {error}", soft_wrap=True)
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: CPU only"
-    console.print(f"{'gpu':12} {cuda}")
+    found = ask()
+    for number, gpu in enumerate(found.gpus):
+        console.print(f"{'gpu':12} cuda:{number}: {gpu.name}, {gpu.free / 2**30:.1f} GiB free")
+    if why := problem("cuda", found, 1):
+        console.print(f"{'gpu':12} none: {why}", soft_wrap=True)
+    for line in enter("cpu").told():
+        console.print(f"{'adds':12} {line}", soft_wrap=True)
     for name, policy in cast_policies().items():
         console.print(f"{'cast':12} {name}: {policy}")

@@ -1,8 +1,9 @@
 """What is planted in a process: a fault, or a legal rewrite of a control.
 
-    python -m narrowfuzz.planted FILE ID SCRIPT
+    python -m narrowfuzz.planted DEVICE FILE ID SCRIPT
 
-runs a script under it. FILE is "" for what is built in; ID is ``control:<id>`` for a rewrite.
+runs a script under it. FILE is "" for what is built in; ID is ``control:<id>`` for a rewrite, ""
+plants nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import runpy
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from narrowfuzz.controls.registry import find_control
+from narrowfuzz.device import begin
 from narrowfuzz.faults.registry import find_fault
 
 
@@ -25,6 +27,8 @@ def identity(file: str, name: str) -> str:
 
 def planted(file: str, name: str) -> AbstractContextManager[object]:
     """The context in which it is planted. Raises ValueError if there is no such thing."""
+    if not name:
+        return nullcontext()
     kind, _, control_id = name.rpartition(":")
     if not kind:
         fault = find_fault(file, name)
@@ -37,8 +41,9 @@ def planted(file: str, name: str) -> AbstractContextManager[object]:
     return find_control(file, control_id).plant()
 
 
-def main(file: str, name: str, script: str) -> None:
+def main(device: str, file: str, name: str, script: str) -> None:
     """Plant, then run the script as __main__; its exit code is ours."""
+    begin(device)
     with planted(file, name):
         sys.argv = [script]
         runpy.run_path(script, run_name="__main__")

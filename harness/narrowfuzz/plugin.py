@@ -36,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--nf-recipe-file", action="append", default=[], metavar="FILE", help="file with RECIPES"
     )
-    group.addoption("--nf-device", choices=("cpu", "cuda"), default="cpu", help="where to run")
+    group.addoption(
+        "--nf-device", default="cpu", help="cpu, cuda, cuda:N, or simulated: a Hopper on the CPU"
+    )
     group.addoption(
         "--nf-no-ledger", action="store_true", help="known divergences fail like new ones"
     )
@@ -54,11 +56,20 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     globs, files = config.getoption("--nf-recipe"), config.getoption("--nf-recipe-file")
-    if globs or files:
+    from narrowfuzz.device import check_device
+
+    if globs or files or config.getoption("--nf-device") != "cpu":
         try:
+            check_device(config.getoption("--nf-device"))
             _recipes(config)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
+
+
+def _number(config: pytest.Config) -> int:
+    """Of this worker among those of pytest-xdist: 0 is the first, or the only process."""
+    name = getattr(config, "workerinput", {}).get("workerid", "gw0")
+    return int(name.removeprefix("gw"))
 
 
 def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
@@ -80,29 +91,31 @@ class Harness:
 
         prepare()
         settle()
+        from narrowfuzz.device import choose, enter
         from narrowfuzz.judge import Judge
         from narrowfuzz.ledger import Ledger, load_ledger
         from narrowfuzz.recipe import Recipe, runnable
         from narrowfuzz.stateful import Stateful
         from narrowfuzz.trials import Trials
 
-        device = config.getoption("--nf-device")
-        if device == "cuda":
-            import torch
-
-            if not torch.cuda.is_available():
-                raise pytest.UsageError("--nf-device cuda: torch sees no CUDA device here")
+        name = config.getoption("--nf-device")
         try:
+            choose(name, _number(config))
+            device = enter(name)
             everything, chosen = _recipes(config)
             self.recipes = [
-                able for r in chosen if isinstance(r, Recipe) and (able := runnable(r, device))
+                able
+                for r in chosen
+                if isinstance(r, Recipe) and (able := runnable(r, device.torch))
             ]
             self.stateful = [
-                r for r in chosen if isinstance(r, Stateful) and not r.unavailable(device)
+                r for r in chosen if isinstance(r, Stateful) and not r.unavailable(device.torch)
             ]
             if not self.recipes and not self.stateful:
                 raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
-            ledger = Ledger([]) if config.getoption("--nf-no-ledger") else load_ledger(Trials())
+            bare = config.getoption("--nf-no-ledger")
+            trials = Trials(device=name)
+            ledger = Ledger([]) if bare else load_ledger(trials, device.torch)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         recipes = {name: r for name, r in everything.items() if isinstance(r, Recipe)}

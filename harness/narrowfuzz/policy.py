@@ -8,24 +8,30 @@ _EDGES = {"e4m3fn": (449.0, 465.0), "e5m2": (57345.0, 61440.0)}
 
 
 @cache
-def cast_policies() -> dict[str, str]:
-    """Behaviour of torch's casts at the places where releases and devices disagree."""
+def cast_policies(device: str = "cpu") -> dict[str, str]:
+    """Behaviour of torch's casts on a device, at the places where releases and devices disagree."""
     import torch
 
     found: dict[str, str] = {}
     for name, dtype in (("e4m3fn", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
-        past = torch.tensor([_EDGES[name][1], float("inf"), float("nan")]).to(dtype).float()
+        past = (
+            torch.tensor([_EDGES[name][1], float("inf"), float("nan")], device=device)
+            .to(dtype)
+            .float()
+        )
         found[f"{name} finite overflow"] = _word(past[0].item())
         found[f"{name} inf"] = _word(past[1].item())
         found[f"{name} nan"] = _word(past[2].item())
-    tie = torch.tensor([1.0 + 2.0**-4]).to(torch.float8_e4m3fn).float().item()
+    tie = torch.tensor([1.0 + 2.0**-4], device=device).to(torch.float8_e4m3fn).float().item()
     found["e4m3fn tie 1.0625"] = "to even (1.0)" if tie == 1.0 else f"to {tie}"
-    below = torch.tensor([2.0**-127]).to(torch.float8_e8m0fnu).view(torch.uint8).item()
+    below = (
+        torch.tensor([2.0**-127], device=device).to(torch.float8_e8m0fnu).view(torch.uint8).item()
+    )
     found["e8m0 of 2^-127"] = f"byte {below}"
-    subnormal = torch.tensor([2.0**-130]) * torch.tensor([0.5])
+    subnormal = torch.tensor([2.0**-130], device=device) * 0.5
     found["fp32 subnormals"] = "kept" if subnormal.item() == 2.0**-131 else "flushed"
-    tiny = torch.full((32, 32), 2.0**-130, dtype=torch.bfloat16)
-    kept = (tiny @ torch.eye(32, dtype=torch.bfloat16)).abs().max().item() > 0
+    tiny = torch.full((32, 32), 2.0**-130, dtype=torch.bfloat16, device=device)
+    kept = (tiny @ torch.eye(32, dtype=torch.bfloat16, device=device)).abs().max().item() > 0
     found["bf16 matmul subnormals"] = "kept" if kept else "flushed"
     return found
 

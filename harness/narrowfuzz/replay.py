@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from narrowfuzz.arms.ladder import climb, select_arms, unavailable
 from narrowfuzz.case import Case, load_case
+from narrowfuzz.device import check_device, choose, enter
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.verdict import fingerprint
 
@@ -22,20 +23,29 @@ SOUND, FAILING, CANNOT = 0, 1, 125
 
 
 def replay_command(
-    target: str, arms: tuple[str, ...], files: tuple[Path, ...], te_version: str = ""
+    target: str,
+    arms: tuple[str, ...],
+    files: tuple[Path, ...],
+    te_version: str = "",
+    device: str = "",
 ) -> int:
-    """Replay a case file, a finding's folder or a finding's id; returns the exit code.
+    """Replay a case file, a finding's folder or a finding's id; returns the exit code. ``device``:
+    "" is the finding's own, the CPU for a bare case.
 
-    Raises ValueError if the target is none of these or its case is not valid.
+    Raises ValueError if the target is none of these, its case is not valid, or there is no such
+    device here.
     """
     chosen = select_arms(arms)
     case, kept = _load(target)
     wanted = kept.fingerprint if kept else ""
+    name = device or (kept.device if kept else "cpu")
+    check_device(name)
+    choose(name)
     prepare()
     if te_version:
-        from te_on_cpu.environment import choose
+        from te_on_cpu import environment as te
 
-        choose(te_version)
+        te.choose(te_version)
     from narrowfuzz.recipe import load_recipes, load_stateful
 
     recipes, stateful = load_recipes(files), load_stateful(files)
@@ -43,15 +53,17 @@ def replay_command(
     from narrowfuzz.ledger import Ledger, load_ledger
     from narrowfuzz.trials import Trials
 
-    judge = Judge(recipes, Ledger([]), chosen, stateful=stateful)
+    settle()
+    there = enter(name)
+    judge = Judge(recipes, Ledger([]), chosen, device=there, stateful=stateful)
     console = Console(highlight=False)
     for reason in _obstacles(judge, case, chosen):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
         return CANNOT
-    settle()
     judgement = judge.judge(case)
     if judgement.causes:
-        again = Judge(recipes, load_ledger(Trials()), chosen, stateful=stateful)
+        ledger = load_ledger(Trials(device=name), there.torch)
+        again = Judge(recipes, ledger, chosen, device=there, stateful=stateful)
         _tell(console, again, judgement, wanted)
         return FAILING
     if reason := _not_judged(judgement, kept):
@@ -100,16 +112,16 @@ def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
 
     if case.spec.schedule is not None:
         stateful = judge.stateful_recipe(case.spec)
-        reason = stateful.unavailable(judge.device)
+        reason = stateful.unavailable(judge.device.torch)
         if not reason:
             stateful.provide()
         return [f"{case.spec.recipe}: {reason}"] if reason else []
     recipe = judge.recipe(case.spec)
-    reason = obstacles(recipe, "cpu").get(recipe.backend(case.spec), "")
+    reason = obstacles(recipe, judge.device.torch).get(recipe.backend(case.spec), "")
     found = [f"{case.spec.recipe} {reason}"] if reason else []
     for arm in climb(case.spec):
-        if arm.name in chosen and unavailable(arm):
-            found.append(f"{arm.name}: {unavailable(arm)}")
+        if arm.name in chosen and (reason := unavailable(arm, judge.device.name)):
+            found.append(f"{arm.name}: {reason}")
     return found
 
 

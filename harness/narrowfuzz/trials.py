@@ -2,7 +2,7 @@
 process, and says whether the divergence still shows.
 
 The answer is kept on disk under a hash of the script, of the sources of the libraries that the
-entry is about, of torch's version and of the CPU: a changed checkout is asked anew.
+entry is about, of torch's version, of the CPU and the device: a changed checkout is asked anew.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +37,8 @@ def cache_dir() -> Path:
 class Trials:
     """Tries entries when they are asked for, each once; ``answers`` holds what was asked so far."""
 
-    def __init__(self, run: Callable[..., ScriptRun] = run_script) -> None:
-        self.run = run
+    def __init__(self, run: Callable[[Path], ScriptRun] | None = None, device: str = "cpu") -> None:
+        self.run, self.device = run or partial(run_on, device), device
         self.answers: dict[str, Answer] = {}
         self._told: set[str] = set()
 
@@ -55,7 +57,7 @@ class Trials:
     def _ask(self, entry: Entry) -> Answer:
         folder = cache_dir()
         folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / f"{entry.id}-{_identity(entry)}.json"
+        kept = folder / f"{entry.id}-{_identity(entry, self.device)}.json"
         with (folder / f"{entry.id}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # workers ask for the same entries
             if kept.is_file():
@@ -69,19 +71,37 @@ class Trials:
         return answer
 
 
+_ON_GPU = """\
+import runpy, torch
+torch.set_default_device("cuda")
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+def run_on(device: str, path: Path) -> ScriptRun:
+    """Run an entry's script, which was written on a CPU, on a device."""
+    if not device.startswith("cuda"):
+        return run_script(path, device=device)
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
+        moved = Path(folder) / path.name
+        moved.write_text(_ON_GPU.format(path=str(path)))
+        return run_script(moved)
+
+
 def _answer(result: ScriptRun) -> Answer:
     if result.shown or result.crashed:
         return "shows"
     return "gone" if result.code == GONE else "cannot tell"
 
 
-def _identity(entry: Entry) -> str:
+def _identity(entry: Entry, device: str) -> str:
     """Hash of all that the answer hangs on."""
     here = machine()
     told = [
         hashlib.sha256((known_dir() / entry.script).read_bytes()).hexdigest(),
         *(f"{package} {source_hash(package)}" for package in sorted({"torch", *entry.versions})),
         " ".join(here.cpu),
+        *([] if device == "cpu" else [device]),
         json.dumps(here.kernels, sort_keys=True),
     ]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]

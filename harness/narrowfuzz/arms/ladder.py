@@ -9,6 +9,7 @@ comes without checkpointing and with each kind of it.
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import shutil
 import sysconfig
 from collections.abc import Collection, Sequence
@@ -121,9 +122,9 @@ def select_arms(globs: Sequence[str]) -> frozenset[str]:
     return frozenset(chosen or BY_NAME)
 
 
-def rungs_of(arms: Collection[str]) -> tuple[Compile, ...]:
+def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
     """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does."""
-    stages = {BY_NAME[name].stage for name in arms if not unavailable(BY_NAME[name])}
+    stages = {BY_NAME[name].stage for name in arms if not unavailable(BY_NAME[name], device)}
     own: dict[Compile, set[str]] = {
         r: {a.stage for a in climbed} for r, climbed in _COMPILED.items()
     }
@@ -134,19 +135,23 @@ def rungs_of(arms: Collection[str]) -> tuple[Compile, ...]:
 
 def natives(arms: Collection[str], device: str) -> bool:
     """May PyTorch's own kernels run in place of oneDNN's here?"""
-    chosen = device == "cpu" and EAGER_NATIVE.name in arms
-    return chosen and not unavailable(EAGER_NATIVE)
+    return EAGER_NATIVE.name in arms and not unavailable(EAGER_NATIVE, device)
 
 
-def unavailable(arm: Arm) -> str:
-    """Why this machine cannot run the arm, or "" if it can."""
+def unavailable(arm: Arm, device: str = "cpu") -> str:
+    """Why this machine cannot run the arm on the device, or "" if it can."""
     if arm.native:
-        return onednn_stays()
+        return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler != "inductor":
         return ""
-    if not (shutil.which("g++") or shutil.which("clang++")):
-        return "Inductor's CPU code needs a C++ compiler: install g++"
+    needed, of = ["g++", "clang++"], "CPU"
+    if device.startswith("cuda"):
+        needed, of = ["gcc", "clang", "cc"], "Triton"
+        if importlib.util.find_spec("triton") is None:
+            return "Inductor's GPU code needs Triton: pip install triton"
+    if not any(map(shutil.which, needed)):
+        return f"Inductor's {of} code needs a compiler: install {needed[0]}"
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not headers.is_file():
-        return f"Inductor's CPU code needs the Python headers: {headers} is missing"
+        return f"Inductor's {of} code needs the Python headers: {headers} is missing"
     return ""

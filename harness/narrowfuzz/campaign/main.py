@@ -16,8 +16,8 @@ from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
-from narrowfuzz.device import check_device, enter
-from narrowfuzz.environment import prepare
+from narrowfuzz.device import Device, check_device, choose, default_workers, enter
+from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.recipe import (
     Recipe,
@@ -53,19 +53,21 @@ def run_command(
     """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
-    check_device(device)
+    check_device(device, workers or default_workers(device))
     select_arms(arms)
     fault = _fault(plant)
     if fault is not None and not recipes:
         recipes = find_fault(*fault).recipes  # it may patch a library that others run on
     prepare(plant)
     if te_version:
-        from te_on_cpu.environment import choose
+        from te_on_cpu import environment as te
 
-        choose(te_version)
+        te.choose(te_version)
     from narrowfuzz.ledger import Ledger
 
-    torch_device = enter(device)
+    choose(device)
+    settle()
+    where = enter(device)
     there: dict[str, Recipe | Stateful] = {
         **load_recipes(recipe_files),
         **load_stateful(recipe_files),
@@ -73,14 +75,14 @@ def run_command(
     meant = any(glob != "*" for glob in recipes)
     unasked = [] if meant else [name for name, r in there.items() if process_of(r)]
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
-    chosen, stateful, lacking = _runnable(asked, torch_device)
+    chosen, stateful, lacking = _runnable(asked, where.torch)
     lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
-    loaded = _printed_ledger(device) if ledger else Ledger([])
+    loaded = _printed_ledger(where.torch) if ledger else Ledger([])
     folder = _output(out, resume)
     config = Config(
         out=folder,
         minutes=minutes,
-        workers=workers or os.cpu_count() or 1,
+        workers=workers or default_workers(device),
         seed=secrets.randbelow(2**32) if seed is None else seed,
         recipes=(*chosen, *stateful),
         recipe_files=recipe_files,
@@ -94,7 +96,7 @@ def run_command(
     config = dataclasses.replace(config, part=store.begin())
     options = [text for file in recipe_files for text in ("--recipe-file", str(file))]
     options += ["--te-version", te_version] if te_version else []
-    return _campaign(config, store, loaded, whole, lacking, options)
+    return _campaign(config, store, loaded, whole, lacking, options, where)
 
 
 def _printed_ledger(device: str) -> Ledger:
@@ -116,7 +118,7 @@ def _universe(
     from narrowfuzz.coverage import universe
 
     allowed = select_arms(arms)
-    return universe(chosen, rungs_of(allowed), stateful, native=natives(allowed, device))
+    return universe(chosen, rungs_of(allowed, device), stateful, native=natives(allowed, device))
 
 
 def _campaign(
@@ -126,6 +128,7 @@ def _campaign(
     whole: frozenset[Any],
     lacking: list[str],
     options: list[str],
+    device: Device,
 ) -> int:
     from narrowfuzz.campaign.summary import (
         pairs_seen,
@@ -134,18 +137,22 @@ def _campaign(
         trials_seen,
     )
     from narrowfuzz.campaign.supervisor import Tally, run_campaign
-    from narrowfuzz.environment import versions
+    from narrowfuzz.environment import describe
     from narrowfuzz.policy import cast_policies
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    found = versions()
+    found = describe()
+    versions = found["versions"]
     console.print(
-        f"narrowfuzz {found['narrowfuzz']}  torch {found['torch']}  torchao {found['torchao']}  "
+        f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
+        f"torchao {versions['torchao']}  "
         f"device {config.device}  workers {config.workers}  seed {config.seed}",
         soft_wrap=True,
     )
-    policies = "; ".join(f"{k}: {v}" for k, v in cast_policies().items())
-    console.print(f"cast policies (probed): {policies}", soft_wrap=True)
+    policies = cast_policies(device.torch)
+    probed = "; ".join(f"{k}: {v}" for k, v in policies.items())
+    console.print(f"cast policies (probed): {probed}", soft_wrap=True)
+    console.print(f"how it adds (measured): {'; '.join(device.told())}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
     if any(name.startswith("te.") for name in config.recipes):
         from te_on_cpu.environment import told
@@ -160,7 +167,7 @@ def _campaign(
     from narrowfuzz.coverage import missing, table
 
     seen = pairs_seen(tally.counts)
-    store.write_json("env.json", {"versions": found, "policies": cast_policies()})
+    store.write_json("env.json", {**found, "device": device.describe(), "policies": policies})
     store.write_json(
         "summary.json",
         {

@@ -22,6 +22,7 @@ from typing import Any
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.case import Case, load_case
+from narrowfuzz.device import forks
 from narrowfuzz.triage.finding import Finding, Triaged
 
 Progress = Callable[["Tally"], None]
@@ -89,16 +90,17 @@ class _Seat:
 def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
     """Run workers until the time is up or the user interrupts; everything found is in ``store``."""
     tally = Tally()
-    start_server()
+    start_server(config.device)
     with interruptible([tally]):
         play(config, store, progress, tally)
     return tally
 
 
-def start_server() -> None:
-    """Start the process that workers are forked from; it imports torch once."""
+def start_server(device: str) -> None:
+    """Start the process that workers on the device are forked from; it imports torch once."""
+    modules = ["preload", "worker", *(["preload_torchao"] if forks(device) else [])]
     mp.get_context("forkserver").set_forkserver_preload(
-        ["narrowfuzz.campaign.preload", "narrowfuzz.campaign.worker"]
+        [f"narrowfuzz.campaign.{name}" for name in modules]
     )
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
     forkserver.ensure_running()
@@ -261,9 +263,13 @@ def _record_loss(
             # it is minimised already; should another rung be guilty here, the case tells
             store.sight(same.id, case)
         elif tally.enough or time.monotonic() > deadline + GRACE_SECONDS:
-            _keep(untried_loss(case, how, config.recipe_files), tally, store)
+            _keep(untried_loss(case, how, config.recipe_files, config.device), tally, store)
         else:
-            _keep(triage_loss(case, how, config.recipe_files, config.plant), tally, store)
+            _keep(
+                triage_loss(case, how, config.recipe_files, config.plant, config.device),
+                tally,
+                store,
+            )
         kept.unlink(missing_ok=True)  # the same case may be lost twice
 
 

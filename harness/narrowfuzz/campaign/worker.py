@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
+import torch
 
 from narrowfuzz.arms.ladder import EAGER, Arm, rungs_of, select_arms
 from narrowfuzz.campaign.config import Config
@@ -27,7 +28,7 @@ from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
 from narrowfuzz.case import Case, Compile, Spec, dump_case
 from narrowfuzz.coverage import pairs
-from narrowfuzz.device import enter
+from narrowfuzz.device import Device, choose, enter, forks
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
@@ -57,6 +58,8 @@ def work(
     """Process entry point. ``judged``: cases that its predecessors have judged. ``deadline`` is on
     the monotonic clock, which processes share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    assert forks(config.device) or not torch.cuda.is_initialized(), "CUDA was up before the fork"
+    choose(config.device, number)
     settle()
     device = enter(config.device)
     worker = Worker(config, number, generation, judged, deadline, out, device)
@@ -81,11 +84,14 @@ class Worker:
         judged: int,
         deadline: float,
         out: Connection,
-        device: str = "cpu",
+        device: Device,
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
         #: Made while nothing is planted or patched yet.
-        self.scripts: RunScript = ForkedScripts() if config.plant else run_script
+        copies = config.plant and forks(device.name)
+        self.scripts: RunScript = (
+            ForkedScripts() if copies else partial(run_script, device=device.name)
+        )
         self.judged = judged
         recipes = load_recipes(config.recipe_files)
         stateful = load_stateful(config.recipe_files)
@@ -96,13 +102,15 @@ class Worker:
         self.process = kinds[(number + generation) % len(kinds)]
         mine = [r for r in chosen if process_of(r) == self.process]
         self.recipes = [
-            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, device))
+            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, device.torch))
         ]
-        self.stateful = [r for r in mine if isinstance(r, Stateful) and not r.unavailable(device)]
+        self.stateful = [
+            r for r in mine if isinstance(r, Stateful) and not r.unavailable(device.torch)
+        ]
         for recipe in self.stateful:
             recipe.prepare()
-        self.trials = Trials()
-        ledger = load_ledger(self.trials, config.device) if config.ledger else Ledger([])
+        self.trials = Trials(device=device.name)
+        ledger = load_ledger(self.trials, device.torch) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
         self.judge = Judge(recipes, ledger, self.arms, device=device, stateful=stateful)
         self.judge.before_rerun = self._note
@@ -128,7 +136,7 @@ class Worker:
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
-        rungs = rungs_of(self.arms)
+        rungs = rungs_of(self.arms, self.judge.device.name)
         again = self.generator.slices(AGAIN, rungs)
         first = self.generator.slices(FIRST, rungs) if self.starts else []
         only = len({one.kind for one in (*first, *again)}) == 1

@@ -29,7 +29,8 @@ class Control:
     #: Globs of the rungs it climbs; none: all.
     arms: tuple[str, ...] = ()
     plant: Callable[[], AbstractContextManager[object]] = nullcontext
-    device: str = "cpu"
+    #: What it runs on; "": on what is asked for.
+    device: str = ""
     #: False: sizes are multiples of what the recipe takes.
     wild_shapes: bool = True
     #: Files that define recipes besides the shipped ones.

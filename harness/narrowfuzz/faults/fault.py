@@ -23,7 +23,8 @@ class Fault:
     plant: Callable[[], AbstractContextManager[object]]
     #: Only a compiled rung can show it: it is hunted longer and counted apart.
     compiled: bool = False
-    device: str = "cpu"
+    #: What it is hunted on; "": on what the score is for.
+    device: str = ""
     #: False: it is hunted on sizes that are multiples of what the recipe takes.
     wild_shapes: bool = True
 

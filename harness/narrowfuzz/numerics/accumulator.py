@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -79,6 +79,67 @@ HOPPER: Accumulators = {
 }  # fmt: skip
 #: Of any other GPU it is known that fp32 is fp32's, where TF32 is off.
 UNKNOWN_DEVICE: Accumulators = {"fp32": FP32}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one kind of multiply showed. ``problem``: why it showed nothing."""
+
+    #: Bits kept behind the leading one, and what becomes of those behind them.
+    fraction_bits: int = 0
+    nearest: bool = False
+    #: The first distance along K, a multiple of 16, at which a sum no longer meets the first one in
+    #: the accumulator; 0: it does up to 4096; None: results have no room to show it.
+    apart: int | None = None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"not measured: {self.problem}"
+        cut = "rounded" if self.nearest else "cut"
+        apart = f", in fp32 after {self.apart}" if self.apart else ""
+        return f"{self.fraction_bits} fraction bits, {cut}{apart}"
+
+
+def disagrees(expected: Accumulator, seen: Found) -> str:
+    """How a device that was seen to add like this leaves what is expected of it, "" if it does
+    not."""
+    if seen.problem or not expected.known:
+        return ""
+    if seen.fraction_bits < expected.fraction_bits:
+        return f"{seen.fraction_bits} fraction bits, {expected.fraction_bits} expected"
+    if expected.rounding == "nearest" and not seen.nearest:
+        return "cuts, rounding to nearest expected"
+    if expected.promotes and seen.apart is not None and not _promotes(expected, seen):
+        return f"meets fp32 after {seen.apart or 'more than 4096'}, {expected.promotes} expected"
+    return ""
+
+
+def _promotes(expected: Accumulator, seen: Found) -> bool:
+    return seen.apart is not None and 0 < seen.apart <= expected.promotes
+
+
+def wider(expected: Accumulator, seen: Found) -> Accumulator:
+    """``expected``, or where a device leaves that, what holds both."""
+    if not disagrees(expected, seen):
+        return expected
+    bits = min(expected.fraction_bits, seen.fraction_bits)
+    promotes = expected.promotes if _promotes(expected, seen) else 0
+    return replace(
+        expected, name=f"{expected.name}, widened", fraction_bits=bits, rounding="truncate",
+        promotes=promotes,
+    )  # fmt: skip
+
+
+def reconciled(table: Accumulators, seen: Mapping[str, Found]) -> Accumulators:
+    """The table's accumulators, each widened by what was seen of it; what has one scale a row may
+    be another kernel's."""
+    found = dict(table)
+    for kind, one in seen.items():
+        name = kind.replace(" rowwise", "")
+        if name in found:
+            found[name] = wider(found[name], one)
+    return found
 
 
 def gamma(n: int) -> float:

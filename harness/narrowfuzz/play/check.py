@@ -34,7 +34,7 @@ def of_weight(products: Sequence[Product], weight: torch.Tensor) -> Product:
 
     def far(p: Product) -> float:
         scale = 1.0 if p.scale_b is None else p.scale_b.double()
-        return float((p.b.double() * scale - weight.double()).abs().sum())
+        return float(((p.b.double() * scale).cpu() - weight.double()).abs().sum())
 
     fitting = [p for p in products if p.phase == "forward" and p.b.shape == weight.shape]
     return min(fitting, key=far)
@@ -122,7 +122,7 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Told:
             moved += int(min(changed, default=0))
         scores = a.q.double() @ a.k.double().transpose(-1, -2) * a.scale
         if a.causal:
-            future = torch.ones(scores.shape[-2:]).triu(1).bool()
+            future = torch.ones(scores.shape[-2:], device=scores.device).triu(1).bool()
             scores = scores.masked_fill(future, float("-inf"))
         lse = a.lse.double().reshape(scores.shape[:-1])
         off = ((scores - lse.unsqueeze(-1)).exp().sum(-1) - 1).abs()[lse.isfinite()]

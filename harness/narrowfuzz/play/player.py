@@ -63,6 +63,7 @@ def play(
     tensors: Mapping[str, torch.Tensor],
     events: Sequence[Event],
     *,
+    device: str,
     dtype: torch.dtype,
     input_shape: tuple[int, ...],
     output_shape: tuple[int, ...],
@@ -131,9 +132,10 @@ def play(
                     watched(trace, model, watching, watch=watch, tap=tap)
             else:
                 x, y = once(
-                    trace, call, tensors, how[0], dtype=dtype, input_shape=input_shape,
-                    output_shape=output_shape, ids=ids, input_layout=input_layout,
-                    grad_layout=grad_layout, mode=mode, autocast=autocast,
+                    trace, call, tensors, how[0], device=device, dtype=dtype,
+                    input_shape=input_shape, output_shape=output_shape, ids=ids,
+                    input_layout=input_layout, grad_layout=grad_layout, mode=mode,
+                    autocast=autocast,
                 )  # fmt: skip
     trace.results = results_of(model, x, y, parameters=parameters)
     return trace
@@ -189,6 +191,7 @@ def once(
     tensors: Mapping[str, torch.Tensor],
     turn: int,
     *,
+    device: str,
     dtype: torch.dtype,
     input_shape: tuple[int, ...],
     output_shape: tuple[int, ...],
@@ -201,21 +204,21 @@ def once(
     """One forward and backward of the rows, turned by so many: input and output."""
     x = tensors["input"].roll(turn, 0)
     if ids:
-        x = x.long().reshape(input_shape[:-1])
+        x = x.to(device).long().reshape(input_shape[:-1])
     else:
-        x = x.to(dtype).reshape(input_shape)
+        x = x.to(device, dtype).reshape(input_shape)
         if input_layout != "contiguous":
             x = arranged(x, input_layout)
         x = x.detach().requires_grad_(True)
     trace.phase = "forward"
     modes = {"train": torch.enable_grad, "no_grad": torch.no_grad}
     grad_mode = modes.get(mode, torch.inference_mode)()
-    with grad_mode, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with grad_mode, torch.autocast(device, torch.bfloat16, enabled=autocast):
         # a leaf's cast would be cached by autocast, which a view is not
         y = call(x.view_as(x) if x.requires_grad else x)
     if mode == "train":
         trace.phase = "backward"
-        g = tensors["grad_output"].to(dtype).reshape(output_shape)
+        g = tensors["grad_output"].to(device, dtype).reshape(output_shape)
         if grad_layout != "contiguous":
             g = arranged(g, grad_layout)
         y.backward(g.to(y.dtype))
@@ -225,7 +228,7 @@ def once(
 def results_of(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, parameters: bool
 ) -> dict[str, torch.Tensor]:
-    """What the last step left; of a library's own tensor what is inside."""
+    """What the last step left, on the CPU; of a library's own tensor what is inside."""
     found = {"output": y.detach().flatten(0, -2)}
     if x.grad is not None:
         found["grad_input"] = x.grad.flatten(0, -2)
@@ -234,7 +237,7 @@ def results_of(
             found[f"{name}.grad"] = getattr(parameter.grad, "_data", parameter.grad)
         if parameters:
             found[name] = getattr(parameter, "_data", parameter).detach()
-    return found
+    return {name: t.cpu() for name, t in found.items()}
 
 
 def arranged(t: torch.Tensor, layout: str) -> torch.Tensor:
@@ -242,7 +245,7 @@ def arranged(t: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "transposed":
         return t.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "strided":
-        wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
+        wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype, device=t.device)
         wide[..., ::2] = t
         return wide[..., ::2]
     if layout == "expanded" and t.numel():

@@ -17,7 +17,7 @@ from narrowfuzz.campaign.supervisor import Tally, play, start_server
 from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.controls.control import Control
 from narrowfuzz.coverage import Pair
-from narrowfuzz.device import check_device
+from narrowfuzz.device import check_device, torch_name
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, obstacle, select
 from narrowfuzz.schedule.story import FEATURES
 from narrowfuzz.stateful import Stateful
@@ -56,15 +56,18 @@ def run_control(
     workers: int = 1,
     *,
     file: str = "",
+    device: str = "cpu",
     minutes: float = 30.0,
     tally: Tally | None = None,
 ) -> ControlResult:
     """Judge so many cases of a control, or as many as the time allows. ``file`` is where the
-    control is defined; "": built in. ``tally`` lets the caller watch and interrupt.
+    control is defined, "" built in; ``device`` is where it runs if it does not say. ``tally`` lets
+    the caller watch and interrupt.
 
     Raises ValueError if a recipe of it cannot run here, RuntimeError if the campaign broke.
     """
-    recipes = _recipes(control)
+    device = control.device or device
+    recipes = _recipes(control, device)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-control-") as folder:
         store = Store(Path(folder))
@@ -78,7 +81,7 @@ def run_control(
             arms=control.arms,
             control=(file, control.id),
             models=control.models,
-            device=control.device,
+            device=device,
             wild_shapes=control.wild_shapes,
             cases=cases,
             draws=_DRAWS,
@@ -86,7 +89,7 @@ def run_control(
         )
         if tally is None:  # whoever brings one has started the server
             tally = Tally()
-            start_server()
+            start_server(device)
         play(config, store, lambda tally: None, tally)
         if tally.broken:
             raise RuntimeError(f"control {control.id}: {'; '.join(tally.notes)}")
@@ -118,12 +121,14 @@ def lacking(results: Iterable[ControlResult]) -> tuple[str, ...]:
     )
 
 
-def _recipes(control: Control) -> tuple[str, ...]:
+def _recipes(control: Control, device: str) -> tuple[str, ...]:
     """The control's recipes that run here. Raises ValueError if none does."""
-    check_device(control.device)
+    check_device(device)
     files = control.recipe_files
     there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
-    reasons = {n: obstacle(r, "cpu") for n, r in select(there, control.recipes).items()}
+    reasons = {
+        n: obstacle(r, torch_name(device)) for n, r in select(there, control.recipes).items()
+    }
     chosen = tuple(name for name, reason in reasons.items() if not reason)
     if not chosen:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

@@ -36,12 +36,14 @@ class Options:
     #: Stop a hunt after so many cases; 0: when its time is up.
     cases: int = 0
     arms: tuple[str, ...] = ()
+    device: str = "cpu"
 
 
 def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
     """Campaign until the first verified finding or the budget's end. ``tally`` is this hunt's."""
     fault = quarry.fault
-    first = look(quarry.file, fault.id, quarry.recipes, cases=LIFTED)
+    device = fault.device or options.device
+    first = look(quarry.file, fault.id, quarry.recipes, device, cases=LIFTED)
     if first.problem:
         return record(fault, found=False, problem=first.problem)
     seconds = options.compiled_seconds if fault.compiled else options.seconds
@@ -54,7 +56,7 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
             recipes=quarry.recipes,
             arms=options.arms,
             fault=(quarry.file, fault.id),
-            device=fault.device,
+            device=device,
             wild_shapes=fault.wild_shapes,
             stop_after=1,
             cases=options.cases,
@@ -78,7 +80,9 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         )
     problem, idle = "; ".join(tally.notes) if tally.broken else "", False
     if not (problem or suspected or first.changes or tally.interrupted):
-        there = look(quarry.file, fault.id, quarry.recipes, cases=THERE, compiled=fault.compiled)
+        there = look(
+            quarry.file, fault.id, quarry.recipes, device, cases=THERE, compiled=fault.compiled
+        )
         idle = not there.changes
     cases = tally.counts["cases"]
     return record(fault, found=False, cases=cases, suspected=suspected, idle=idle, problem=problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
 from narrowfuzz.controls.control import Control
 from narrowfuzz.controls.registry import builtin_controls
+from narrowfuzz.device import check_device, default_workers, torch_name
 from narrowfuzz.environment import prepare, versions
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file
@@ -57,6 +57,7 @@ class Asked:
     workers: int = 0
     seed: int = 0
     arms: tuple[str, ...] = ()
+    device: str = "cpu"
     out: Path | None = None
     against: Path | None = None
 
@@ -69,7 +70,7 @@ def score_command(asked: Asked) -> int:
     prepare()
     faults, problems = _faults(asked)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    quarries, unfit = _quarries(faults)
+    quarries, unfit = _quarries(faults, asked.device)
     for named in unfit:
         print_fault(console, named)
     controls = _controls(asked)
@@ -81,10 +82,11 @@ def score_command(asked: Asked) -> int:
         seed=asked.seed,
         cases=asked.cases,
         arms=asked.arms,
+        device=asked.device,
     )
-    workers = asked.workers or os.cpu_count() or 1
+    workers = asked.workers or default_workers(asked.device)
     tallies: list[Tally] = []
-    start_server()
+    start_server(asked.device)
     with interruptible(tallies):
         hunted = _side_by_side(
             quarries, workers, tallies, lambda q, t: hunt(q, options, t),
@@ -113,6 +115,7 @@ def score_command(asked: Asked) -> int:
 
 
 def _check(asked: Asked) -> None:
+    check_device(asked.device)
     if not asked.builtin and not asked.faults and not asked.controls:
         raise ValueError("--no-builtin and --no-controls without --faults leave nothing to do")
     if not 0 < asked.seconds <= 86_400:
@@ -145,7 +148,9 @@ def _controls(asked: Asked) -> list[Control]:
 
 def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
     try:
-        result = run_control(control, asked.control_cases, asked.seed, tally=tally)
+        result = run_control(
+            control, asked.control_cases, asked.seed, device=asked.device, tally=tally
+        )
     except (RuntimeError, ValueError) as error:  # it broke, or cannot run here: that is told
         return Controlled(
             id=control.id, title=control.title, cases=0, seconds=0.0, problem=str(error)
@@ -167,21 +172,24 @@ def _asked_for(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)
 
 
-def _quarries(faults: Sequence[tuple[str, Fault]]) -> tuple[list[Quarry], list[Hunted]]:
+def _quarries(
+    faults: Sequence[tuple[str, Fault]], device: str
+) -> tuple[list[Quarry], list[Hunted]]:
     """With the recipes that run here, and the faults that can hit none of them."""
     known: dict[str, Recipe | Stateful] = {**load_recipes(), **load_stateful()}
-    reasons: dict[str, str] = {}
+    reasons: dict[tuple[str, str], str] = {}
     quarries, unfit = [], []
     for file, fault in faults:
         named = [name for name in sorted(known) if _hits(fault.recipes, name, known[name])]
+        where = torch_name(fault.device or device)
         for name in named:  # only what is hunted on is fetched
-            if name not in reasons:
-                reasons[name] = obstacle(known[name], "cpu")
-        able = tuple(name for name in named if not reasons[name])
+            if (name, where) not in reasons:
+                reasons[name, where] = obstacle(known[name], where)
+        able = tuple(name for name in named if not reasons[name, where])
         if able:
             quarries.append(Quarry(fault, file, able))
         else:
-            why = "; ".join(f"{name}: {reasons[name]}" for name in named) or "there is none"
+            why = "; ".join(f"{name}: {reasons[name, where]}" for name in named) or "there is none"
             recipes = ", ".join(fault.recipes)
             unfit.append(record(fault, found=False, problem=f"no recipe {recipes} runs: {why}"))
     return quarries, unfit

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from narrowfuzz.case import Case, Compile
+from narrowfuzz.device import choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge
@@ -44,13 +45,19 @@ class Look:
 
 
 def look(
-    file: str, fault_id: str, recipes: Sequence[str], *, cases: int, compiled: bool = False
+    file: str,
+    fault_id: str,
+    recipes: Sequence[str],
+    device: str,
+    *,
+    cases: int,
+    compiled: bool = False,
 ) -> Look:
     """Plant a fault in a process of its own and lift it again."""
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=_look, args=(file, fault_id, tuple(recipes), cases, compiled, theirs)
+        target=_look, args=(file, fault_id, tuple(recipes), device, cases, compiled, theirs)
     )
     process.start()
     theirs.close()
@@ -70,13 +77,16 @@ def _look(
     file: str,
     fault_id: str,
     recipes: tuple[str, ...],
+    device: str,
     number: int,
     compiled: bool,
     out: Connection,
 ) -> None:
+    choose(device)
     settle()
+    where = enter(device)
     known, stateful = load_recipes(), load_stateful()
-    models = [r for n in recipes if n in known and (r := runnable(known[n], "cpu"))]
+    models = [r for n in recipes if n in known and (r := runnable(known[n], where.torch))]
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:
         recipe.prepare()
@@ -85,7 +95,7 @@ def _look(
         drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
-        judge = Judge(known, Ledger([]), stateful=stateful)
+        judge = Judge(known, Ledger([]), device=where, stateful=stateful)
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()

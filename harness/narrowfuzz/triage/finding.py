@@ -46,6 +46,8 @@ class Finding(msgspec.Struct, kw_only=True):
     fingerprint: str
     severity: Severity
     recipe: str
+    #: Where it was seen, as a user asks for it.
+    device: str = "cpu"
     #: Sentence pieces of the verdict.
     oracle: str
     arm: str
@@ -144,9 +146,10 @@ def report(finding: Finding, replay: str) -> str:
     shape, backend = f"M={spec.tokens} K={spec.k}", ""
     if spec.schedule is None:
         shape, backend = f"{shape} N={spec.n}", f" ({spec.backend or 'default backend'})"
+    where = "" if finding.device == "cpu" else f" on {finding.device}"
     lines = [
         f"{finding.sentence}",
-        f"  {spec.recipe}{backend} / {finding.arm} vs reference"
+        f"  {spec.recipe}{backend} / {finding.arm}{where} vs reference"
         f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
         f" ({finding.reach} data)",
         f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}   id {finding.id}",

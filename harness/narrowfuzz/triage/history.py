@@ -16,6 +16,7 @@ import msgspec
 
 from narrowfuzz.arms.ladder import LADDER
 from narrowfuzz.case import Case, dump_case, load_case
+from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
@@ -63,7 +64,7 @@ def histories(
         text = _SCRIPT.format(
             case=dump_case(msgspec.structs.replace(case, history=tuple(history))),
             wanted=wanted, rules=list(rules), arms=arms, files=[str(file) for file in files],
-            device=judge.device,
+            device=judge.device.name,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "history.py"
@@ -152,7 +153,7 @@ def show(
     settle()
     case = load_case(raw)
     judge = Judge(
-        load_recipes(files), Ledger([]), frozenset(arms), device=device,
+        load_recipes(files), Ledger([]), frozenset(arms), device=enter(device),
         stateful=load_stateful(files),
     )  # fmt: skip
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)

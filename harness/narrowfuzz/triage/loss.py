@@ -8,6 +8,7 @@ from pathlib import Path
 from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import climb
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.device import torch_name
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
 from narrowfuzz.judge_schedule import arms_of
@@ -29,7 +30,11 @@ _HANG = 240.0
 
 
 def triage_loss(
-    case: Case, how: str, recipe_files: tuple[Path, ...], plant: tuple[str, str] | None
+    case: Case,
+    how: str,
+    recipe_files: tuple[Path, ...],
+    plant: tuple[str, str] | None,
+    device: str = "cpu",
 ) -> Triaged:
     """The finding behind a lost worker; suspected if no fresh process is lost on that case, or one
     is without the planted fault, too."""
@@ -39,9 +44,9 @@ def triage_loss(
     def run(candidate: Case, arm: str, plant: tuple[str, str] | None = plant) -> ScriptRun:
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
             path = Path(folder) / "repro.py"
-            path.write_text(_script(candidate, _verdict(arm, how), recipe))
+            path.write_text(_script(candidate, _verdict(arm, how), recipe, device))
             timeout = _HANG if hangs else 60.0
-            return run_script(path, timeout=timeout, plant=plant)
+            return run_script(path, timeout=timeout, plant=plant, device=device)
 
     def lost(result: ScriptRun) -> bool:
         return result.code is None if hangs else result.crashed
@@ -54,14 +59,17 @@ def triage_loss(
             why = "a process without the fault is lost on the case, too"
     else:
         why = "a fresh process is not lost on the case"
-    return _triaged(case, small, _verdict(guilty or _arms(case.spec)[0], how), why, recipe)
+    verdict = _verdict(guilty or _arms(case.spec)[0], how)
+    return _triaged(case, small, verdict, why, recipe, device)
 
 
-def untried_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> Triaged:
+def untried_loss(
+    case: Case, how: str, recipe_files: tuple[Path, ...], device: str = "cpu"
+) -> Triaged:
     """What is known of a lost worker that nobody looked into."""
     why = "the run ended before a fresh process was given the case"
     verdict = _verdict(_arms(case.spec)[0], how)
-    return _triaged(case, Minimised(case), verdict, why, _recipe(case, recipe_files))
+    return _triaged(case, Minimised(case), verdict, why, _recipe(case, recipe_files), device)
 
 
 def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[str]:
@@ -82,7 +90,12 @@ def _verdict(arm: str, how: str) -> Verdict:
 
 
 def _triaged(
-    case: Case, small: Minimised, verdict: Verdict, why: str, recipe: Recipe | Stateful
+    case: Case,
+    small: Minimised,
+    verdict: Verdict,
+    why: str,
+    recipe: Recipe | Stateful,
+    device: str,
 ) -> Triaged:
     """The finding; suspected if it says ``why``."""
     name = fingerprint(verdict, recipe.family)
@@ -91,6 +104,7 @@ def _triaged(
         fingerprint=name,
         severity=severity("loud", 0.0, reach_of(small.case)),
         recipe=recipe.name,
+        device=device,
         oracle="contract",
         arm=verdict.arm,
         role="forward",
@@ -109,18 +123,18 @@ def _triaged(
         script_output=verdict.symptom,
         why_suspected=why,
         needs=needs_of(small.case, verdict),
-        environment=describe(),
+        environment={**describe(), "device": {"name": device}},
     )
-    return Triaged(finding, _script(small.case, verdict, recipe))
+    return Triaged(finding, _script(small.case, verdict, recipe, device))
 
 
 def _arms(spec: Spec) -> list[str]:
     return [a.name for a in climb(spec)] if spec.schedule is None else list(arms_of(spec.schedule))
 
 
-def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful) -> str:
+def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful, device: str) -> str:
     if isinstance(recipe, Recipe):
-        return write_script(case, verdict, recipe)
+        return write_script(case, verdict, recipe, device=torch_name(device))
     assert case.spec.schedule is not None
     # its runs would take this process along
     unseen = ScheduleEvidence(case, case.spec.schedule, "current", lambda settings: None, {}, {})

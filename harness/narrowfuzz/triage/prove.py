@@ -65,6 +65,7 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
         stateful = judge.stateful_recipe(case.spec)
         yield lambda: write_schedule_script(judge.look(case), verdict, stateful)
         return
+    device = judge.device.torch
     at, recipe = verdict.at, judge.recipe(case.spec)
     # what was handed another tensor was not the layer's doing
     own = at.layer and (verdict.oracle != "O13" or at.side)
@@ -72,10 +73,11 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     layer = linear_of(judge, case, at.layer, at.call, plain) if own else None
     if layer is not None:
         alone = msgspec.structs.replace(case, spec=layer[0])
-        yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1])
-    yield partial(write_script, case, first_of(judge, case, verdict), recipe)
+        yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1], device=device)
+    yield partial(write_script, case, first_of(judge, case, verdict), recipe, device=device)
     if case.spec.direct:  # the player may see what the short form does not
-        yield partial(write_played_script, case, verdict, recipe, tensors_of(case, recipe))
+        tensors = tensors_of(case, recipe)
+        yield partial(write_played_script, case, verdict, recipe, tensors, device=device)
 
 
 def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> tuple[str, str]:

@@ -33,21 +33,31 @@ from narrowfuzz.verdict import Verdict
 
 
 def write_script(
-    case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32] | None = None
+    case: Case,
+    verdict: Verdict,
+    recipe: Recipe,
+    tensors: Mapping[str, F32] | None = None,
+    *,
+    device: str = "cpu",
 ) -> str:
-    """The script's text, of the case's tensors or of others. Raises ValueError for a finding no
-    script can show by itself."""
+    """The script's text, of the case's tensors or of others, for a device as torch calls it. Raises
+    ValueError for a finding no script can show by itself."""
     tensors = tensors_of(case, recipe) if tensors is None else tensors
     if verdict.oracle == "census":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
     plain = not case.history and _is_plain(case.spec, verdict, BY_NAME[verdict.arm])
     if plain and (check := check_rule(verdict)):
-        return _short(case, verdict, recipe, tensors, check)
-    return write_played_script(case, verdict, recipe, tensors)
+        return _short(case, verdict, recipe, tensors, check, device)
+    return write_played_script(case, verdict, recipe, tensors, device=device)
 
 
 def _short(
-    case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32], check: str
+    case: Case,
+    verdict: Verdict,
+    recipe: Recipe,
+    tensors: Mapping[str, F32],
+    check: str,
+    device: str,
 ) -> str:
     arm, tapped = BY_NAME[verdict.arm], verdict.oracle in _TAPPED
     parts = [
@@ -56,13 +66,14 @@ def _short(
         ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
         "import collections, contextlib, ctypes, math, re\nimport torch"
         + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
-        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[case.spec.dtype]}"
+        f"torch.set_num_threads(1)\ndevice, dtype = {device!r}, {TORCH_NAME[case.spec.dtype]}"
         + "\ntorch.backends.mkldnn.enabled = False" * arm.native,
         "def tensor(*rows):\n"
         "    flat = bytearray.fromhex(''.join(rows))\n"
-        "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone()"
+        "    return torch.frombuffer(flat, dtype=dtype).reshape(len(rows), -1).clone().to(device)"
         if all(t.size for t in tensors.values())
-        else "def tensor(rows, cols):\n    return torch.zeros(rows, cols, dtype=dtype)",
+        else "def tensor(rows, cols):\n"
+        "    return torch.zeros(rows, cols, dtype=dtype, device=device)",
         _literals(tensors, case.spec)
         + ("" if "grad_output" in tensors else "\ngrad_output = None  # none came back"),
         recipe_source(recipe, case.spec, "convert", *(("tap",) if tapped else ())),
@@ -141,7 +152,7 @@ phase = "convert"
 def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
     global phase
     model = torch.nn.Sequential(collections.OrderedDict(
-        proj=torch.nn.Linear({spec.k}, {spec.n}, {spec.bias}, dtype=dtype)))
+        proj=torch.nn.Linear({spec.k}, {spec.n}, {spec.bias}, device=device, dtype=dtype)))
     model = convert(model)
     with torch.no_grad():
         model.proj.weight.copy_(weight)

@@ -31,8 +31,14 @@ TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.
 GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
 
 
-#: glibc fills what is allocated from here on with 0xff, NaN: what is never written shows.
-POISON = "getattr(ctypes.CDLL(None), 'mallopt', print)(-6, 256)"
+#: What is allocated from here on is filled with 0xff, NaN: what is never written shows. glibc fills
+#: by itself, of a GPU's memory it is blocks that are given back.
+POISON = """\
+getattr(ctypes.CDLL(None), 'mallopt', print)(-6, 256)
+if torch.cuda.is_available():
+    blocks = [torch.full((2**size,), 255, dtype=torch.uint8, device="cuda")
+              for size in range(9, 22) for _ in range(8)]
+    del blocks"""
 
 
 def sites(plan: Plan) -> str:
@@ -61,7 +67,8 @@ def layouts(spec: Spec) -> str:
     """Lines that give ``x`` and ``g`` the Spec's memory layouts."""
     lines = {
         "transposed": "    {0} = {0}.transpose(-1, -2).contiguous().transpose(-1, -2)\n",
-        "strided": "    wide = torch.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=dtype)\n"
+        "strided": "    size = (*x.shape[:-1], 2 * x.shape[-1])\n"
+        "    wide = torch.zeros(size, dtype=dtype, device=device)\n"
         "    wide[..., ::2] = x\n    x = wide[..., ::2]\n",
         "contiguous": "",
     }

@@ -56,13 +56,15 @@ class Run:
     arm: Arm
     tensors: Mapping[str, F32]
     events: tuple[Event, ...]
-    #: False: the unquantised model in float64.
+    #: False: the unquantised model in float64, on the CPU.
     converts: bool = True
+    device: str = "cpu"
 
     def arguments(self) -> dict[str, str]:
         """What ``play`` takes by keyword, as source text."""
         told = {name: repr(value) for name, value in play_arguments(self.spec, self.arm).items()}
         told["dtype"] = "dtype" if self.converts else "torch.float64"
+        told["device"] = repr(self.device if self.converts else "cpu")
         if not self.converts:
             told["autocast"] = "False"
         told["reloads"] = repr(any(event == "reload" for event, *_ in self.events))
@@ -72,11 +74,18 @@ class Run:
 
 
 def write_played_script(
-    case: Case, verdict: Verdict, recipe: Recipe, tensors: Mapping[str, F32]
+    case: Case,
+    verdict: Verdict,
+    recipe: Recipe,
+    tensors: Mapping[str, F32],
+    *,
+    device: str = "cpu",
 ) -> str:
-    """The script's text. Raises ValueError for a place or an expectation that it cannot look at."""
+    """The script's text, for a device as torch calls it. Raises ValueError for a place or an
+    expectation that it cannot look at."""
     spec = case.spec
     runs = [*runs_of(case, verdict, tensors), *_earlier(case, recipe, verdict.arm)]
+    runs = [replace(run, device=device) for run in runs]
     if spec.direct:
         verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
     look = look_at(
@@ -211,7 +220,8 @@ def _plays(
         held, other = "tensors", {n: t for n, t in run.tensors.items() if not _held(n, t, own)}
         if other:
             held = f"{{**tensors, **{packed(other)}}}"
-        build = f"lambda: {MODELS[run.spec.model].expression(run.spec)}.to({arguments['dtype']})"
+        there = f"{arguments['device']}, {arguments['dtype']}"
+        build = f"lambda: {MODELS[run.spec.model].expression(run.spec)}.to({there})"
         convert = "convert" if run.converts else "lambda model: model"
         more = "".join(f", {name}={arguments[name]}" for name in varying)
         call = f"{build}, {convert}, {held}, {run.events!r}{more}"

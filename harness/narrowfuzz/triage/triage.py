@@ -181,6 +181,7 @@ def _finding(
         fingerprint=wanted,
         severity=severity_of(verdict, minimal, effect),
         recipe=case.spec.recipe,
+        device=judge.device.name,
         oracle=verdict.oracle,
         arm=verdict.arm,
         role=verdict.role,
@@ -201,7 +202,7 @@ def _finding(
         effect=effect if math.isfinite(effect) else str(effect),
         why_suspected=proof.why,
         needs=needs_of(minimal, verdict),
-        environment=describe(),
+        environment={**describe(), "device": judge.device.describe()},
         story=None if case.spec.schedule is None else tell(judge.look(minimal), verdict),
     )
 

@@ -37,7 +37,8 @@ class ScriptRun:
 
 
 class RunScript(Protocol):
-    """Runs a script in a process of its own, under a planted fault or without."""
+    """Runs a script in a process of its own on the run's device, under a planted fault or
+    without."""
 
     def __call__(
         self,
@@ -53,11 +54,13 @@ def run_script(
     *,
     timeout: float = 180.0,
     plant: tuple[str, str] | None = None,
+    device: str = "cpu",
 ) -> ScriptRun:
-    """Run ``path``; with ``plant`` = (file or "", id), under that planted fault or control."""
+    """Run ``path`` on a device; with ``plant`` = (file or "", id), under that planted fault or
+    control."""
     command = [sys.executable, str(path)]
-    if plant is not None:
-        command = [sys.executable, "-m", "narrowfuzz.planted", *plant, str(path)]
+    if plant is not None or device == "simulated":
+        command[1:1] = ["-m", "narrowfuzz.planted", device, *(plant or ("", ""))]
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
         env = dict(
             os.environ,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from narrowfuzz.case import Compile
+from narrowfuzz.device import choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
@@ -25,35 +26,41 @@ def chosen(globs: Sequence[str]) -> dict[str, Recipe | Stateful]:
 
 
 def run(
-    recipes: Mapping[str, Recipe | Stateful], cases: int, seed: int, compile: Compile = "none"
+    recipes: Mapping[str, Recipe | Stateful],
+    cases: int,
+    seed: int,
+    compile: Compile = "none",
+    device: str = "cpu",
 ) -> Table:
-    """The table of these recipes, so many cases of each."""
+    """The table of these recipes, so many cases of each; this process then runs on the device."""
     found: Table = {}
     for process in processes(recipes.values()):
         names = tuple(n for n, recipe in recipes.items() if process_of(recipe) == process)
         if not process:
-            found |= _measure(names, cases, seed, compile)
+            found |= _measure(names, cases, seed, compile, device)
             continue
         for name in names:
             recipe = recipes[name]
             assert isinstance(recipe, Stateful)
             recipe.provide()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            found |= pool.submit(_measure, names, cases, seed, compile).result()
+            found |= pool.submit(_measure, names, cases, seed, compile, device).result()
     return found
 
 
-def _measure(names: Sequence[str], cases: int, seed: int, compile: Compile) -> Table:
+def _measure(names: Sequence[str], cases: int, seed: int, compile: Compile, device: str) -> Table:
+    choose(device)
     settle()
+    where = enter(device)
     recipes, stateful = load_recipes(), load_stateful()
     able: list[Recipe | Stateful] = []
     for name in names:
         if name in stateful:
             recipe = stateful[name]
-            if not recipe.unavailable("cpu"):
+            if not recipe.unavailable(where.torch):
                 recipe.prepare()
                 able.append(recipe)
-        elif here := runnable(recipes[name], "cpu"):
+        elif here := runnable(recipes[name], where.torch):
             able.append(here)
-    judge = Judge(recipes, load_ledger(), stateful=stateful)
+    judge = Judge(recipes, load_ledger(device=where.torch), device=where, stateful=stateful)
     return measure(judge, able, cases, seed, compile=compile)
