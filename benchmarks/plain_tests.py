@@ -107,7 +107,7 @@ def _made(recipe: Recipe | Stateful, spec: Spec) -> tuple[nn.Module, Callable[[]
     if isinstance(recipe, Recipe):
         model = MODELS[spec.model].build(spec, dtype=torch.bfloat16, device="cpu")
         return recipe.convert(model, spec), nullcontext, torch.autograd.backward
-    subject = recipe.subject()
+    subject = recipe.subject("cpu")
     layer = subject.layer(spec, Settings())
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
@@ -251,7 +251,7 @@ def _te_layers(recipe: Stateful) -> tuple[str, ...]:
 
 def _te_linear(recipe: Stateful, kind: str) -> None:
     """One step in and outside of a region; mean of the elements' relative errors."""
-    subject = recipe.subject()
+    subject = recipe.subject("cpu")
     rows = max(16, recipe.alignment)
     spec = Spec(
         recipe=recipe.name, m=rows, k=256, n=256, bias=True,

@@ -28,10 +28,10 @@ from narrowfuzz.device import Device, check_device, choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import tensors_of
+from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.recompute import _excess as row_sum_excess
-from narrowfuzz.oracles.recompute import check_recompute, check_statistics
+from narrowfuzz.oracles.recompute import check_recompute, check_statistics, row_sum_excess
 from narrowfuzz.oracles.whole import check_ratio
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.trace import Trace
@@ -121,7 +121,7 @@ def sharpened(tensors: dict[str, F32], gain: float) -> dict[str, F32]:
 def _row(evidence: Evidence, rung: str, planted: bool, gain: float) -> Row:
     trace, eager = evidence.traces[rung], evidence.traces["eager"]
     spec, grads = evidence.spec, [n for n in sorted(trace.outputs) if "grad" in n]
-    off, excess = _row_sums(trace)
+    off, excess = _row_sums(trace, evidence.accumulators)
     return Row(
         model=spec.model, recipe=spec.recipe, planted=planted, rung=rung, gain=gain,
         moved=_moved_keys(trace), off=off, excess=excess,
@@ -153,9 +153,13 @@ def _moved_keys(trace: Trace) -> float:
     return max(shares)
 
 
-def _row_sums(trace: Trace) -> tuple[float, float]:
+def _row_sums(trace: Trace, adds: Accumulators) -> tuple[float, float]:
     """O18's measure of the worst attention: absolute, and in units of its bound."""
-    measured = [row_sum_excess(c) for c in trace.attention if c.phase == "backward"]
+    measured = [
+        row_sum_excess(c, adds.get(f"attention {c.dtype}", UNKNOWN))
+        for c in trace.attention
+        if c.phase == "backward"
+    ]
     excess, bound = max(measured)
     return excess * bound, excess
 

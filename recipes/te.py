@@ -248,7 +248,7 @@ def _load(layers: Any, state: dict[str, Any]) -> None:
         layers.load_state_dict(state)
 
 
-def _subject(kind: Kind) -> Subject:
+def _subject(kind: Kind, device: str) -> Subject:
     v1 = _v1()
     return Subject(
         kind=kind,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import get_args
 
 import pytest
 import torch
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.oracles import BY_NAME as RULES
+from narrowfuzz.planted import planted
+from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
+from narrowfuzz.score.observe import digest, draw
+from narrowfuzz.simulated_memory import waits
+from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import run_script
 
 settle()
 DEVICE = enter("simulated")
@@ -87,6 +96,94 @@ def check_recipes_state_the_rule() -> None:
             spec = Spec(recipe=recipe.name, backend="real", m=24)
             assert "multiple of 16" in recipe.refusal(spec, DEVICE.torch)
             assert recipe.refusal(spec, "cpu") == ""
+
+
+def check_only_what_was_copied_to_the_host_becomes_numpy() -> None:
+    t = torch.ones(3)
+    with pytest.raises(TypeError, match="Use Tensor"):
+        t.numpy()
+    assert (t.bfloat16().cpu().float().cpu().numpy() == 1).all()
+    assert t.cpu()[1:].numpy().shape == (2,)
+
+
+def small(recipe: Recipe, model: ModelName = "linear") -> Case:
+    spec = Spec(
+        recipe=recipe.name, backend=recipe.backends[-1], model=model, m=32, k=64, n=64, heads=2,
+        dtype=recipe.dtypes[0], batch=2,
+    )  # fmt: skip
+    return Case(spec=spec, data=DataSpec(seed=1))
+
+
+def able() -> list[Recipe]:
+    found = [runnable(recipe, DEVICE.torch) for recipe in load_recipes().values()]
+    return [recipe for recipe in found if recipe is not None]
+
+
+def check_every_recipe_and_model_runs_and_reads_the_device_by_copies_only() -> None:
+    judge = Judge(load_recipes(), load_ledger(device="cpu"), frozenset({"eager"}), device=DEVICE)
+    assert len(able()) >= 10
+    for recipe in able():
+        for model in get_args(ModelName):
+            case = small(recipe, model)
+            if recipe.refusal(case.spec, DEVICE.torch):
+                continue
+            judgement = judge.judge(case)
+            told = [verdict.sentence() for verdict in judgement.causes]
+            assert judgement.ran and not told, (recipe.name, model, told)
+
+
+def check_a_linear_waits_for_the_device_four_times() -> None:
+    for recipe in able():
+        judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE)
+        case = small(recipe)
+        judge.judge(case, [RULES["O1"], RULES["O2"], RULES["O5"]])  # builds it
+        waits.clear()
+        judge.judge(case, [RULES["O1"], RULES["O2"], RULES["O5"]])
+        ours = waits["cpu"] + waits["synchronize"]
+        assert ours <= 4, (recipe.name, waits)
+
+
+def check_schedules_run() -> None:
+    stateful = load_stateful()
+    recipe = stateful["reference.delayed"]
+    judge = Judge({}, Ledger([]), device=DEVICE, stateful=stateful)
+    for case in draw([], [recipe], 20, "none"):
+        assert not judge.judge(case).causes
+
+
+def check_a_finding_has_a_script_that_shows_it_on_the_device() -> None:
+    recipes = load_recipes()
+    judge = Judge(recipes, Ledger([]), frozenset({"eager"}), device=DEVICE)
+    plant = ("", "gemm-gain")
+    scripts = partial(run_script, device=DEVICE.name)
+    for case in (small(recipes["torchao.float8.rowwise"]),
+                 small(recipes["torchao.float8.rowwise"], "mlp_swiglu")):  # fmt: skip
+        with planted(*plant):
+            (cause, *_) = judge.judge(case).causes
+            found = triage(judge, case, cause, seconds=5.0, plant=plant, scripts=scripts)
+        assert found.confirmed, found.finding.why_suspected
+        assert found.finding.device == "simulated" and "cuda" in found.script
+
+
+def check_a_backward_in_a_thread_of_its_own_is_seen_alike() -> None:
+    """As CUDA's is: autograd runs it in a thread of the device."""
+    recipes, plain = load_recipes(), torch.Tensor.backward
+
+    def elsewhere(t: torch.Tensor, *args: object, **kwargs: object) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(plain, t, *args, **kwargs).result()
+
+    for name in ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"):
+        for model in ("linear", "mlp_swiglu"):
+            judge = Judge(recipes, Ledger([]), frozenset({"eager"}), device=DEVICE)
+            case = small(recipes[name], model)  # type: ignore[arg-type]
+            here = digest(judge.run_arms(case))
+            torch.Tensor.backward = elsewhere  # type: ignore[method-assign, assignment]
+            try:
+                there = digest(judge.run_arms(case))
+            finally:
+                torch.Tensor.backward = plain  # type: ignore[method-assign]
+            assert here == there, (name, model)
 
 
 if __name__ == "__main__":

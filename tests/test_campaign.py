@@ -228,6 +228,20 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
     assert run_script(script).code == 0
 
 
+def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
+    args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
+    run = campaign(tmp_path / "out", *args, "--plant", "device-lost")
+    assert run.code == 1, run.output
+    finding = run.finding("contract")
+    assert "loses the device" in finding.sentence
+    assert run.summary["lost_workers"] >= 1
+    assert "worker 0 has lost its device: CUDA error: device-side assert" in run.output
+    assert "raised" not in run.output
+    script = run.folder / "findings" / finding.id / "repro.py"
+    assert run_script(script, plant=("", "device-lost")).crashed
+    assert run_script(script).code == 0
+
+
 def test_a_lost_case_whose_turn_comes_too_late_stays_suspected(tmp_path: Path) -> None:
     case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
     store, tally = Store(tmp_path), Tally()

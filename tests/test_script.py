@@ -347,7 +347,8 @@ OF_SCHEDULES = {
 }
 NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
-ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES | DRAWN
+ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION
+ELSEWHERE |= OF_SCHEDULES | DRAWN
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))

@@ -214,7 +214,7 @@ class Judge:
     def _subject(self, recipe: Stateful) -> Subject:
         if recipe.name not in self._subjects:
             recipe.prepare()
-            self._subjects[recipe.name] = recipe.subject()
+            self._subjects[recipe.name] = recipe.subject(self.device.torch)
         return self._subjects[recipe.name]
 
     def stateful_recipe(self, spec: Spec) -> Stateful:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from narrowfuzz.arms.ladder import climb, select_arms, unavailable
+from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.device import check_device, choose, enter
 from narrowfuzz.environment import prepare, settle
@@ -60,7 +61,13 @@ def replay_command(
     for reason in _obstacles(judge, case, chosen):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
         return CANNOT
-    judgement = judge.judge(case)
+    try:
+        judgement = judge.judge(case)
+    except DeviceLost as lost:
+        same = kept is None or kept.symptom == "loses the device"
+        how = "still failing" if same else "diverges otherwise now"
+        console.print(f"{how}: the case loses the device: {escape(str(lost))}", soft_wrap=True)
+        return FAILING
     if judgement.causes:
         ledger = load_ledger(Trials(device=name), there.torch)
         again = Judge(recipes, ledger, chosen, device=there, stateful=stateful)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from narrowfuzz.simulated_memory import guard, uncounted
+
 #: The splits of K, in tiles of 128: of those that fit, the shape picks one.
 _SPLITS = (1, 2, 3, 4)
 _TILE = 128
@@ -25,6 +27,7 @@ def simulate() -> None:
     if getattr(torch.cuda, "is_simulated", False):
         return
     patch()
+    guard()
     new: Any = F.scaled_mm
     torch._scaled_mm = scaled_mm
     F.scaled_mm = lambda a, b, a_scale, a_kind, b_scale, b_kind, *args, **kw: _by_kind(
@@ -85,7 +88,7 @@ def scaled_mm(
     dtype = out_dtype or a.dtype
     rowwise = scale_a.numel() > 1 or scale_b.numel() > 1
     _check(a, b, bias, dtype, rowwise=rowwise)
-    with torch.no_grad():
+    with torch.no_grad(), uncounted():
         tiles = a.shape[1] // _TILE
         parts = [s for s in _SPLITS if s <= max(1, tiles)]
         split = parts[(a.shape[0] // _ALIGNMENT + b.shape[1] // _ALIGNMENT) % len(parts)]

@@ -77,7 +77,8 @@ class Stateful:
     #: Findings of one family share fingerprints.
     family: str
     title: str
-    subject: Callable[[], Subject]
+    #: What is under test on a device, as torch calls it.
+    subject: Callable[[str], Subject]
     carries: Callable[[], Carries]
     dtypes: tuple[Dtype, ...] = ("bf16",)
     #: Why the library may refuse this Spec, as the rule a clear message should state.

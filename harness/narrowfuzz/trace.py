@@ -110,6 +110,8 @@ class AttentionCall:
     lse: F32
     causal: bool
     scale: float
+    #: Of q, k and v.
+    dtype: str = "fp32"
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,8 @@ def unavailable(arm: Arm, device: str = "cpu") -> str:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler != "inductor":
         return ""
+    if device == "simulated":
+        return "Inductor asks the GPU, which is simulated, what to generate"
     needed, of = ["g++", "clang++"], "CPU"
     if device.startswith("cuda"):
         needed, of = ["gcc", "clang", "cc"], "Triton"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from narrowfuzz.arms.taps import seen_of
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.case import TensorName
 from narrowfuzz.numerics.formats import F32
@@ -28,24 +30,29 @@ def watch_layers(model: nn.Module, names: tuple[str, ...], focus: int | None) ->
 
 
 def calls_of(
-    watch: LayerWatch, plan: Plan, shared: frozenset[str], rounds: frozenset[TensorName]
+    calls: Iterable[Call],
+    plan: Plan,
+    shared: frozenset[str],
+    rounds: frozenset[TensorName],
+    *,
+    inverse: bool,
 ) -> tuple[LayerCall, ...]:
-    """What was recorded; layers named in ``shared`` share their weight with others, and ``rounds``
-    are what a layer rounds under autocast."""
+    """What was recorded; layers named in ``shared`` share their weight with others, ``rounds`` are
+    what a layer rounds under autocast, and scales of operands may be ``inverse``."""
     closed = []
-    for call in watch.calls:
+    for call in calls:
         if call.module in shared:
             call.outputs.pop("grad_weight", None)
         if "output" in call.outputs:
-            closed.append(_close(call, plan, rounds))
+            closed.append(_close(call, plan, rounds, inverse))
     return tuple(closed)
 
 
-def _close(call: Call, plan: Plan, rounds: frozenset[TensorName]) -> LayerCall:
+def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool) -> LayerCall:
     tensors = {"weight": call.weight, **call.tensors}
     if call.bias is not None:
         tensors["bias"] = call.bias
-    sites, unobserved = _sites(call, plan)
+    sites, unobserved = _sites(call, plan, inverse)
     return LayerCall(
         call.module,
         call.index,
@@ -60,7 +67,7 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName]) -> LayerCall:
     )
 
 
-def _sites(call: Call, plan: Plan) -> tuple[tuple[SiteTrace, ...], str]:
+def _sites(call: Call, plan: Plan, inverse: bool) -> tuple[tuple[SiteTrace, ...], str]:
     """Name the GEMMs: one in forward, and in backward those of the plan that are quantised."""
     gradients: tuple[Role, ...] = ("grad_input", "grad_weight")
     expected = [role for role in gradients if plan.gemms[role].a.format is not None]
@@ -74,8 +81,8 @@ def _sites(call: Call, plan: Plan) -> tuple[tuple[SiteTrace, ...], str]:
     named += [(role, "backward", gemm) for role, gemm in zip(expected, call.backward_gemms,
                                                              strict=False)]  # fmt: skip
     return tuple(
-        SiteTrace(Site(call.module, role, phase), a, b)  # type: ignore[arg-type]
-        for role, phase, (a, b) in named
+        SiteTrace(Site(call.module, role, phase), *seen_of(gemm, inverse=inverse))  # type: ignore[arg-type]
+        for role, phase, gemm in named
     ), ""
 
 

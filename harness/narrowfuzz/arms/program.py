@@ -10,6 +10,7 @@ import copy
 import traceback as tb
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.ladder import Arm
 from narrowfuzz.arms.layers import calls_of, watch_layers
+from narrowfuzz.arms.lost import DeviceLost, device_lost, out_of_memory
 from narrowfuzz.arms.sites import name_sites
-from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_by, tapped_backend
+from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import (
     TORCH_DTYPE,
     as_rows,
@@ -31,18 +33,19 @@ from narrowfuzz.arms.tensors import (
     input_tensor,
     to_torch,
 )
+from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.case import LEARNING_RATE, Spec
 from narrowfuzz.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.checkpoint import HOW, recomputing
 from narrowfuzz.play.kernels import without_onednn
-from narrowfuzz.play.layers import LayerWatch
-from narrowfuzz.play.taps import AttentionWatch
+from narrowfuzz.play.layers import Call, LayerWatch
+from narrowfuzz.play.taps import Attended, AttentionWatch, Product
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
-from narrowfuzz.trace import ErrorPhase, RunError, Seen, Trace
+from narrowfuzz.trace import ErrorPhase, RunError, Trace
 
-Call = Callable[[torch.Tensor], torch.Tensor]
+Model = Callable[[torch.Tensor], torch.Tensor]
 #: How a single linear's parameters are called in a case's tensors.
 _LINEAR = {"proj.weight": "weight", "proj.bias": "bias"}
 
@@ -80,8 +83,8 @@ class Program:
             return fresh
         return model
 
-    def _callable(self) -> Call:
-        call: Call = self._model
+    def _callable(self) -> Model:
+        call: Model = self._model
         if self.arm.checkpoint:
             how = HOW[self.arm.checkpoint]
             call = recomputing(self._model, how, self.description.regions)
@@ -130,6 +133,18 @@ class Program:
         return self._model  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True)
+class _Left:
+    """What a run has left: results by name, calls of layers, GEMMs as a tap emits them, attention
+    kernels and products of compiled code; live tensors, or on the host."""
+
+    results: dict[str, torch.Tensor]
+    calls: list[Call]
+    gemms: list[tuple[Any, ...]]
+    attention: list[Attended]
+    products: list[Product]
+
+
 class _Run:
     """One run of a program: its tensors, its recordings and how far it came."""
 
@@ -139,7 +154,8 @@ class _Run:
         self.program, self.tensors, self.spec, self.tap = program, tensors, spec, tap
         self.model, self.arm = program._model, program.arm
         self.phase: ErrorPhase = "forward"
-        self.seen: list[tuple[Seen, Seen]] = []
+        #: What a tap emits, live.
+        self.seen: list[tuple[Any, ...]] = []
         self.forward_count = 0
         self.watch = AttentionWatch()
         self.layers: LayerWatch | None = None
@@ -155,7 +171,14 @@ class _Run:
         try:
             with self._watching():
                 output, x = self._schedule()
+            if program.device != "cpu":
+                torch.cuda.synchronize()  # what kernels raise, they raise late
         except Exception as error:
+            if device_lost(error):
+                raise DeviceLost(str(error)) from error
+            if out_of_memory(error):
+                torch.cuda.empty_cache()
+                return Trace(self.arm.name, void="the device has no memory left")
             if lack := lacking_kernel(str(error), native=self.arm.native):
                 return Trace(self.arm.name, void=lack)
             failed = run_error(error, self.phase)
@@ -167,24 +190,41 @@ class _Run:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
             ran = program._tap.calls
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
-        outputs = self._outputs(output, x)
+        left = _Left(
+            self._results(output, x),
+            self.layers.calls if self.layers is not None else [],
+            self.seen,
+            self.watch.attention + program._tap.watch.attention,
+            program._tap.watch.products,
+        )
+        if program.device != "cpu":
+            left = on_host(left)
+        return self._told(left)
+
+    def _told(self, left: _Left) -> Trace:
+        """The trace of what a run has left."""
+        program, spec = self.program, self.spec
+        outputs = {name: self._array(name, t) for name, t in left.results.items()}
+        attention = attention_of(left.attention)
         plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
             autocast = program.recipe.autocast if spec.autocast else None
             rounds = ROUNDED if autocast is None else autocast(program.device)
-            calls = calls_of(self.layers, plan, shared, rounds)
-            attention = attention_of(self.watch)
+            calls = calls_of(
+                left.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
+            )
             return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
-        multiplied, attention = multiplied_of(program._tap.watch), attention_of(program._tap.watch)
+        multiplied = multiplied_of(left.products)
         if not self.tap or not plan.quantised or not spec.direct:
             return Trace(
                 self.arm.name, outputs, multiplied=multiplied, attention=attention, census=census
             )
+        seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in left.gemms]
         if self.arm.compiler:
-            self.seen = [(m.a, m.b) for m in multiplied]
+            seen = [(m.a, m.b) for m in multiplied]
             self.forward_count = sum(m.phase == "forward" for m in multiplied)
-        sites, unobserved = name_sites(self.seen, self.forward_count, spec, self.arm, plan)
+        sites, unobserved = name_sites(seen, self.forward_count, spec, self.arm, plan)
         return Trace(
             self.arm.name, outputs, sites, multiplied=multiplied, unobserved=unobserved,
             census=census,
@@ -209,11 +249,10 @@ class _Run:
     def _tapped(
         self, take: Callable[..., None], wanted: Callable[[], bool] = lambda: True
     ) -> AbstractContextManager[None]:
-        recipe = self.program.recipe
-        return recipe.tap(Emit(seen_by(take, inverse=recipe.inverse_scales), wanted))
+        return self.program.recipe.tap(Emit(take, wanted))
 
-    def _emit(self, a: Seen, b: Seen) -> None:
-        self.seen.append((a, b))
+    def _emit(self, *gemm: Any) -> None:
+        self.seen.append(gemm)
 
     def _schedule(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Every step's forwards and backwards; returns the last output and its input."""
@@ -265,20 +304,27 @@ class _Run:
                 parameter.copy_(to_torch(values, spec.dtype, self.program.device))
                 parameter.grad = None
 
-    def _outputs(self, output: torch.Tensor, x: torch.Tensor) -> dict[str, F32]:
+    def _results(self, output: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Results by name, live; of a library's own tensor what is inside."""
         spec = self.spec
-        named: dict[str, F32] = {"output": as_rows(output, spec, spec.width)}
+        named = {"output": output.detach()}
         if x.grad is not None:
-            named["grad_input"] = as_rows(x.grad, spec, spec.k)
+            named["grad_input"] = x.grad
         for name, parameter in self.model.named_parameters():
             grad: Any = parameter.grad
             if grad is not None:
-                values = fp32_array(getattr(grad, "_data", grad))
-                named[_grad_name(spec, name)] = values if spec.direct else values.copy()
+                named[_grad_name(spec, name)] = getattr(grad, "_data", grad)
             if spec.steps > 1:
-                inner: Any = parameter
-                named[name] = fp32_array(getattr(inner, "_data", inner)).copy()
+                named[name] = getattr(parameter, "_data", parameter).detach()
         return named
+
+    def _array(self, name: str, t: torch.Tensor) -> F32:
+        """A result as float32, inputs and outputs by rows."""
+        spec, widths = self.spec, {"output": self.spec.width, "grad_input": self.spec.k}
+        if name in widths:
+            return as_rows(t, spec, widths[name])
+        # the next draw overwrites parameters, and may add to their gradients
+        return fp32_array(t) if spec.direct and spec.steps == 1 else fp32_array(t).copy()
 
 
 def _grad_name(spec: Spec, name: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from narrowfuzz.arms.tensors import host
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from narrowfuzz.numerics.scales import mx_factor, mx_scale_by_reciprocal
 from narrowfuzz.play import schedule as play
@@ -33,7 +34,7 @@ def see_cast(raw: play.Cast, at: At) -> CastSeen:
         amax=np.float32(float(amax)),
         codes=_codes(raw.codes),
         wrong=wrong(x.reshape(-1, x.shape[-1]), raw) if x.numel() else None,
-        blocks=b"" if single else raw.scale.contiguous().numpy().tobytes(),
+        blocks=b"" if single else host(raw.scale).tobytes(),
     )
 
 
@@ -42,15 +43,14 @@ def _wrong_codes(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     dtype, largest = _FLOAT8[raw.format]
     want = (x * raw.scale).clamp(-largest, largest).to(dtype)
     got = raw.codes.view(dtype).reshape(want.shape)
-    return _first(got.view(torch.uint8).numpy(), want.view(torch.uint8).numpy(), raw.format)
+    return _first(host(got.view(torch.uint8)), host(want.view(torch.uint8)), raw.format)
 
 
 def _wrong_blocks(x: torch.Tensor, raw: play.Cast) -> Wrong | None:
     """The first byte, or else code, that is not the rule's for its block of 32, whether blocks lie
     along rows or columns."""
     fmt, block = _BLOCKED[raw.format], 32
-    matrix = np.asarray(x.numpy())
-    codes, scale = _codes(raw.codes), raw.scale.numpy()
+    matrix, codes, scale = host(x), _codes(raw.codes), host(raw.scale)
     across = scale.shape == (matrix.shape[0] // block, matrix.shape[1])
     if across:
         matrix, codes, scale = matrix.T, codes.T, scale.T
@@ -92,10 +92,10 @@ def _side(raw: play.Side) -> Side:
         raw.format,
         _codes(raw.codes),
         np.float32(raw.inverse.item()) if single else None,
-        raw.inverse.contiguous().numpy().tobytes() if raw.inverse.dtype == torch.uint8 else b"",
+        host(raw.inverse).tobytes() if raw.inverse.dtype == torch.uint8 else b"",
     )
 
 
 def _codes(codes: torch.Tensor) -> NDArray[Any]:
     flat = codes.detach().view(torch.uint8)
-    return np.array(flat.reshape(-1, flat.shape[-1]).numpy())
+    return np.array(host(flat.reshape(-1, flat.shape[-1])))

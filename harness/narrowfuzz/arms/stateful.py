@@ -14,6 +14,7 @@ from narrowfuzz.arms.events_data import filled, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.arms.seen import see_cast, see_product
+from narrowfuzz.arms.tensors import host
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
@@ -125,7 +126,7 @@ class _Written:
         """How things stand after an event."""
         self.writing = True
         state = {
-            SlotName(*name): Slot(scale.numpy().copy()[()], window.numpy().copy())
+            SlotName(*name): Slot(np.float32(host(scale)), host(window).copy())
             for name, scale, window in self.subject.state(run.layers)
         }
         self.moments.append(
@@ -143,7 +144,7 @@ class _Written:
 
 
 def _values(x: torch.Tensor) -> F32:
-    return np.array(x.detach().float().numpy(), dtype=np.float32)
+    return np.array(host(x.detach().float()), dtype=np.float32)
 
 
 def _error(raised: Exception, event: int) -> ScheduleError:

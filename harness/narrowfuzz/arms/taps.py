@@ -5,7 +5,7 @@ Eager recipes bring their own tap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
 from narrowfuzz.numerics.two_level import TWO_LEVEL
-from narrowfuzz.play.taps import Attended, AttentionWatch, KernelWatch, Product, let_rng_pass
+from narrowfuzz.play.taps import Attended, KernelWatch, Product, let_rng_pass
 from narrowfuzz.trace import AttentionCall, Multiplied, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
@@ -22,9 +22,9 @@ _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
 _recording: list[CompiledTap] = []
 
 
-def multiplied_of(watch: KernelWatch) -> tuple[Multiplied, ...]:
+def multiplied_of(products: Iterable[Product]) -> tuple[Multiplied, ...]:
     """Every multiply that was seen whose result has a dtype that rules know."""
-    return tuple(_multiplied(p) for p in watch.products if p.result.dtype in DTYPE_NAME)
+    return tuple(_multiplied(p) for p in products if p.result.dtype in DTYPE_NAME)
 
 
 def _multiplied(product: Product) -> Multiplied:
@@ -43,13 +43,10 @@ def _seen(operand: torch.Tensor, inverse: torch.Tensor | None) -> Seen:
     )
 
 
-def seen_by(take: Callable[[Seen, Seen], None], *, inverse: bool) -> Callable[..., None]:
-    """What a recipe's tap emits, as plain data to ``take``."""
-
-    def emit(a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any, b_amax: Any) -> None:
-        take(_tapped(a, a_scale, a_amax, inverse), _tapped(b, b_scale, b_amax, inverse))
-
-    return emit
+def seen_of(gemm: tuple[Any, ...], *, inverse: bool) -> tuple[Seen, Seen]:
+    """Both operands of a GEMM as a recipe's tap emits it; its scales may be ``inverse``."""
+    a, a_scale, b, b_scale, a_amax, b_amax = gemm
+    return _tapped(a, a_scale, a_amax, inverse), _tapped(b, b_scale, b_amax, inverse)
 
 
 def _tapped(codes: torch.Tensor, scale: Any, amax: Any, inverse: bool) -> Seen:
@@ -65,14 +62,15 @@ def _tapped(codes: torch.Tensor, scale: Any, amax: Any, inverse: bool) -> Seen:
     return Seen(fp8_codes(codes), held, scale_is_inverse=inverse, amax=largest)
 
 
-def attention_of(watch: AttentionWatch) -> tuple[AttentionCall, ...]:
+def attention_of(attention: Iterable[Attended]) -> tuple[AttentionCall, ...]:
     """Every attention kernel that was seen."""
-    return tuple(_attention(one) for one in watch.attention)
+    return tuple(_attention(one) for one in attention)
 
 
 def _attention(one: Attended) -> AttentionCall:
     q, k, v, out, lse = (fp32_array(t) for t in (one.q, one.k, one.v, one.out, one.lse))
-    return AttentionCall(one.phase, q, k, v, out, lse, one.causal, one.scale)  # type: ignore[arg-type]
+    dtype = DTYPE_NAME[one.q.dtype]
+    return AttentionCall(one.phase, q, k, v, out, lse, one.causal, one.scale, dtype)  # type: ignore[arg-type]
 
 
 class CompiledTap:

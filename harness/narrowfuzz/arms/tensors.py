@@ -16,23 +16,28 @@ TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 DTYPE_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 
 
+def host(t: torch.Tensor) -> NDArray[Any]:
+    """The values of a tensor of any device; on the CPU its memory."""
+    return np.asarray(t.detach().cpu().numpy())
+
+
 def fp32_array(t: torch.Tensor) -> F32:
     """An fp32, bf16 or fp16 tensor as float32 values."""
     with unseen():
         t = t.detach().cpu()
         if t.dtype == torch.float16:
-            t = t.float()
+            return host(t).astype(np.float32)
         if t.dtype == torch.bfloat16:
-            bits = t.view(torch.int16).numpy().view(np.uint16)
+            bits = host(t.view(torch.int16)).view(np.uint16)
             return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
         assert t.dtype == torch.float32, t.dtype
-        return np.asarray(t.numpy())
+        return host(t)
 
 
 def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:
     """The bytes of an 8-bit float tensor."""
     with unseen():
-        return np.asarray(t.detach().view(torch.uint8).cpu().numpy())
+        return host(t.detach().view(torch.uint8))
 
 
 def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:

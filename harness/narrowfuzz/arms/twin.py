@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from narrowfuzz.arms.tensors import host
 from narrowfuzz.case import LEARNING_RATE, Spec
 from narrowfuzz.models.zoo import MODELS, tied_names
 from narrowfuzz.numerics.formats import F32, F64
@@ -44,12 +45,12 @@ def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
                 output.backward(grad)
         if spec.steps > 1 and spec.trains:
             optimizer.step()
-    named = {"output": output.detach().reshape(spec.tokens, spec.width).numpy()}
+    named = {"output": host(output.reshape(spec.tokens, spec.width))}
     if x.grad is not None:
-        named["grad_input"] = x.grad.reshape(spec.tokens, spec.k).numpy()
+        named["grad_input"] = host(x.grad.reshape(spec.tokens, spec.k))
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            named[f"{name}.grad"] = parameter.grad.numpy()
+            named[f"{name}.grad"] = host(parameter.grad)
         if spec.steps > 1:
-            named[name] = parameter.detach().numpy()
+            named[name] = host(parameter)
     return named

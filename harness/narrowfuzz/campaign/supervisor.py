@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from narrowfuzz.arms.lost import EXIT_LOST
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.case import Case, load_case
@@ -216,7 +217,7 @@ def _look_after(
         _start(seat, config, context, deadline)
         return
     tally.lost_workers += 1
-    if (seat.process.exitcode or 0) > 0:
+    if (seat.process.exitcode or 0) > 0 and seat.process.exitcode != EXIT_LOST:
         tally.broken = seat.done = True
         tally.notes.append(f"worker {seat.number} raised; its traceback is above")
         return
@@ -247,6 +248,8 @@ def _journalled(journal: Path, tally: Tally, seat: _Seat) -> Case | None:
 def _how(code: int | None) -> str:
     if code is not None and code < 0:
         return f"ends the process with {signal.Signals(-code).name}"
+    if code == EXIT_LOST:
+        return "loses the device"
     return f"ends the process with exit code {code}"
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
 import signal
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ import msgspec
 import torch
 
 from narrowfuzz.arms.ladder import EAGER, Arm, rungs_of, select_arms
+from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
@@ -68,7 +71,11 @@ def work(
             prepare(identity(*config.plant))
             stack.enter_context(planted(*config.plant))
         out.send(("ready", None))
-        worker.loop()
+        try:
+            worker.loop()
+        except DeviceLost as lost:
+            print(f"worker {number} has lost its device: {lost}", file=sys.stderr, flush=True)
+            os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
     worker.flush(final="recycled" if worker.worn_out and not worker.has_enough else "done")
     out.close()
 

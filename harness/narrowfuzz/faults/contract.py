@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
+
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.patching import float8_forward, float8_mm
 
@@ -31,6 +33,13 @@ def _aborts(a: Any, b: Any, result: Any, role: str) -> Any:
     return result
 
 
+def _loses_the_device(a: Any, b: Any, result: Any, role: str) -> Any:
+    """An error that a GPU's kernel raises, and its context does not survive."""
+    if role == "grad_weight" and result.shape[0] >= 64:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    return result
+
+
 FAULTS = [
     Fault("backward-unsupported", "contract", "backward dies with a bare 'unsupported'",
           "https://github.com/pytorch/torchtitan/issues/1200", _FLOAT8,
@@ -41,4 +50,7 @@ FAULTS = [
     Fault("kernel-aborts", "crash", "the process is aborted for 64 and more output features",
           "https://github.com/pytorch/pytorch/issues/133334", _FLOAT8,
           lambda: float8_mm(_aborts)),
+    Fault("device-lost", "crash", "the device is lost for 64 and more output features",
+          "https://github.com/pytorch/pytorch/issues/133334", _FLOAT8,
+          lambda: float8_mm(_loses_the_device)),
 ]  # fmt: skip

@@ -276,7 +276,7 @@ class DelayedLinear(nn.Module):
         for name in ("forward_window", "backward_window"):
             window = getattr(self, name)
             if len(window) != history:
-                resized = torch.zeros(history, window.shape[1])
+                resized = torch.zeros(history, window.shape[1], device=window.device)
                 kept = min(history, len(window)) - 1
                 resized[0] = window[0]
                 resized[history - kept :] = window[len(window) - kept :]
@@ -310,7 +310,8 @@ class DelayedLinear(nn.Module):
         window, scale = getattr(self, f"{direction}_window"), getattr(self, f"{direction}_scale")
         ran = window[0] != 0
         if not recipe.fused:
-            ran = torch.tensor([(direction, slot) in self.waiting for slot in range(len(scale))])
+            waiting = [(direction, slot) in self.waiting for slot in range(len(scale))]
+            ran = torch.tensor(waiting, device=window.device)
         self.waiting -= {(direction, slot) for slot in range(len(scale))}
         amax = window.amax(0) if recipe.algorithm == "max" else window[0]
         # a number divided by a tensor is the tensor's reciprocal, multiplied: rounded twice

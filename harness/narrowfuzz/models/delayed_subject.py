@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +37,10 @@ def carries() -> Carries:
     )
 
 
-def subject() -> Subject:
+def subject(device: str) -> Subject:
     return Subject(
         kind="delayed",
-        layer=_layer,
+        layer=partial(_layer, device=device),
         autocast=_autocast,
         checkpoint=_checkpoint,
         backward=_backward,
@@ -76,11 +77,11 @@ def _scaling(settings: Any) -> Any:
     )
 
 
-def _layer(spec: Spec, settings: Any) -> nn.Module:
+def _layer(spec: Spec, settings: Any, *, device: str) -> nn.Module:
     layer: nn.Module = delayed.DelayedLinear(
         spec.k, spec.k, bias=spec.bias, dtype=_DTYPES[spec.dtype], history=settings.history
     )
-    return layer
+    return layer.to(device)
 
 
 def _autocast(settings: Any) -> AbstractContextManager[None]:

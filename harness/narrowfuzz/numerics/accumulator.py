@@ -72,10 +72,13 @@ TENSOR_CORE_16 = Accumulator("tensor core, 16 bits", 16, 23, "truncate", splits=
 
 #: What a device multiplies -> how it adds. "fp8 fast": fast accumulation is asked for.
 Accumulators = Mapping[str, Accumulator]
-CPU: Accumulators = dict.fromkeys(("fp32", "bf16", "fp16", "fp8", "fp8 fast", "mxfp8", "fp4"), FP32)
+_EVERY = ("fp32", "bf16", "fp16", "fp8", "fp8 fast", "mxfp8", "fp4")
+CPU: Accumulators = dict.fromkeys((*_EVERY, *(f"attention {n}" for n in _EVERY[:3])), FP32)
 HOPPER: Accumulators = {
     "fp32": FP32, "bf16": TENSOR_CORE_16, "fp16": TENSOR_CORE_16, "fp8": HOPPER_FP8,
     "fp8 fast": HOPPER_FP8_FAST,
+    # of fp32 attention it is not known what multiplies
+    "attention bf16": TENSOR_CORE_16, "attention fp16": TENSOR_CORE_16,
 }  # fmt: skip
 #: Of any other GPU it is known that fp32 is fp32's, where TF32 is off.
 UNKNOWN_DEVICE: Accumulators = {"fp32": FP32}

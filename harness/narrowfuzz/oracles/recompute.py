@@ -14,7 +14,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Own, Same, bits
-from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.accumulator import U32, UNKNOWN, Accumulator, sum_radius
 from narrowfuzz.numerics.bounds import FLUSH32
 from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
@@ -199,10 +199,13 @@ def check_statistics(evidence: Evidence) -> Iterator[Verdict]:
             continue
         forward = [c for c in trace.attention if c.phase == "forward"]
         for call in backward:
-            yield _statistics(arm, call, forward)
+            adds = evidence.accumulators.get(f"attention {call.dtype}", UNKNOWN)
+            yield _statistics(arm, call, forward, adds)
 
 
-def _statistics(arm: str, call: AttentionCall, forward: list[AttentionCall]) -> Verdict:
+def _statistics(
+    arm: str, call: AttentionCall, forward: list[AttentionCall], adds: Accumulator
+) -> Verdict:
     """The forward whose log-sum-exp was kept, then the rows' sums of probabilities."""
     kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
     if not kept:
@@ -224,11 +227,11 @@ def _statistics(arm: str, call: AttentionCall, forward: list[AttentionCall]) -> 
                 "O18", arm, "output", "diverged", "attention's inputs moved after forward",
                 At(what="attention", phase="backward", name=name, index=at),
                 f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
-                Own(number(getattr(kept[0], name)[at])), factor=_excess(call)[0],
+                Own(number(getattr(kept[0], name)[at])), factor=row_sum_excess(call, adds)[0],
             )  # fmt: skip
-    excess, allowed = _excess(call)
+    excess, allowed = row_sum_excess(call, adds)
     if allowed == 0.0:
-        return plain("O18", arm, "output", "inconclusive", "scores too large for fp32 to sum")
+        return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:
         return Verdict(
             "O18", arm, "output", "diverged", "probabilities do not sum to 1", _ATTENTION,
@@ -244,22 +247,26 @@ def _same_array(x: Any, y: Any) -> bool:
     return bool(x.shape == y.shape and same_bits(x, y).all())
 
 
-def _excess(call: AttentionCall) -> tuple[float, float]:
+def row_sum_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float]:
     """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
     where no row can be judged.
 
-    Bound. A score q.k of d products errs by at most gamma_d |q|.|k| and by what bound 3.2 lets a
-    kernel flush, the kept log-sum-exp by one fp32 rounding and by what exponential and sum of the
-    kernel err, at most 2^-12 together for up to 4096 terms. With delta twice their sum (two
-    passes), each probability moves by a factor within e^(+-delta), so their sum by at most
-    e^delta - 1. Rows whose delta exceeds 1/2 say nothing.
+    Bound. A score q.k of d products errs by what the accumulator does (``sum_radius``, with one
+    rounding of the result) and by what bound 3.2 lets a kernel flush, the kept log-sum-exp by one
+    fp32 rounding and by what exponential and sum of the kernel err, at most 2^-12 together for up
+    to 4096 terms. With delta twice their sum (two passes), each probability moves by a factor
+    within e^(+-delta), so their sum by at most e^delta - 1. Rows whose delta exceeds 1/2 say
+    nothing.
     """
     with np.errstate(all="ignore"):
         q, k = call.q.astype(np.float64), call.k.astype(np.float64)
         scores = q @ np.swapaxes(k, -1, -2) * call.scale
         size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
         sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)
-        allowed = gamma(q.shape[-1]) * (size_q @ size_k) + FLUSH32 * (2 * q.shape[-1] + sums)
+        least = (FORMATS[call.dtype].min_normal,) * 2
+        heads = zip(q.reshape(-1, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), strict=True)
+        radius = np.stack([sum_radius(one, other, adds, 1, least) for one, other in heads])
+        allowed = radius.reshape(scores.shape) + FLUSH32 * (2 * q.shape[-1] + sums)
         reach = allowed * call.scale
         lse = call.lse.astype(np.float64).reshape(scores.shape[:-1])
         if call.causal:

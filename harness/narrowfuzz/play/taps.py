@@ -63,7 +63,8 @@ SCALED = {
         "a", "b", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias",
     ),
 }  # fmt: skip
-_ATTENTION = "_scaled_dot_product_flash_attention"
+#: Attention kernels: flash (for_cpu), efficient and cudnn.
+_ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_eff", "_scaled_dot_product_cudnn")
 
 
 class AttentionWatch(TorchDispatchMode):
@@ -77,23 +78,27 @@ class AttentionWatch(TorchDispatchMode):
         if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
             return NotImplemented  # the library's own tensor comes first
         result = func(*args, **(kwargs or {}))
-        self.note(func.overloadpacket.__name__, args, kwargs or {}, result)
+        self.note(func, args, kwargs or {}, result)
         return result
 
-    def note(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One kernel that was called."""
+        name = func.overloadpacket.__name__
         if not name.startswith(_ATTENTION):
             return
-        if name.endswith("_backward"):
-            # the CPU operator has no block of sequence lengths before its flags
-            causal = bool(args[7] if name.endswith("for_cpu_backward") else args[11])
-            phase, qkv, kept = "backward", args[1:4], args[4:6]
-        else:
-            causal = bool(args[4] if len(args) > 4 else kwargs.get("is_causal", False))
-            phase, qkv, kept = "forward", args[:3], result[:2]
-        scale = float(kwargs.get("scale") or qkv[0].shape[-1] ** -0.5)
-        q, k, v, out, lse = (copied(t) for t in (*qkv, *kept))
-        self.attention.append(Attended(phase, q, k, v, out, lse, causal, scale))
+        # kernels order their arguments in their own ways, and name them alike
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        q, k, v = (copied(named[name]) for name in ("query", "key", "value"))
+        backward = name.endswith("_backward")
+        out, lse = (named["out"], named["logsumexp"]) if backward else result[:2]
+        if lse.numel() == 0:
+            return  # nothing is kept for a backward
+        # some keep a dimension of one behind the rows, some more rows than there are
+        lse = copied(lse).reshape(*q.shape[:2], -1)[..., : q.shape[-2]]
+        causal = bool(named.get("is_causal", False))
+        scale = float(named.get("scale") or q.shape[-1] ** -0.5)
+        phase = "backward" if backward else "forward"
+        self.attention.append(Attended(phase, q, k, v, copied(out), lse, causal, scale))
 
 
 class KernelWatch(AttentionWatch):
@@ -114,7 +119,7 @@ class KernelWatch(AttentionWatch):
             phase = "backward" if in_backward() else "forward"
             a, b, scale_a, scale_b, bias = held
             self.products.append(Product(phase, a, b, scale_a, scale_b, bias, copied(result)))
-        self.note(name, args, kwargs, result)
+        self.note(func, args, kwargs, result)
         return result
 
 
@@ -182,16 +187,16 @@ def let_rng_pass() -> None:
     """Under a mode, torch's operators around recomputed random ones need a rule: run inside it."""
     from torch._prims import rng_prims
 
-    @rng_prims.run_and_save_rng_state.py_impl(KernelWatch)
-    def save(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return torch.get_rng_state(), op(*args, **kwargs)
+    def inside(operator: Any) -> None:
+        # by device: what CUDA graphs may capture is another generator's
+        plain = operator.py_kernels[torch._C.DispatchKey.BackendSelect]
 
-    @rng_prims.run_with_rng_state.py_impl(KernelWatch)
-    def restore(mode: Any, state: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        now = torch.get_rng_state()
-        torch.set_rng_state(state)
-        with mode:
-            result = op(*args, **kwargs)
-        torch.set_rng_state(now)
-        return result
+        def run(mode: Any, *args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return plain(*args, **kwargs)
+
+        operator.py_impl(KernelWatch)(run)
+
+    inside(rng_prims.run_and_save_rng_state)
+    inside(rng_prims.run_with_rng_state)
+    inside(rng_prims.graphsafe_run_with_rng_state)

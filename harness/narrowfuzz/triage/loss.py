@@ -138,4 +138,4 @@ def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful, device: str
     assert case.spec.schedule is not None
     # its runs would take this process along
     unseen = ScheduleEvidence(case, case.spec.schedule, "current", lambda settings: None, {}, {})
-    return write_schedule_script(unseen, verdict, recipe)
+    return write_schedule_script(unseen, verdict, recipe, device=torch_name(device))

@@ -61,11 +61,12 @@ def proven(
 def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[], str]]:
     """Writers of scripts that may show it, the simplest first; each raises ValueError where it has
     none."""
+    device = judge.device.torch
     if case.spec.schedule is not None:
         stateful = judge.stateful_recipe(case.spec)
-        yield lambda: write_schedule_script(judge.look(case), verdict, stateful)
+        look = judge.look(case)
+        yield partial(write_schedule_script, look, verdict, stateful, device=device)
         return
-    device = judge.device.torch
     at, recipe = verdict.at, judge.recipe(case.spec)
     # what was handed another tensor was not the layer's doing
     own = at.layer and (verdict.oracle != "O13" or at.side)

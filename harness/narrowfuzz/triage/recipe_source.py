@@ -46,11 +46,15 @@ def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
 
 
 def verbs_source(
-    recipe: Stateful, spec: Spec | None, settings: Settings | None, names: Sequence[str]
+    recipe: Stateful,
+    device: str,
+    spec: Spec | None,
+    settings: Settings | None,
+    names: Sequence[str],
 ) -> str:
     """Source of these verbs of its subject under their own names, with the Spec and the settings
     put in where there is but one of them. Raises ValueError as ``recipe_source``."""
-    subject, functions = recipe.subject(), []
+    subject, functions = recipe.subject(device), []
     constants = {} if settings is None else _plain_fields("settings", settings)
     if spec is not None and spec.schedule is not None:
         constants |= _plain_fields("spec", spec) | _plain_fields("spec.schedule", spec.schedule)
@@ -61,9 +65,9 @@ def verbs_source(
     return _source(recipe.name, functions, constants)
 
 
-def verb_names(recipe: Stateful) -> dict[str, str]:
+def verb_names(recipe: Stateful, device: str) -> dict[str, str]:
     """A subject's verbs, and what their functions are called."""
-    subject = recipe.subject()
+    subject = recipe.subject(device)
     given = {name: getattr(subject, name) for name in VERBS}
     return {n: _function(recipe.name, n, verb)[0].__name__ for n, verb in given.items() if verb}
 

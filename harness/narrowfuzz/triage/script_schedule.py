@@ -52,17 +52,21 @@ class Run:
         return {name: repr(value) for name, value in given.items()}
 
 
-def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: Stateful) -> str:
-    """The script's text. Raises ValueError for a finding no script can show by itself."""
+def write_schedule_script(
+    evidence: ScheduleEvidence, verdict: Verdict, recipe: Stateful, *, device: str = "cpu"
+) -> str:
+    """The script's text, for a device as torch calls it. Raises ValueError for a finding no script
+    can show by itself."""
     case, look = evidence.case, look_at(evidence, verdict)
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, look)]
-    caching = recipe.subject().caching and any(how["first"] is not None for how in _forwards(runs))
+    caching = recipe.subject(device).caching
+    caching = caching and any(how["first"] is not None for how in _forwards(runs))
     keywords = [run.arguments(look, caching=caching) for run in runs]
     alike = {k for k in keywords[0] if len({given[k] for given in keywords}) == 1}
     constants = {k: keywords[0][k] for k in alike} | _hows(runs) | _stimuli(runs)
     constants |= look.constants
     varying = sorted(keywords[0].keys() - alike)
-    verbs = verb_names(recipe)
+    verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}
     if look.edges:
@@ -73,6 +77,7 @@ def write_schedule_script(evidence: ScheduleEvidence, verdict: Verdict, recipe: 
     called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
     theirs = verbs_source(
         recipe,
+        device,
         case.spec if one else None,
         _settings_of(runs),
         [n for n in verbs if n in ("enter", "layer") or verbs[n] in called],

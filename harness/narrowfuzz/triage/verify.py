@@ -32,8 +32,8 @@ class ScriptRun:
 
     @property
     def crashed(self) -> bool:
-        """A signal ended the process: a library aborted it."""
-        return self.code is not None and self.code < 0
+        """A signal ended the process, as a library aborted it, or it has lost its device."""
+        return self.code is not None and (self.code < 0 or "AcceleratorError: " in self.output)
 
 
 class RunScript(Protocol):

@@ -1,0 +1,161 @@
+"""The device of a run: names, GPUs that are not there, who gets which, and how it adds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from narrowfuzz import device
+from narrowfuzz.arms.ladder import EAGER_NATIVE, INDUCTOR, natives, unavailable
+from narrowfuzz.device import Device, choose, default_workers, forks, torch_name
+from narrowfuzz.gpu import NEEDED, Gpu, Gpus, problem
+from narrowfuzz.ladders import measure, measured
+from narrowfuzz.numerics.accumulator import (
+    CPU,
+    HOPPER,
+    HOPPER_FP8,
+    UNKNOWN,
+    Accumulator,
+    Found,
+    disagrees,
+    reconciled,
+    wider,
+)
+
+FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
+TWO = Gpus("13.0", (FREE, FREE), driver="13.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "workers", "told"),
+    [
+        ("cuda", Gpus(""), 1, "built without CUDA"),
+        ("cuda", Gpus("13.0", error="Found no NVIDIA driver"), 1, "no NVIDIA driver"),
+        ("cuda", Gpus("13.0", error="The NVIDIA driver on your system is too old"), 1, "too old"),
+        ("cuda", Gpus("13.0"), 1, "sees no GPU"),
+        ("cuda:7", TWO, 1, "no such GPU, only cuda:0, cuda:1"),
+        ("cuda:1", Gpus("13.0", (FREE, replace(FREE, free=2**28))), 1, "cuda:1 has 0.2 of 80.0"),
+        ("cuda", Gpus("13.0", (replace(FREE, free=2 * NEEDED),)), 3, "3 workers on it need 4.5"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_cannot_be_used_is_a_sentence(
+    name: str, found: Gpus, workers: int, told: str
+) -> None:
+    assert told in problem(name, found, workers)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"), [("cuda", 1), ("cuda", 8), ("cuda:0", 2), ("cuda:1", 2)]
+)
+def test_a_gpu_with_room_is_no_problem(name: str, workers: int) -> None:
+    assert problem(name, TWO, workers) == ""
+
+
+@pytest.fixture
+def visible(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], str]:
+    monkeypatch.setattr(device, "ask", lambda: TWO)
+    monkeypatch.delenv("NARROWFUZZ_GPUS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def visible(name: str, worker: int) -> str:
+        choose(name, worker)
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    return visible
+
+
+def test_workers_share_the_gpus_one_each(visible: Callable[[str, int], str]) -> None:
+    assert [visible("cuda", worker) for worker in range(4)] == ["0", "1", "0", "1"]
+    assert visible("cuda:1", 0) == "1"
+    assert default_workers("cuda") == 2 and default_workers("cuda:1") == 1
+
+
+def test_workers_choose_among_the_gpus_that_the_user_made_visible(
+    visible: Callable[[str, int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert visible("cuda", 1) == "6"
+    assert visible("cuda", 0) == "4"  # once more, in a process that has chosen
+    assert visible("cuda:1", 0) == "6"
+
+
+def test_the_cpu_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    for name in ("cpu", "simulated"):
+        choose(name, 1)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3" and forks(name)
+    assert not forks("cuda:1") and torch_name("cuda:1") == torch_name("simulated") == "cuda"
+
+
+def test_rungs_ask_for_what_their_device_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"gcc": "/bin/gcc"}.get
+    monkeypatch.setattr("narrowfuzz.arms.ladder.shutil.which", there)
+    monkeypatch.setattr("narrowfuzz.arms.ladder.importlib.util.find_spec", lambda name: None)
+    assert "install g++" in unavailable(INDUCTOR, "cpu")
+    assert "pip install triton" in unavailable(INDUCTOR, "cuda")
+    monkeypatch.setattr("narrowfuzz.arms.ladder.importlib.util.find_spec", lambda name: name)
+    assert not unavailable(INDUCTOR, "cuda:1")
+    assert unavailable(EAGER_NATIVE, "cuda") and not natives({EAGER_NATIVE.name}, "cuda")
+
+
+def test_this_cpu_adds_as_fp32() -> None:
+    seen = measure("cpu")
+    assert all(
+        one.problem or (one.fraction_bits, one.nearest) == (23, True) for one in seen.values()
+    )
+    assert not seen["bf16"].problem and reconciled(CPU, seen) == CPU
+    assert not [line for line in Device(seen=seen).told() if "OTHERWISE" in line]
+
+
+def narrow(bits: int, *, cut: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A multiply whose sums keep so many fraction bits, one product after the other."""
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(len(a), len(b), dtype=torch.float64)
+        for k in range(min(a.shape[1], 64)):
+            total += torch.outer(a[:, k], b[:, k]).double()
+            mantissa, exponent = torch.frexp(total)
+            scaled = mantissa * 2.0 ** (bits + 1)
+            total = torch.ldexp(scaled.trunc() if cut else scaled.round(), exponent - bits - 1)
+        return total.float()
+
+    return multiply
+
+
+@pytest.mark.parametrize("bits", [8, 13, 19])
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_narrower_accumulator_is_recognised(bits: int, cut: bool) -> None:
+    seen = measured(narrow(bits, cut=cut))
+    assert (seen.fraction_bits, seen.nearest) == (bits, not cut)
+    assert f"{bits} fraction bits, 23 expected" in disagrees(CPU["bf16"], seen)
+    used = wider(CPU["bf16"], seen)
+    assert used.fraction_bits == bits and not used.ieee
+    told = Device(seen={"bf16": seen}).told()
+    assert len(told) == 2 and "bf16 ADDS OTHERWISE THAN EXPECTED" in told[1]
+
+
+@pytest.mark.parametrize(
+    ("expected", "seen", "used"),
+    [
+        (HOPPER_FP8, Found(13, False, 128), HOPPER_FP8),
+        (HOPPER_FP8, Found(13, False, None), HOPPER_FP8),  # nothing contradicts it
+        (HOPPER_FP8, Found(23, True, None), HOPPER_FP8),  # better than expected
+        (HOPPER_FP8, Found(problem="no such kernel"), HOPPER_FP8),
+        (UNKNOWN, Found(13, False, 0), UNKNOWN),
+        (HOPPER_FP8, Found(13, False, 64), HOPPER_FP8),
+    ],
+)  # fmt: skip
+def test_what_agrees_with_the_table_leaves_it(
+    expected: Accumulator, seen: Found, used: Accumulator
+) -> None:
+    assert wider(expected, seen) is used and disagrees(expected, seen) == ""
+
+
+def test_sums_that_are_not_promoted_widen_the_table() -> None:
+    used = reconciled(HOPPER, {"fp8 rowwise": Found(13, False, 0)})
+    assert used["fp8"].promotes == 0 and used["fp8 fast"] == HOPPER["fp8 fast"]
+    used = reconciled(HOPPER, {"fp8": Found(12, False, 128)})
+    assert (used["fp8"].fraction_bits, used["fp8"].promotes) == (12, 128)
