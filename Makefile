@@ -9,7 +9,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench score gate seed-bug versions nightly clean
+.PHONY: fuzz test lint bench score gate seed-bug gpu versions nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -38,6 +38,13 @@ gate: $(READY)
 
 seed-bug: $(READY)
 	$(BIN)/python benchmarks/seed_bug.py $(ARGS)
+
+# a first day on a GPU, as benchmarks/gpu_day.py tells it: resumable, in the Python that is there, with
+# what that lacks from a folder of WHEELS; ARGS=--simulate plays it on a simulated Hopper
+gpu: MINUTES = 35
+gpu:
+	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) benchmarks/gpu_day.py --minutes $(MINUTES) \
+		$(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
 
 # the newest torch and torchao that the package index has, gigabytes of them, in an environment of
 # their own: what of the ledger and the baselines holds there

@@ -106,6 +106,12 @@ def torch_name(name: str) -> str:
     return "cpu" if name == "cpu" else "cuda"
 
 
+def asked_here(name: str) -> str:
+    """The device that a process asks recipes about that has not begun on it. Of a simulated one
+    only who has can say more than of the CPU."""
+    return "cpu" if name == "simulated" else torch_name(name)
+
+
 def begin(name: str) -> None:
     """Make this process one that runs on the device."""
     if name == "simulated":

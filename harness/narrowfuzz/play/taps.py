@@ -64,7 +64,7 @@ SCALED = {
     ),
 }  # fmt: skip
 #: Attention kernels: flash (for_cpu), efficient and cudnn.
-_ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_eff", "_scaled_dot_product_cudnn")
+ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_eff", "_scaled_dot_product_cudnn")
 
 
 class AttentionWatch(TorchDispatchMode):
@@ -84,7 +84,7 @@ class AttentionWatch(TorchDispatchMode):
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One kernel that was called."""
         name = func.overloadpacket.__name__
-        if not name.startswith(_ATTENTION):
+        if not name.startswith(ATTENTION):
             return
         # kernels order their arguments in their own ways, and name them alike
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs

@@ -17,7 +17,7 @@ from narrowfuzz.campaign.supervisor import Tally, play, start_server
 from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.controls.control import Control
 from narrowfuzz.coverage import Pair
-from narrowfuzz.device import check_device, torch_name
+from narrowfuzz.device import asked_here, check_device
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, obstacle, select
 from narrowfuzz.schedule.story import FEATURES
 from narrowfuzz.stateful import Stateful
@@ -127,7 +127,7 @@ def _recipes(control: Control, device: str) -> tuple[str, ...]:
     files = control.recipe_files
     there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
     reasons = {
-        n: obstacle(r, torch_name(device)) for n, r in select(there, control.recipes).items()
+        n: obstacle(r, asked_here(device)) for n, r in select(there, control.recipes).items()
     }
     chosen = tuple(name for name, reason in reasons.items() if not reason)
     if not chosen:

@@ -17,7 +17,7 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
 from narrowfuzz.controls.control import Control
 from narrowfuzz.controls.registry import builtin_controls
-from narrowfuzz.device import check_device, default_workers, torch_name
+from narrowfuzz.device import asked_here, check_device, default_workers
 from narrowfuzz.environment import prepare, versions
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file
@@ -181,7 +181,7 @@ def _quarries(
     quarries, unfit = [], []
     for file, fault in faults:
         named = [name for name in sorted(known) if _hits(fault.recipes, name, known[name])]
-        where = torch_name(fault.device or device)
+        where = asked_here(fault.device or device)
         for name in named:  # only what is hunted on is fetched
             if (name, where) not in reasons:
                 reasons[name, where] = obstacle(known[name], where)
