@@ -1,0 +1,219 @@
+"""What the rules assume of a device, asked of the device: the first step of ``make gpu``.
+
+    python benchmarks/gpu_probe.py --device cuda --out probe.json
+
+Each question has an answer (what was seen) and says whether the assumption holds; one that cannot
+be asked here says why. Exit code 1: an assumption does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from narrowfuzz.arms.ladder import EAGER, INDUCTOR, unavailable
+from narrowfuzz.arms.program import Program
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.device import Device, check_device, choose, enter
+from narrowfuzz.environment import prepare, settle, versions
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.play.taps import ATTENTION
+from narrowfuzz.policy import cast_policies
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.score.observe import digest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Runs that must give the same bits.
+REPEATS = 100
+#: Milliseconds.
+SLOW = 20.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``holds``: None where the question could not be asked, which ``seen`` then explains."""
+
+    question: str
+    seen: Any
+    holds: bool | None
+
+
+def forks(device: Device) -> Answer:
+    """A process that preloads what workers are forked from must not start CUDA."""
+    code = (
+        "import narrowfuzz.campaign.preload, narrowfuzz.campaign.worker, torch;"
+        "print(torch.cuda.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    up = (done.stdout.strip().splitlines() or ["?"])[-1]
+    return Answer("the fork server's imports leave CUDA alone", up, up == "False")
+
+
+def casts(device: Device) -> Answer:
+    """Casts of the device and of the CPU."""
+    here, there = cast_policies("cpu"), cast_policies(device.torch)
+    other = {name: (here[name], there[name]) for name in here if here[name] != there[name]}
+    # products of subnormals are a kernel's to flush: bound 3.2 allows both
+    held = not {name for name in other if "subnormal" not in name}
+    return Answer("casts are the CPU's", other or "alike", held)
+
+
+def adds(device: Device) -> Answer:
+    """Accumulators by ladders."""
+    told = device.told()
+    return Answer("it adds as expected", told, not any("OTHERWISE" in line for line in told))
+
+
+def precision(device: Device) -> Answer:
+    """What ``settle`` switches off stays off."""
+    matmul = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
+             "allow_tf32")  # fmt: skip
+    seen = {name: getattr(matmul, name) for name in names}
+    return Answer("no sums in the operands' dtype, no TF32", seen, not any(seen.values()))
+
+
+class _Names(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def attention(device: Device) -> Answer:
+    """Which kernel attends, by dtype and size of a head: rules see those of ``ATTENTION``."""
+    seen: dict[str, str] = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for size in (8, 16, 32, 64, 128):
+            q, k, v = (
+                torch.randn(1, 2, 16, size, device=device.torch, dtype=dtype, requires_grad=True)
+                for _ in range(3)
+            )
+            with _Names() as watch:
+                F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+            kernels = {n for n in watch.names if n.startswith("_scaled_dot_product")}
+            seen[f"{str(dtype).removeprefix('torch.')} {size}"] = ", ".join(sorted(kernels))
+    held = all(name.startswith(ATTENTION) for one in seen.values() for name in one.split(", "))
+    return Answer("attention runs in kernels that are watched", seen, held)
+
+
+def generated(device: Device) -> Answer:
+    """Division and subnormals in the code that Inductor generates."""
+    question = "generated code divides exactly and keeps subnormals"
+    if reason := unavailable(INDUCTOR, device.name):
+        return Answer(question, reason, None)
+    x = torch.rand(4096, device=device.torch) * 7 + 0.01
+    small = torch.full((64,), 2.0**-130, device=device.torch)
+    quotient = torch.compile(lambda t: 448.0 / t)(x).double().cpu()
+    exact = 448.0 / x.double().cpu()
+    ulp = (quotient / exact - 1).abs().max().item() * 2.0**24
+    halves = torch.compile(lambda t: t * 0.5)(small)
+    kept = bool((halves.cpu() == 2.0**-131).all())
+    seen = {"division, units of 2^-24 off": round(ulp, 2), "products of subnormals kept": kept}
+    return Answer(question, seen, ulp <= 1.0 and kept)
+
+
+def refusals(device: Device) -> Answer:
+    """What the recipes' rules say of CUDA's FP8 multiply."""
+    e4m3, e5m2, bf16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+    asked = {
+        "K = 24": (32, 24, 32, e4m3, bf16, False), "N = 24": (32, 32, 24, e4m3, bf16, False),
+        "E5M2 x E5M2": (32, 32, 32, e5m2, bf16, False),
+        "rowwise in fp32": (32, 32, 32, e4m3, torch.float32, True),
+        "M = 8": (8, 32, 32, e4m3, bf16, False), "rowwise": (32, 32, 32, e4m3, bf16, True),
+    }  # fmt: skip
+    seen = {name: _said(device, *how) for name, how in asked.items()}
+    runs = {name for name, said in seen.items() if said == "runs"}
+    question = "it refuses what the rules say, and nothing else"
+    return Answer(question, seen, runs == {"M = 8", "rowwise"})
+
+
+def _said(
+    device: Device, m: int, k: int, n: int, dtype: torch.dtype, out: torch.dtype, rowwise: bool
+) -> str:
+    a, b = (torch.ones(rows, k, device=device.torch).to(dtype) for rows in (m, n))
+    shapes = ((m, 1), (1, n)) if rowwise else ((), ())
+    scales = (torch.ones(shape, device=device.torch) for shape in shapes)
+    try:
+        torch._scaled_mm(a, b.t(), *scales, out_dtype=out)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return "runs"
+
+
+def repeats(device: Device) -> Answer:
+    """Every model, on torch alone, again and again: the same bits?"""
+    recipes = load_recipes()
+    judge = Judge(recipes, Ledger([]), frozenset({EAGER.name}), device=device)
+    seen: dict[str, int] = {}
+    for name in MODELS:
+        spec = Spec(recipe="torch.bf16", model=name, m=32, k=64, n=64, heads=2, batch=2)
+        case = Case(spec=spec, data=DataSpec(seed=1))
+        seen[name] = len({digest(judge.run_arms(case)) for _ in range(REPEATS)})
+    return Answer(f"{REPEATS} runs give the same bits", seen, set(seen.values()) == {1})
+
+
+def times(device: Device) -> Answer:
+    """Milliseconds of a tapped run of a linear."""
+    recipes = load_recipes()
+    seen: dict[str, float | str] = {}
+    for name in ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"):
+        spec = Spec(recipe=name, m=64, k=128, n=64)
+        program = Program(spec, recipes[name], EAGER, device=device.torch)
+        tensors, spent = tensors_of(Case(spec=spec, data=DataSpec()), recipes[name]), []
+        for _ in range(20):
+            start = time.perf_counter()
+            trace = program.run(tensors, tap=True)
+            spent.append((time.perf_counter() - start) * 1e3)
+        seen[name] = trace.error.message if trace.error else round(min(spent), 2)
+    held = all(isinstance(one, float) and one < SLOW for one in seen.values())
+    return Answer(f"a tapped run of a linear takes less than {SLOW} ms", seen, held)
+
+
+QUESTIONS: tuple[Callable[[Device], Answer], ...] = (
+    forks, casts, adds, precision, attention, generated, refusals, repeats, times,
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or simulated")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    check_device(asked.device)
+    choose(asked.device)
+    prepare()
+    settle()
+    device = enter(asked.device)
+    answers = [question(device) for question in QUESTIONS]
+    record = {
+        "versions": versions(),
+        "device": device.describe(),
+        "answers": [asdict(answer) for answer in answers],
+    }
+    asked.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
+    for answer in answers:
+        how = {True: "yes", False: "NO", None: "not asked"}[answer.holds]
+        print(f"{how:10}{answer.question}: {json.dumps(answer.seen, default=str)}", flush=True)
+    return int(any(answer.holds is False for answer in answers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
