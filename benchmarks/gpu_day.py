@@ -27,12 +27,11 @@ from typing import Any
 from gpu_table import keep
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What is imported, and the distribution that brings it.
-NEEDED = {
-    "torch": "torch", "msgspec": "msgspec", "torchao": "torchao", "hypothesis": "hypothesis", "typer": "typer",
-    "rich": "rich", "packaging": "packaging", "numpy": "numpy", "pytest": "pytest",
-    "sortedcontainers": "sortedcontainers",
-}  # fmt: skip
+#: What is imported, by the names of the distributions that bring it.
+NEEDED = (
+    "hypothesis", "msgspec", "numpy", "packaging", "pytest", "rich", "sortedcontainers", "torch",
+    "torchao", "typer",
+)  # fmt: skip
 UNFINISHED = 3
 _RUN = (sys.executable, "-m", "narrowfuzz.cli")
 
@@ -150,7 +149,7 @@ def main() -> int:
 def environment(out: Path, wheels: Path | None) -> dict[str, str]:
     """Variables of every part: our tree, and what lacks, installed from the wheels. Raises
     SystemExit for what is not there."""
-    lacking = [d for name, d in NEEDED.items() if importlib.util.find_spec(name) is None]
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     packages = out / "packages"
     if lacking and wheels is not None and not packages.exists():
         files = [str(file) for file in sorted(wheels.glob("*.whl"))]

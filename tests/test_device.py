@@ -6,13 +6,25 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from narrowfuzz import device
-from narrowfuzz.arms.ladder import EAGER_NATIVE, INDUCTOR, natives, unavailable
+from narrowfuzz.arms.ladder import (
+    BY_NAME,
+    EAGER_NATIVE,
+    INDUCTOR,
+    approximate,
+    natives,
+    options_on,
+    unavailable,
+)
+from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, choose, default_workers, forks, torch_name
 from narrowfuzz.gpu import NEEDED, Gpu, Gpus, problem
+from narrowfuzz.judge import Judge
 from narrowfuzz.ladders import measure, measured
+from narrowfuzz.ledger import Ledger
 from narrowfuzz.numerics.accumulator import (
     CPU,
     HOPPER,
@@ -24,6 +36,8 @@ from narrowfuzz.numerics.accumulator import (
     reconciled,
     wider,
 )
+from narrowfuzz.oracles import BY_NAME as RULES
+from narrowfuzz.recipe import load_recipes
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
 TWO = Gpus("13.0", (FREE, FREE), driver="13.0")
@@ -159,3 +173,38 @@ def test_sums_that_are_not_promoted_widen_the_table() -> None:
     assert used["fp8"].promotes == 0 and used["fp8 fast"] == HOPPER["fp8 fast"]
     used = reconciled(HOPPER, {"fp8": Found(12, False, 128)})
     assert (used["fp8"].fraction_bits, used["fp8"].promotes) == (12, 128)
+
+
+def test_the_strict_rung_divides_exactly_where_triton_would_not() -> None:
+    strict, usual = BY_NAME["inductor_strict"], BY_NAME["inductor+checkpoint"]
+    assert options_on(strict, "cpu") == {"emulate_precision_casts": True}
+    assert options_on(strict, "cuda")["eager_numerics.division_rounding"] is True
+    assert options_on(usual, "cuda") == {}
+    assert not approximate(strict, "cuda") and not approximate(EAGER_NATIVE, "cuda")
+    assert approximate(usual, "cuda")
+    assert not approximate(usual, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("units", "approximates", "status"),
+    [(2, True, "ok"), (2, False, "diverged"), (40, True, "diverged"), (0, False, "ok")],
+)
+def test_a_scale_may_be_as_far_off_as_an_approximate_division(
+    units: int, approximates: bool, status: str
+) -> None:
+    spec = Spec(recipe="torchao.float8.rowwise", backend="emulated", m=16, k=32, n=16)
+    judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}))
+    evidence = judge.observe(Case(spec=spec, data=DataSpec()), repeat=False)
+    (site, *others), trace = evidence.traces["eager"].sites, evidence.traces["eager"]
+    scale = site.a.scale
+    for _ in range(units):
+        scale = np.nextafter(scale, np.float32(np.inf))
+    moved = replace(site, a=replace(site.a, scale=scale))
+    evidence.traces["eager"] = replace(trace, sites=(moved, *others))
+    arms = frozenset({"eager"}) if approximates else frozenset()
+    found = {
+        name: [v.status for v in RULES[name].check(replace(evidence, approximate=arms))]
+        for name in ("O2", "O3")
+    }
+    assert status in found["O3"] and (status == "diverged" or "diverged" not in found["O3"])
+    assert ("inconclusive" in found["O2"]) is approximates

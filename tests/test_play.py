@@ -66,9 +66,8 @@ def played(case: Case, arm: str, trace: Trace) -> Trace:
         lambda model: recipe.convert(model, spec),
         {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
         default_events(spec.steps, spec.microbatches, optimizes=optimizes),
-        device="cpu",
         dtype=TORCH_DTYPE[spec.dtype],
-        **play_arguments(spec, BY_NAME[arm]),
+        **play_arguments(spec, BY_NAME[arm], "cpu"),
     )
 
 

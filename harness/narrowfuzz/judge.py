@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from narrowfuzz.arms.events import run_after
-from narrowfuzz.arms.ladder import LADDER, Arm, base_of, climb, unavailable
+from narrowfuzz.arms.ladder import LADDER, Arm, approximate, base_of, climb, unavailable
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
@@ -160,6 +160,9 @@ class Judge:
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
             elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
+            approximate=frozenset(
+                a.name for a in climb(case.spec) if approximate(a, self.device.torch)
+            ),
             deviations=self.ledger.deviations(case),
             refusal=recipe.refusal(case.spec, self.device.torch),
             rerun=partial(self._rerun, case),

@@ -133,6 +133,23 @@ def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
     return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 
 
+#: What eager's roundings need besides where Triton generates the code: it divides by approximation
+#: and flushes what is subnormal.
+_EXACT = {"eager_numerics.division_rounding": True, "eager_numerics.disable_ftz": True}
+
+
+def options_on(arm: Arm, device: str) -> dict[str, object]:
+    """The arm's compile options on a device, as torch calls it."""
+    exact = _EXACT if arm.options and device != "cpu" else {}
+    return dict(arm.options) | exact
+
+
+def approximate(arm: Arm, device: str) -> bool:
+    """May the arm's code on a device divide by approximation? Source: ``div.full.f32`` of the PTX
+    ISA, up to 2 units in the last place off."""
+    return arm.compiler == "inductor" and not arm.options and device != "cpu"
+
+
 def natives(arms: Collection[str], device: str) -> bool:
     """May PyTorch's own kernels run in place of oneDNN's here?"""
     return EAGER_NATIVE.name in arms and not unavailable(EAGER_NATIVE, device)

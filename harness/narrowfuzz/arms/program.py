@@ -19,7 +19,7 @@ from torch import nn
 
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
-from narrowfuzz.arms.ladder import Arm
+from narrowfuzz.arms.ladder import Arm, options_on
 from narrowfuzz.arms.layers import calls_of, watch_layers
 from narrowfuzz.arms.lost import DeviceLost, device_lost, out_of_memory
 from narrowfuzz.arms.sites import name_sites
@@ -90,7 +90,7 @@ class Program:
             call = recomputing(self._model, how, self.description.regions)
         if not self.arm.compiler:
             return call
-        options = dict(self.arm.options)
+        options = options_on(self.arm, self.device)
         if self.arm.compiler == "inductor" and self.description.random:
             options["fallback_random"] = True  # eager's numbers, else no two arms agree
         compiled = torch.compile(

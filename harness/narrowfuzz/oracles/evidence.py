@@ -203,6 +203,8 @@ class Evidence:
     peers: Callable[[], dict[str, Plan]] = dict
     #: What a result of a model's layer rests on, by the result's name.
     given: Callable[[str], tuple[Given, ...]] = lambda role: ()
+    #: Arms whose generated code may divide by approximation.
+    approximate: frozenset[str] = frozenset()
     #: Arms that did not do what their name says, and why; they have no trace.
     void: Mapping[str, str] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from narrowfuzz.arms.ladder import BY_NAME, Arm
+from narrowfuzz.arms.ladder import BY_NAME, Arm, options_on
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.models.zoo import MODELS
@@ -78,7 +78,7 @@ def _short(
         + ("" if "grad_output" in tensors else "\ngrad_output = None  # none came back"),
         recipe_source(recipe, case.spec, "convert", *(("tap",) if tapped else ())),
         f"{sites(recipe.plan(case.spec))}\n{_SEEN}" if tapped else "",
-        _run_function(case.spec, arm, "grad_output" in tensors),
+        _run_function(case.spec, arm, device, "grad_output" in tensors),
         check,
     ]
     return guarded(*parts)
@@ -121,7 +121,7 @@ def _literals(tensors: Mapping[str, F32], spec: Spec) -> str:
     return "\n".join(lines)
 
 
-def _run_function(spec: Spec, arm: Arm, gradient: bool = True) -> str:
+def _run_function(spec: Spec, arm: Arm, device: str, gradient: bool) -> str:
     """run(input, weight, grad_output) -> results by role; ``phase`` says how far it came. Without
     a ``gradient`` the layer runs forward only, as it did."""
     m, k, n = spec.tokens, spec.k, spec.n
@@ -129,7 +129,7 @@ def _run_function(spec: Spec, arm: Arm, gradient: bool = True) -> str:
     load_bias = "        model.proj.bias.copy_(bias.reshape(-1))\n" if spec.bias else ""
     forward = f"""\
     phase = "forward"
-    y = {_call(arm)}
+    y = {_call(arm, device)}
 """
     ends = f"""\
     x = input.reshape({shape_in})
@@ -160,9 +160,10 @@ def run(input, weight, grad_output, checkpointed={bool(arm.checkpoint)}):
     return body.strip("\n")
 
 
-def _call(arm: Arm) -> str:
+def _call(arm: Arm, device: str) -> str:
     if arm.compiler:
-        options = f", options={dict(arm.options)}" if arm.options else ""
+        given = options_on(arm, device)
+        options = f", options={given}" if given else ""
         return f'torch.compile(model, backend="{arm.compiler}", dynamic=False{options})(x)'
     if arm.checkpoint:
         reentrant = arm.checkpoint == "reentrant"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm, base_of, climb
+from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm, base_of, climb, options_on
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
 from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.judge import tensors_of
@@ -62,11 +62,13 @@ class Run:
 
     def arguments(self) -> dict[str, str]:
         """What ``play`` takes by keyword, as source text."""
-        told = {name: repr(value) for name, value in play_arguments(self.spec, self.arm).items()}
+        told = {
+            name: repr(value)
+            for name, value in play_arguments(self.spec, self.arm, self.device).items()
+        }
         told["dtype"] = "dtype" if self.converts else "torch.float64"
-        told["device"] = repr(self.device if self.converts else "cpu")
         if not self.converts:
-            told["autocast"] = "False"
+            told |= {"autocast": "False", "device": "'cpu'"}
         told["reloads"] = repr(any(event == "reload" for event, *_ in self.events))
         if any(event == "step" for event, *_ in self.events) and told["optimizer"] == "''":
             told |= {"optimizer": "'SGD'", "rate": "0.0"}
@@ -245,15 +247,16 @@ def _held(name: str, values: F32, own: Mapping[str, F32]) -> bool:
     )
 
 
-def play_arguments(spec: Spec, arm: Arm) -> dict[str, Any]:
-    """What ``play`` needs to know of a Spec and an arm, but for its dtype."""
+def play_arguments(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
+    """What ``play`` needs to know of a Spec and an arm on a device, but for its dtype."""
     model = MODELS[spec.model]
     steps = spec.steps > 1 and spec.trains
-    options = dict(arm.options)
+    options = options_on(arm, device)
     if arm.compiler == "inductor" and model.random:
         options["fallback_random"] = True
     compile_with = {"dynamic": spec.dynamic, "fullgraph": spec.fullgraph, "options": options}
     return {
+        "device": device,
         "input_shape": spec.input_shape,
         "output_shape": spec.output_shape,
         "tied": ties(spec),
