@@ -162,7 +162,11 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     found = _universe(RECIPES, {}, arms, "cpu")
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
     generator = Generator(
-        Config(out=Path(), arms=arms), list(RECIPES.values()), [], random.Random(0)
+        Config(out=Path(), arms=arms),
+        list(RECIPES.values()),
+        [],
+        random.Random(0),
+        lambda spec: RECIPES[spec.recipe].plan(spec),
     )
     slices = generator.slices((*FIRST, *AGAIN), rungs_of(select_arms(arms)))
     taken = {"eager" if s.kind == "none" else s.kind for s in slices}

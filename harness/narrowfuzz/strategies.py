@@ -6,14 +6,14 @@ branch of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Case, Compile, DataSpec, Spec, Spike, ValueClass
+from narrowfuzz.case import Case, Compile, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.draw import FACTORS as SCHEDULE_FACTORS
@@ -33,6 +33,16 @@ WILD: tuple[ValueClass, ...] = (
     "subnormal",
     "inf_nan",
 )
+
+#: Regimes of one linear that runs once, whose sums are judged to the bit.
+EXACT: tuple[Regime, ...] = ("lattice", "ladder")
+
+#: One direct Spec in so many has ladder data: where every addition is fp32's, and where not.
+RARELY, OFTEN = 32, 6
+#: Products of a sum that a ladder is laid in: up to four runs between promotions.
+_LENGTHS = (32, 64, 96, 128, 256, 384, 512)
+#: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
+_LADDER_ROWS = 32
 
 #: fp32 patterns worth planting: Inf, NaN, extremes, and neighbours of 448 and of powers of two,
 #: torchao's EPS and far below it, and 2^80 (two of them overflow as a product).
@@ -83,6 +93,75 @@ def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
 
 
+@st.composite
+def ladders(draw: st.DrawFn, gemm: Gemm) -> DataSpec:
+    """Ladder data of one GEMM; the exponents leave every product and its last bits in range."""
+    return DataSpec(
+        regime="ladder",
+        gemm=gemm,
+        seed=draw(between(0, 2**32 - 1)),
+        input_exponent=draw(_LADDER_EXPONENT),
+        weight_exponent=draw(_LADDER_EXPONENT),
+        grad_exponent=draw(_LADDER_EXPONENT),
+    )
+
+
+_LADDER_EXPONENT = one_of(0, 0, 1, -3)
+
+
+@cache
+def _ladders(gemm: Gemm) -> st.SearchStrategy[DataSpec]:
+    return ladders(gemm)
+
+
+@cache
+def _ladder_lists(draws: int, gemm: Gemm) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_ladders(gemm), min_size=draws, max_size=draws)
+
+
+def rarely(spec: Spec) -> int:
+    """For who does not know how a device adds."""
+    return RARELY
+
+
+@st.composite
+def _grounds(
+    draw: st.DrawFn, specs: st.SearchStrategy[Spec], one_in: Callable[[Spec], int]
+) -> tuple[Spec, Gemm | None]:
+    """A Spec, and the GEMM that it is laid out for a ladder of, if it is."""
+    spec = draw(specs)
+    if not spec.direct or draw(between(0, one_in(spec) - 1)) != one_in(spec) // 2:
+        return spec, None
+    gemm: Gemm = draw(one_of(*get_args(Gemm))) if spec.trains else "output"
+    return laid_out(spec, gemm, draw(one_of(*_LENGTHS))), gemm
+
+
+def laid_out(spec: Spec, gemm: Gemm, length: int) -> Spec:
+    """The Spec with about so many products in each sum of this GEMM, and few rows.
+
+    A size keeps what it is no multiple of: 16, 32 or 128, whichever it is one of.
+    """
+    contracted = {"output": "k", "grad_input": "n", "grad_weight": "m"}[gemm]
+    sizes = {name: _few(getattr(spec, name)) for name in ("m", "k", "n")}
+    sizes[contracted] = _long(getattr(spec, contracted), length)
+    changes: dict[str, Any] = {**sizes}
+    if gemm == "grad_weight":
+        changes["batch"] = 0
+    if spec.grad_layout == "expanded":  # rows that are all the same make no rungs
+        changes["grad_layout"] = "contiguous"
+    return msgspec.structs.replace(spec, **changes)
+
+
+def _few(size: int) -> int:
+    if size % 128 == 0 or size <= _LADDER_ROWS:
+        return size
+    return _LADDER_ROWS + size % 32
+
+
+def _long(size: int, length: int) -> int:
+    return -(-length // 128) * 128 if size % 128 == 0 else length + size % 32
+
+
 @cache
 def _data(lattice: bool) -> st.SearchStrategy[DataSpec]:
     return data_specs(lattice=lattice)
@@ -103,8 +182,9 @@ def cases(
     vary: frozenset[str] = FACTORS,
 ) -> Case:
     """One Spec with one DataSpec, for property tests."""
-    spec = draw(of_rung(recipes, compile, largest=largest, vary=vary))
-    return Case(spec=spec, data=draw(_data(spec.direct)))
+    some = of_rung(recipes, compile, largest=largest, vary=vary)
+    spec, gemm = draw(_grounds(some, rarely))
+    return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec.direct)))
 
 
 def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
@@ -114,12 +194,18 @@ def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchSt
 
 @st.composite
 def batches(
-    draw: st.DrawFn, specs: st.SearchStrategy[Spec], *, draws: int = 16
+    draw: st.DrawFn,
+    specs: st.SearchStrategy[Spec],
+    *,
+    draws: int = 16,
+    one_in: Callable[[Spec], int] = rarely,
 ) -> tuple[Case, ...]:
-    """One Spec with several DataSpecs; a dynamic one with several row counts."""
-    spec = draw(specs)
+    """One Spec with several DataSpecs; a dynamic one with several row counts. Of direct Specs
+    ``one_in`` so many has ladder data."""
+    spec, gemm = draw(_grounds(specs, one_in))
     drawn = []
-    for i, data in enumerate(draw(_data_lists(draws, spec.direct))):
+    some = _ladder_lists(draws, gemm) if gemm else _data_lists(draws, spec.direct)
+    for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
         drawn.append(Case(spec=turned, data=data))
     return tuple(drawn)
