@@ -41,7 +41,7 @@ class Options:
 def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
     """Campaign until the first verified finding or the budget's end. ``tally`` is this hunt's."""
     fault = quarry.fault
-    first = look(quarry.file, fault.id, quarry.recipes, cases=LIFTED)
+    first = look(quarry.file, fault.id, quarry.recipes, cases=LIFTED, device=fault.device)
     if first.problem:
         return record(fault, found=False, problem=first.problem)
     seconds = options.compiled_seconds if fault.compiled else options.seconds
@@ -78,7 +78,10 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         )
     problem, idle = "; ".join(tally.notes) if tally.broken else "", False
     if not (problem or suspected or first.changes or tally.interrupted):
-        there = look(quarry.file, fault.id, quarry.recipes, cases=THERE, compiled=fault.compiled)
+        there = look(
+            quarry.file, fault.id, quarry.recipes, cases=THERE, compiled=fault.compiled,
+            device=fault.device,
+        )  # fmt: skip
         idle = not there.changes
     cases = tally.counts["cases"]
     return record(fault, found=False, cases=cases, suspected=suspected, idle=idle, problem=problem)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from narrowfuzz.case import Case, Compile
+from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge
@@ -44,13 +45,19 @@ class Look:
 
 
 def look(
-    file: str, fault_id: str, recipes: Sequence[str], *, cases: int, compiled: bool = False
+    file: str,
+    fault_id: str,
+    recipes: Sequence[str],
+    *,
+    cases: int,
+    compiled: bool = False,
+    device: str = "cpu",
 ) -> Look:
-    """Plant a fault in a process of its own and lift it again."""
+    """Plant a fault in a process of its own on its device, and lift it again."""
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=_look, args=(file, fault_id, tuple(recipes), cases, compiled, theirs)
+        target=_look, args=(file, fault_id, tuple(recipes), cases, compiled, device, theirs)
     )
     process.start()
     theirs.close()
@@ -72,11 +79,13 @@ def _look(
     recipes: tuple[str, ...],
     number: int,
     compiled: bool,
+    device: str,
     out: Connection,
 ) -> None:
     settle()
+    device = enter(device)
     known, stateful = load_recipes(), load_stateful()
-    models = [r for n in recipes if n in known and (r := runnable(known[n], "cpu"))]
+    models = [r for n in recipes if n in known and (r := runnable(known[n], device))]
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:
         recipe.prepare()
@@ -85,7 +94,7 @@ def _look(
         drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
-        judge = Judge(known, Ledger([]), stateful=stateful)
+        judge = Judge(known, Ledger([]), device=device, stateful=stateful)
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()
