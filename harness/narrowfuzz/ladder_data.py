@@ -76,7 +76,7 @@ def _place(row: F64, choose: _Choices, steps: int) -> None:
         row[there * STEP + _PINNED + 1 + 2 * ((start + n) % pairs)] = small
     row[large] = sign * 2.0**_LARGE
     away = choose(4)  # no -P, one in P's step, or one anywhere
-    opposite = _even(row, home if away < 3 else choose(steps), choose)
+    opposite = _even(row, home if away == 1 else choose(steps), choose)
     if away and opposite != large:
         row[opposite] = -row[large]
 
@@ -84,11 +84,8 @@ def _place(row: F64, choose: _Choices, steps: int) -> None:
 def _other(home: int, steps: int, choose: _Choices) -> int:
     """The step of the small products: P's own, one of its run, or any."""
     first = home - home % _RUN
-    return (
-        home, home, home,
-        first + choose(min(_RUN, steps - first)),
-        choose(steps), choose(steps),
-    )[choose(6)]  # fmt: skip
+    of_run = first + choose(min(_RUN, steps - first))
+    return (home, of_run, choose(steps))[choose(3)]
 
 
 def _pairs(row: F64, step: int) -> int:

@@ -38,9 +38,11 @@ WILD: tuple[ValueClass, ...] = (
 EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 
 #: One direct Spec in so many has ladder data: where every addition is fp32's, and where not.
-RARELY, OFTEN = 32, 6
+RARELY, OFTEN = 10, 2
+#: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
+_LADDER_DRAWS = 4
 #: Products of a sum that a ladder is laid in: up to four runs between promotions.
-_LENGTHS = (32, 64, 96, 128, 256, 384, 512)
+_LENGTHS = (32, 64, 128, 160, 256, 384, 384, 512, 512)
 #: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
 _LADDER_ROWS = 32
 
@@ -120,8 +122,13 @@ def _ladder_lists(draws: int, gemm: Gemm) -> st.SearchStrategy[list[DataSpec]]:
 
 
 def rarely(spec: Spec) -> int:
-    """For who does not know how a device adds."""
+    """For a device that adds in fp32, or in nobody knows which way."""
     return RARELY
+
+
+def often(spec: Spec) -> int:
+    """For a device that is known to add otherwise."""
+    return OFTEN
 
 
 @st.composite
@@ -180,10 +187,12 @@ def cases(
     compile: Compile = "none",
     largest: int = 64,
     vary: frozenset[str] = FACTORS,
+    one_in: Callable[[Spec], int] = rarely,
 ) -> Case:
-    """One Spec with one DataSpec, for property tests."""
+    """One Spec with one DataSpec, for property tests; of direct Specs ``one_in`` so many has ladder
+    data."""
     some = of_rung(recipes, compile, largest=largest, vary=vary)
-    spec, gemm = draw(_grounds(some, rarely))
+    spec, gemm = draw(_grounds(some, one_in))
     return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec.direct)))
 
 
@@ -203,6 +212,8 @@ def batches(
     """One Spec with several DataSpecs; a dynamic one with several row counts. Of direct Specs
     ``one_in`` so many has ladder data."""
     spec, gemm = draw(_grounds(specs, one_in))
+    if gemm and spec.compile == "none":
+        draws = min(draws, _LADDER_DRAWS)
     drawn = []
     some = _ladder_lists(draws, gemm) if gemm else _data_lists(draws, spec.direct)
     for i, data in enumerate(draw(some)):

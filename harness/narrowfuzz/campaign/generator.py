@@ -26,7 +26,7 @@ from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.specs import FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import OFTEN, RARELY, SCHEDULE_FACTORS, batches, schedule_cases
+from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 
 #: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
 #: seldom hangs on them, so more Specs find more.
@@ -185,7 +185,8 @@ class Generator:
     def _ladders(self, spec: Spec) -> int:
         """One direct Spec in so many has ladder data: more where they show what no lattice does."""
         gemms = self.plan_of(spec).gemms.values()
-        return OFTEN if any(gemm.accumulator.to_the_bit for gemm in gemms) else RARELY
+        known = any(gemm.accumulator.to_the_bit for gemm in gemms)
+        return often(spec) if known else rarely(spec)
 
     def _swarm(self, vary: frozenset[str]) -> frozenset[str]:
         """What may vary for now: some factors stand still."""

@@ -11,7 +11,7 @@ from typing import Any
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.patching import replaced
 
-_ALL = ("torchao.float8.tensorwise", "torchao.float8.rowwise", "torch.scaled_mm")
+_ALL = ("torchao.float8.tensorwise", "torchao.float8.rowwise")
 _ROWWISE = ("torchao.float8.rowwise",)
 _STEP, _TILE = 32, 128
 

@@ -13,7 +13,8 @@ Sums of runs and of parts are judged only where they are multiples of one unit a
 add up to at most 2^24 units: then fp32 adds them without rounding, in any order.
 
 Any accumulator, known to the bit or not, returns the sum itself where all products are multiples of
-a unit and their magnitudes add up to less than 2^(fraction bits + 1) units.
+a unit, their magnitudes add up to less than 2^(fraction bits + 1) units, and so far reaches no
+product's exponent: that of its factors, which subnormal ones raise.
 
 Source: Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004).
 """
@@ -48,6 +49,11 @@ class _Products:
     values: F64
     exponents: NDArray[np.int64]
 
+    def top(self) -> NDArray[np.int64]:
+        """The largest exponent of each column."""
+        there = np.where(self.values != 0.0, self.exponents, _NONE)
+        return np.asarray(there.max(axis=0, initial=_NONE))
+
 
 def outcomes(
     a: F64, b: F64, accumulator: Accumulator, least: tuple[F64 | float, F64 | float]
@@ -80,6 +86,8 @@ def _of_row(some: _Products, units: F64, columns: NDArray[np.intp], how: Accumul
     total = some.values.sum(axis=0)
     unit = units.min(axis=0, initial=np.inf)
     exact = np.abs(some.values).sum(axis=0) < how.exact_below * unit
+    # nor is anything cut where subnormal factors align higher than their product reaches
+    exact &= np.ldexp(1.0, some.top()) < how.exact_below * unit
     steps = columns // how.step
     if not how.to_the_bit or len(np.unique(steps)) > MOST_STEPS:
         return np.where(exact, total, np.nan)[None]
@@ -138,8 +146,7 @@ def _partitions(items: Parts) -> Iterator[tuple[Parts, ...]]:
 
 def _step(total: F64, some: _Products, fraction_bits: int) -> F64:
     """The sum so far and a step of products: aligned to the largest exponent, cut, added, cut."""
-    tops = np.where(some.values != 0.0, some.exponents, _NONE).max(axis=0, initial=_NONE)
-    top = np.maximum(tops, np.where(total != 0.0, np.frexp(total)[1] - 1, _NONE))
+    top = np.maximum(some.top(), np.where(total != 0.0, np.frexp(total)[1] - 1, _NONE))
     unit = np.ldexp(1.0, top - fraction_bits)
     whole = np.trunc(some.values / unit).sum(axis=0) + np.trunc(total / unit)
     significand, exponent = np.frexp(whole * unit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import multiprocessing as mp
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Case, Compile
+from narrowfuzz.case import Case, Compile, Spec
 from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import find_fault
@@ -25,7 +25,7 @@ from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import cases, schedule_cases
+from narrowfuzz.strategies import cases, often, rarely, schedule_cases
 
 #: A look at so many cases of each kind tells whether a fault was lifted; so many, whether it is
 #: there at all.
@@ -89,7 +89,8 @@ def _look(
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:
         recipe.prepare()
-    drawn = draw(models, playing, number, "none")
+    one_in = rarely if device == "cpu" else often
+    drawn = draw(models, playing, number, "none", one_in)
     if compiled:
         drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
 
@@ -116,12 +117,17 @@ def _look(
 
 
 def draw(
-    recipes: Sequence[Recipe], stateful: Sequence[Stateful], number: int, kind: Compile
+    recipes: Sequence[Recipe],
+    stateful: Sequence[Stateful],
+    number: int,
+    kind: Compile,
+    one_in: Callable[[Spec], int] = rarely,
 ) -> list[Case]:
-    """So many cases of each of both kinds, always the same ones."""
+    """So many cases of each of both kinds, always the same ones; of direct ones ``one_in`` so many
+    has ladder data."""
     drawn: list[Case] = []
     for strategy in (
-        cases(recipes, compile=kind) if recipes else None,
+        cases(recipes, compile=kind, one_in=one_in) if recipes else None,
         schedule_cases(stateful) if stateful else None,
     ):
         if strategy is not None:
