@@ -38,9 +38,9 @@ WILD: tuple[ValueClass, ...] = (
 EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 
 #: One direct Spec in so many has ladder data: where every addition is fp32's, and where not.
-RARELY, OFTEN = 10, 2
+RARELY, OFTEN = 8, 2
 #: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
-_LADDER_DRAWS = 4
+_LADDER_DRAWS = 2
 #: Products of a sum that a ladder is laid in: up to four runs between promotions.
 _LENGTHS = (32, 64, 128, 160, 256, 384, 384, 512, 512)
 #: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
