@@ -42,9 +42,9 @@ RARELY, OFTEN = 8, 2
 #: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
 _LADDER_DRAWS = 2
 #: Products of a sum that a ladder is laid in: up to four runs between promotions.
-_LENGTHS = (32, 64, 128, 160, 256, 384, 384, 512, 512)
+_LENGTHS = (32, 64, 128, 160, 256, 256, 384, 384, 384, 512, 512, 512)
 #: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
-_LADDER_ROWS = 32
+_LADDER_ROWS = 64
 
 #: fp32 patterns worth planting: Inf, NaN, extremes, and neighbours of 448 and of powers of two,
 #: torchao's EPS and far below it, and 2^80 (two of them overflow as a product).
