@@ -99,7 +99,7 @@ class Generator:
         wider = wanted == "models" or "model" in vary
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
         some_specs = self._specs(kind, wanted, vary, wider, largest)
-        batch = batches(some_specs, draws=draws, one_in=self._ladders)
+        batch = batches(some_specs, draws=draws, ladders=self._ladders)
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
             if not more():
@@ -183,7 +183,7 @@ class Generator:
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
 
     def _ladders(self, spec: Spec) -> int:
-        """One direct Spec in so many has ladder data: more where they show what no lattice does."""
+        """So many in a hundred have ladder data: more where they show what no lattice does."""
         gemms = self.plan_of(spec).gemms.values()
         known = any(gemm.accumulator.to_the_bit for gemm in gemms)
         return often(spec) if known else rarely(spec)

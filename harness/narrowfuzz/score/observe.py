@@ -89,8 +89,8 @@ def _look(
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:
         recipe.prepare()
-    one_in = rarely if device == "cpu" else often
-    drawn = draw(models, playing, number, "none", one_in)
+    ladders = rarely if device == "cpu" else often
+    drawn = draw(models, playing, number, "none", ladders)
     if compiled:
         drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
 
@@ -121,13 +121,13 @@ def draw(
     stateful: Sequence[Stateful],
     number: int,
     kind: Compile,
-    one_in: Callable[[Spec], int] = rarely,
+    ladders: Callable[[Spec], int] = rarely,
 ) -> list[Case]:
-    """So many cases of each of both kinds, always the same ones; of direct ones ``one_in`` so many
-    has ladder data."""
+    """So many cases of each of both kinds, always the same ones; of a hundred direct ones so many
+    have ladder data."""
     drawn: list[Case] = []
     for strategy in (
-        cases(recipes, compile=kind, one_in=one_in) if recipes else None,
+        cases(recipes, compile=kind, ladders=ladders) if recipes else None,
         schedule_cases(stateful) if stateful else None,
     ):
         if strategy is not None:
