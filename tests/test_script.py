@@ -364,8 +364,11 @@ OF_SCHEDULES = {
     if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
 }
 NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
+#: Those of a device: tests/simulated_checks.py.
+OF_DEVICES = {id for id, fault in builtin_faults().items() if fault.device != "cpu"}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
 ELSEWHERE = {"kernel-aborts"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION | OF_SCHEDULES | DRAWN
+ELSEWHERE |= OF_DEVICES
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))
