@@ -9,14 +9,17 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
+import msgspec
 import pytest
 import torch
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.case import Case, DataSpec, Gemm, ModelName, Regime, Spec
 from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
+from narrowfuzz.faults.hopper import FAULTS
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
+from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.planted import planted
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
@@ -33,14 +36,24 @@ SPECS = (
     Spec(recipe="torch.scaled_mm", backend="tensorwise", m=16, k=256, n=32, dtype="fp32"),
     Spec(recipe="torch.scaled_mm", backend="rowwise_v1", m=16, k=64, n=32),
 )
+#: Four tiles in the sums of each GEMM in turn; the shapes split K of some of them.
+TALL = {"output": {"k": 512}, "grad_input": {"n": 512}, "grad_weight": {"m": 512}}
+#: What a fault shows on, where it is no ladder: recipe, regime and the rule that sees it.
+OTHERWISE: dict[str, tuple[str, Regime, str]] = {
+    "hopper-product-lost": ("torchao.float8.tensorwise", "wild", "O15"),
+    "hopper-scales-exchanged": ("torchao.float8.rowwise", "wild", "O5"),
+}
 
 
-def causes(spec: Spec, regime: str, table: Accumulators) -> set[str]:
+def causes(
+    spec: Spec, regime: Regime, table: Accumulators, gemm: Gemm = "output", seeds: int = 3
+) -> set[str]:
     device = replace(DEVICE, accumulators=table)
     judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=device)
     found: set[str] = set()
-    for seed in range(3):
-        judgement = judge.judge(Case(spec=spec, data=DataSpec(regime=regime, seed=seed)))  # type: ignore[arg-type]
+    for seed in range(seeds):
+        data = DataSpec(regime=regime, gemm=gemm, seed=seed)
+        judgement = judge.judge(Case(spec=spec, data=data))
         assert judgement.ran
         found |= {verdict.oracle for verdict in judgement.causes}
     return found
@@ -63,9 +76,46 @@ def check_lattices_are_exact() -> None:
         assert not causes(spec, "lattice", HOPPER), spec
 
 
+def check_ladders_are_what_hopper_adds_and_not_what_fp32_does() -> None:
+    for spec in SPECS:
+        for gemm in ROLES:
+            tall = msgspec.structs.replace(spec, **TALL[gemm])
+            assert not causes(tall, "ladder", HOPPER, gemm, 1), (tall, gemm)
+            told = causes(tall, "ladder", CPU, gemm, 1)
+            assert told & {"O5", "O15", "O23"}, (tall, gemm)
+
+
+def check_every_fault_is_seen_while_it_is_planted() -> None:
+    for fault in FAULTS:
+        of_ladder: tuple[str, Regime, str] = ("torchao.float8.tensorwise", "ladder", "O23")
+        recipe, regime, rule = OTHERWISE.get(fault.id, of_ladder)
+        judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE)
+        rules, data = [RULES[rule]], DataSpec(regime=regime, gemm="grad_input")
+        cases = [  # of which one splits K
+            Case(
+                spec=Spec(recipe=recipe, backend="real", m=m, k=32, n=512, dtype="fp32"), data=data
+            )
+            for m in (16, 32)
+        ]
+        with fault.plant():
+            assert any(judge.judge(case, rules).causes for case in cases), fault.id
+        assert not any(judge.judge(case, rules).causes for case in cases), fault.id
+
+
+def check_what_is_lost_with_a_ladder_is_seen_by_it_alone() -> None:
+    """Bounds leave room for these: no other rule sees them on any data."""
+    alone = {"hopper-never-promotes", "hopper-promotes-early", "hopper-bit-less",
+             "hopper-aligns-to-nearest", "hopper-parts-in-bf16"}  # fmt: skip
+    spec = Spec(recipe="torchao.float8.tensorwise", backend="real", m=16, k=32, n=512, dtype="bf16")
+    for fault in FAULTS:
+        with fault.plant():
+            assert fault.id not in alone or not causes(spec, "wild", HOPPER), fault.id
+
+
 def check_unknown_accumulators_are_never_wrong() -> None:
     for spec in SPECS:
         assert not causes(spec, "wild", {}), spec
+        assert not causes(spec, "ladder", {}), spec
 
 
 def check_autocast_is_on_where_the_gpus_is() -> None:

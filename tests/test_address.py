@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from narrowfuzz.address import At, AtPhase, What, parse
-from narrowfuzz.expect import FINITE, Expect, Is, Present, State, Within, bits, read
+from narrowfuzz.expect import FINITE, Expect, Is, OneOf, Present, State, Within, bits, read
 from narrowfuzz.verdict import Verdict
 
 NAMES = st.from_regex(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*", fullmatch=True)
@@ -60,6 +60,7 @@ def test_numbers_are_kept_exactly(x: float) -> None:
         (Is(bits(math.nan)), "nan"),
         (Within(bits(0.5), bits(1)), "in [0.5, 1]"),
         (FINITE, "a number"),
+        (OneOf((Within(bits(0), bits(0)), Within(bits(0.5), bits(1)))), "0 or in [0.5, 1]"),
         (State(bits(2), (bits(0), bits(1.5))), "scale 2 window [0, 1.5]"),
         (Present(("x.grad",)), "a gradient for every parameter that requires one"),
     ],

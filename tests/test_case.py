@@ -117,7 +117,7 @@ def test_the_id_depends_on_content_and_not_on_spelling() -> None:
 
 
 def test_missing_fields_take_the_simplest_value() -> None:
-    assert load_case(b'{"schema":3,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
+    assert load_case(b'{"schema":4,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
 
 
 def test_a_case_of_schema_1_means_what_it_meant() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
 from narrowfuzz.case import Case, Compile, DataSpec, Spec
 from narrowfuzz.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
+from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
 from narrowfuzz.recipe import load_recipes, runnable
 from narrowfuzz.specs import specs
 from narrowfuzz.strategies import batches, cases
@@ -162,12 +164,34 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     found = _universe(RECIPES, {}, arms, "cpu")
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
     generator = Generator(
-        Config(out=Path(), arms=arms), list(RECIPES.values()), [], random.Random(0)
+        Config(out=Path(), arms=arms),
+        list(RECIPES.values()),
+        [],
+        random.Random(0),
+        lambda spec: RECIPES[spec.recipe].plan(spec),
     )
     slices = generator.slices((*FIRST, *AGAIN), rungs_of(select_arms(arms)))
     taken = {"eager" if s.kind == "none" else s.kind for s in slices}
     assert taken == rungs - {"eager_native"}
     assert ("kernels" in generator.vary) == (NATIVE and arms in ((), ("eager*",)))
+
+
+def test_a_worker_draws_ladders_where_its_device_adds_otherwise() -> None:
+    name = "torchao.float8.tensorwise"
+    recipe = replace(RECIPES[name], backends=("real",))
+
+    def drawn_by(table: Accumulators) -> float:
+        generator = Generator(
+            Config(out=Path()), [recipe], [], random.Random(0),
+            lambda spec: recipe.plan(spec).added_by(table, spec.dtype),
+        )  # fmt: skip
+        found: list[bool] = []
+        for _ in range(4):
+            generator.layers("none", "linears", lambda: True, lambda batch: found.append(
+                batch[0].data.regime == "ladder"))  # fmt: skip
+        return sum(found) / len(found)
+
+    assert 0 < drawn_by(CPU) < 0.25 < 0.35 < drawn_by(HOPPER)
 
 
 def test_dynamic_rows_add_no_pairs() -> None:

@@ -38,6 +38,7 @@ FAULTS = {
 
 def owners() -> Iterator[Any]:
     """Modules, classes and tables that faults are planted in."""
+    from narrowfuzz import simulated
     from narrowfuzz.models import delayed
     from torch._functorch import partitioners
     from torch._inductor import decomposition, lowering
@@ -67,7 +68,7 @@ def owners() -> Iterator[Any]:
     yield from (float8_ops.FLOAT8_OPS_TABLE, float8_scaling_utils, float8_training_tensor)
     yield from (float8_utils, config.MXFP8TrainingOpConfig, mxfp8_linear, tensor, mx_tensor)
     yield from (_QUANTIZE_CONFIG_HANDLER, optimizer._global_optimizer_post_hooks)
-    yield delayed
+    yield from (simulated, delayed)
     yield from (value for value in vars(delayed).values() if isinstance(value, type))
 
 

@@ -56,7 +56,8 @@ MAY_IMPORT = {
     "trials": {"ledger", "machine", "triage"},
     "trace": {"numerics"},
     "recipe": LOW | {"trace", "stateful"},
-    "data": {"case", "numerics"},
+    "ladder_data": {"numerics"},
+    "data": {"case", "ladder_data", "numerics"},
     "specs": LOW | {"choices", "recipe"},
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "ledger": LOW | {"facts"},
@@ -65,8 +66,9 @@ MAY_IMPORT = {
     "coverage": LOW | {"recipe", "schedule", "specs", "stateful", "strategies"},
     "arms": DATA | {"models", "play"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
-    # models: the host of state faults; te_on_cpu: what the library's own are planted on
-    "faults": {"content", "recipe", "models", "te_on_cpu"},
+    # models: the host of state faults; te_on_cpu: what the library's own are planted on; simulated:
+    # what a GPU's are
+    "faults": {"content", "recipe", "models", "te_on_cpu", "simulated"},
     "controls": {
         "content",
         "case",

@@ -23,7 +23,7 @@ FIELDS = (
     "grad_mode", "steps", "microbatches", "optimizer", "lifecycle", "dynamic", "fullgraph",
     "memory_budget", "kernels",
 )  # fmt: skip
-DATA_FIELDS = ("regime", "input_exponent", "weight_exponent", "grad_exponent")
+DATA_FIELDS = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent")
 SPIKE = Spike("input", 3, 5, "0x43e00001")
 OTHERS = (Spike("weight", 0, 0, "0x7f800000"), Spike("bias", 1, 1, "0x00000001"))
 LARGE = Case(
@@ -35,8 +35,8 @@ LARGE = Case(
         memory_budget=50, kernels="native",
     ),
     data=DataSpec(
-        regime="lattice", values="inf_nan", seed=77, input_exponent=7, weight_exponent=-3,
-        grad_exponent=1, spikes=(OTHERS[0], SPIKE, OTHERS[1]),
+        regime="lattice", gemm="grad_input", values="inf_nan", seed=77, input_exponent=7,
+        weight_exponent=-3, grad_exponent=1, spikes=(OTHERS[0], SPIKE, OTHERS[1]),
     ),
 )  # fmt: skip
 

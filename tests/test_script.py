@@ -17,7 +17,7 @@ from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import LADDER, select_arms
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.data import make_tensors
-from narrowfuzz.expect import Expect, Is, Ordered, Own, Refuses, Runs, Same, Within, bits
+from narrowfuzz.expect import Expect, Is, OneOf, Ordered, Own, Refuses, Runs, Same, Within, bits
 from narrowfuzz.faults.census import NEED_MODELS
 from narrowfuzz.faults.recompute import NEED_ATTENTION
 from narrowfuzz.faults.registry import builtin_faults
@@ -284,6 +284,24 @@ def test_special_bounds_are_valid_python(expect: Expect) -> None:
         assert_stands_alone(write_script(case, verdict, recipes()["torch.fp32"]))
 
 
+@pytest.mark.parametrize("batch", [0, 2])  # the short form, and one that is played
+@pytest.mark.parametrize(("got", "code"), [(1.0, 0), (4.0, 0), (3.0, 1)])
+def test_a_ladders_sum_is_checked_to_the_bit_against_all_that_is_allowed(
+    batch: int, got: float, code: int
+) -> None:
+    expect = OneOf((Within(bits(1.0), bits(1.0)), Within(bits(4.0), bits(4.0))))
+    case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec(regime="ladder"))
+    if batch:
+        case = msgspec.structs.replace(case, spec=Spec(recipe="torch.fp32", lifecycle="deepcopy"))
+    text = write_script(case, verdict_of("O23", "eager", expect=expect, side=""),
+                        recipes()[case.spec.recipe])  # fmt: skip
+    assert_stands_alone(text, MAX_PLAYED_LINES)
+    check = next(line for line in text.splitlines() if line.startswith("sys.exit(0 if"))
+    with pytest.raises(SystemExit) as ended:
+        exec(f"import sys\n{check}", {"got": got})
+    assert ended.value.code == code
+
+
 def draws(recipe: str) -> Iterator[Case]:
     """Cases among which every planted fault of that recipe shows."""
     specs = [
@@ -346,9 +364,11 @@ OF_SCHEDULES = {
     if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
 }
 NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
+#: Those of a device: tests/simulated_checks.py.
+OF_DEVICES = {id for id, fault in builtin_faults().items() if fault.device}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
 ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION
-ELSEWHERE |= OF_SCHEDULES | DRAWN
+ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
 
 
 @pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))

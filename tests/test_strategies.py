@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from narrowfuzz import case as case_module
 from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
 from narrowfuzz.recipe import load_recipes, runnable
-from narrowfuzz.specs import FACTORS, FRAGILE, of_rung, partly_recomputed, specs
-from narrowfuzz.strategies import SPIKES, WILD, batches, cases, data_specs
+from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, of_rung, partly_recomputed, specs
+from narrowfuzz.strategies import SPIKES, WILD, batches, cases, data_specs, often
 
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
@@ -331,13 +331,59 @@ def test_every_drawn_case_is_a_valid_case() -> None:
         assert load_case(dump_case(case)) == case
 
 
+@cache
+def many_ladders() -> tuple[tuple[Case, ...], ...]:
+    """Batches of linears on a device that adds in a way of its own."""
+    linears = specs(ALL, vary=DIRECT, wild_shapes=False, largest=64)
+    found = drawn(batches(linears, draws=5, ladders=often), 300)
+    return tuple(batch for batch in found if batch[0].data.regime == "ladder")
+
+
+def test_ladders_are_drawn_often_where_they_tell_most_and_rarely_elsewhere() -> None:
+    assert 0.55 * 300 < len(many_ladders()) < 0.9 * 300
+    linears = [c for c in drawn(cases(ALL, vary=DIRECT), 400) if c.spec.direct]
+    assert 0.02 < sum(c.data.regime == "ladder" for c in linears) / len(linears) < 0.25
+    assert not any(c.data.regime == "ladder" and not c.spec.direct for c in many_cases())
+
+
+def test_a_ladder_has_as_many_products_as_promotions_and_splits_need_and_few_rows() -> None:
+    contracted = {"output": "k", "grad_input": "n", "grad_weight": "m"}
+    lengths = set()
+    for batch in many_ladders():
+        spec, gemm = batch[0].spec, batch[0].data.gemm
+        assert {(c.spec, c.data.gemm) for c in batch} == {(spec, gemm)}
+        length = spec.tokens if gemm == "grad_weight" else getattr(spec, contracted[gemm])
+        others = {"m", "k", "n"} - {contracted[gemm]}
+        assert max(getattr(spec, name) for name in others) <= 128
+        assert not batch[0].data.spikes and spec.grad_layout != "expanded"
+        lengths.add((gemm, length // 128))
+    assert lengths >= {(gemm, tiles) for gemm in contracted for tiles in (0, 2, 3, 4)}
+
+
+def test_no_recipe_refuses_what_a_ladder_is_laid_in() -> None:
+    for batch in many_ladders():
+        spec = batch[0].spec
+        for device in ("cpu", "cuda"):
+            before = RECIPES[spec.recipe].refusal(Spec(recipe=spec.recipe, dtype=spec.dtype,
+                                                       backend=spec.backend), device)  # fmt: skip
+            assert RECIPES[spec.recipe].refusal(spec, device) == before, spec
+
+
+def test_a_forward_alone_has_a_ladder_of_its_output() -> None:
+    linears = specs(ALL, vary=frozenset({"grad_mode"}))
+    found = drawn(batches(linears, draws=1, ladders=often), 100)
+    forward = [b[0].data for b in found if not b[0].spec.trains]
+    assert {d.gemm for d in forward if d.regime == "ladder"} == {"output"}
+
+
 def test_hardly_any_case_is_drawn_twice() -> None:
     assert len({c.id for c in many_cases()}) > 0.75 * len(many_cases())
 
 
 def test_a_batch_shares_one_spec_and_varies_its_data() -> None:
     for batch in drawn(batches(specs(ALL), draws=5), 30):
-        assert len(batch) == 5 and len({c.spec for c in batch}) == 1
+        assert len(batch) == (2 if batch[0].data.regime == "ladder" else 5)
+        assert len({c.spec for c in batch}) == 1
     assert any(len({c.data for c in b}) > 1 for b in drawn(batches(specs(ALL), draws=5), 30))
 
 

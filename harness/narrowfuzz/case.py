@@ -20,8 +20,9 @@ from msgspec import Meta
 
 from narrowfuzz.schedule.events import Schedule
 
-#: 2 added models, schedules and more rungs, 3 the variant; files of 1 and 2 mean the same as ever.
-SCHEMA = 3
+#: 2 added models, schedules and more rungs, 3 the variant, 4 ladder data; older files mean the same
+#: as ever.
+SCHEMA = 4
 #: A case file is under 3 kB; anything much larger is not one.
 MAX_CASE_BYTES = 1 << 20
 
@@ -57,7 +58,11 @@ Optimizer = Literal["sgd", "adamw"]
 LEARNING_RATE: dict[Optimizer, float] = {"sgd": 2.0**-6, "adamw": 2.0**-8}
 #: What happens to the converted model before its first run.
 Lifecycle = Literal["none", "deepcopy", "reload"]
-Regime = Literal["lattice", "wild"]
+#: ``lattice``: sums that every accumulator gets exactly. ``ladder``: sums that tell accumulators
+#: apart. ``wild``: one of the value classes.
+Regime = Literal["lattice", "ladder", "wild"]
+#: The three GEMMs of a linear.
+Gemm = Literal["output", "grad_input", "grad_weight"]
 ValueClass = Literal[
     "gaussian",
     "outlier",
@@ -176,6 +181,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Makes every tensor. All elements of a tensor are multiplied by 2^exponent of that tensor."""
 
     regime: Regime = "wild"
+    #: Which GEMM a ladder is laid for.
+    gemm: Gemm = "output"
     values: ValueClass = "gaussian"
     seed: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
     input_exponent: Exponent = 0

@@ -15,7 +15,7 @@ from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.stimulus import census, possible
 from narrowfuzz.specs import not_reentrant
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import WILD
+from narrowfuzz.strategies import EXACT, WILD
 
 #: (dimension, value).
 Feature = tuple[str, str]
@@ -33,7 +33,7 @@ def features(case: Case) -> tuple[Feature, ...]:
         ("rung", _rung(spec)),
         ("checkpoint", spec.checkpoint),
         ("dtype", f"{spec.dtype}+autocast" if spec.autocast else spec.dtype),
-        ("data", "lattice" if data.regime == "lattice" else data.values),
+        ("data", data.values if data.regime == "wild" else data.regime),
     )
 
 
@@ -79,7 +79,7 @@ def _of_models(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pai
         "rung": rungs,
         "checkpoint": list(get_args(Checkpoint)),
         "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),
-        "data": ["lattice", *WILD],
+        "data": [*EXACT, *WILD],
     }
     found = (
         ((one, a), (two, b))
@@ -98,7 +98,7 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
     chosen = dict(pair)
     if "recipe" in chosen and "dtype" in chosen:
         return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
-    if chosen.get("data") == "lattice":  # exact sums: one linear, run once
+    if chosen.get("data") in EXACT:  # one linear, run once
         return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"
     if chosen.get("checkpoint") == "reentrant":
         autocast = chosen.get("dtype") == "fp32+autocast"

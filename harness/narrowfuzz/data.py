@@ -3,8 +3,9 @@
 Every element is a pure function of (seed, tensor, row, column): a 64-bit counter-based hash and
 integer arithmetic, no libm, so tensors are equal on every machine and an element keeps its value
 when a dimension shrinks. (Only a lattice's pins move, below 32 rows or columns, where fewer
-diagonals must still reach every granule.) A stream generator such as Philox gives that only for a
-fixed row stride; hashing the counter costs less than skipping through the stream.
+diagonals must still reach every granule, and a ladder's rungs, which are laid over all steps.) A
+stream generator such as Philox gives that only for a fixed row stride; hashing the counter costs
+less than skipping through the stream.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from narrowfuzz import ladder_data
 from narrowfuzz.case import Case, DataSpec, Spec, Spike, ValueClass
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import OPERANDS, Plan
@@ -44,6 +46,8 @@ def make_tensors(case: Case, plan: Plan) -> dict[str, F32]:
     for name, (rows, cols) in shapes.items():
         if data.regime == "lattice":
             values = _lattice(name, rows, cols, data, plan)
+        elif data.regime == "ladder":
+            values = _ladder(name, rows, cols, data, spec, plan)
         else:
             values = _wild(name, rows, cols, data, spec)
         if exponents[name]:
@@ -275,10 +279,25 @@ def _lattice(name: str, rows: int, cols: int, data: DataSpec, plan: Plan) -> F64
     return np.ldexp(units, 0 if shift == 5 else 1)
 
 
+def _ladder(name: str, rows: int, cols: int, data: DataSpec, spec: Spec, plan: Plan) -> F64:
+    """The two operands of the GEMM that the ladder is laid for; the third tensor is gaussian."""
+    for lay, (tensor, turned) in zip(
+        (ladder_data.placed, ladder_data.sized), OPERANDS[data.gemm], strict=True
+    ):
+        if tensor == name:
+            height, contracted = (cols, rows) if turned else (rows, cols)
+            h = hash_bits(data.seed, name, height, 1)[:, 0]
+            x = lay(h, contracted, lattice_format(name, plan).max)
+            return x.T if turned else x
+    return _wild(name, rows, cols, data, spec)
+
+
 def _bias(spec: Spec, data: DataSpec, exponents: dict[str, int]) -> F32:
     h = hash_bits(data.seed, "bias", spec.n, 1)
     if data.regime == "lattice":
         values = ((h & np.uint64(0x7F)).astype(np.float64) - 64.0)[:, 0]
+    elif data.regime == "ladder":  # a term more would move what the sums are cut at
+        values = np.zeros(spec.n)
     else:
         values = gaussian(h)[:, 0]
     return _to_dtype(np.ldexp(values, exponents["input"] + exponents["weight"]), spec)

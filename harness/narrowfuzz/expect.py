@@ -38,6 +38,17 @@ class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=Tr
         return f"in [{number(read(self.lo))}, {number(read(self.hi))}]"
 
 
+class OneOf(msgspec.Struct, frozen=True, tag="one_of", forbid_unknown_fields=True):
+    """A number of one of several closed intervals."""
+
+    ranges: tuple[Within, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(
+            number(read(one.lo)) if one.lo == one.hi else str(one) for one in self.ranges
+        )
+
+
 class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
     """The bits of another place, times a power of two; ``value`` is what they came to."""
 
@@ -166,8 +177,8 @@ class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True
 
 
 Expect = (
-    Is | Within | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | MadeBy | Formats
-    | Typed | Own
+    Is | Within | OneOf | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | MadeBy
+    | Formats | Typed | Own
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case, Compile, Spec, ValueClass
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.specs import not_reentrant
-from narrowfuzz.strategies import cases
+from narrowfuzz.strategies import EXACT, cases
 
 #: Eager cases, and cases of each compiled rung, that are drawn of a recipe.
 EAGER_DRAWS, COMPILED_DRAWS = 400, 160
@@ -72,7 +72,7 @@ def _factors(recipe: Recipe) -> Iterator[_Factor]:
     for name in _FIELDS:
         values = tuple(map(str, _values(name, hints[name])))
         yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
-    yield _Factor("data", _data, ("lattice", *get_args(ValueClass)))
+    yield _Factor("data", _data, (*EXACT, *get_args(ValueClass)))
     for model, name in _PAIRS:
         values = get_args(hints[name])
         yield _Factor(f"{name} of {model}", _of(name), values, _is(model), _unfit(model))
@@ -107,7 +107,7 @@ def _of(name: str) -> Callable[[Case], str]:
 
 
 def _data(case: Case) -> str:
-    return "lattice" if case.data.regime == "lattice" else case.data.values
+    return case.data.values if case.data.regime == "wild" else case.data.regime
 
 
 def _values(name: str, hint: Any) -> tuple[Any, ...]:

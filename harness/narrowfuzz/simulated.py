@@ -83,8 +83,6 @@ def scaled_mm(
 
     Source: aten/src/ATen/native/cuda/ScaledBlas.cpp.
     """
-    import mmaemu
-
     dtype = out_dtype or a.dtype
     rowwise = scale_a.numel() > 1 or scale_b.numel() > 1
     _check(a, b, bias, dtype, rowwise=rowwise)
@@ -92,14 +90,28 @@ def scaled_mm(
         tiles = a.shape[1] // _TILE
         parts = [s for s in _SPLITS if s <= max(1, tiles)]
         split = parts[(a.shape[0] // _ALIGNMENT + b.shape[1] // _ALIGNMENT) % len(parts)]
-        total = mmaemu.accumulate(
-            a, b.t(), use_fast_accum=use_fast_accum, profile="hopper",
-            splitk=1 if split == 1 else (split, "contiguous"),
-        )  # fmt: skip
-        y = total * scale_a * scale_b if rowwise else total * (scale_a * scale_b)
+        total = accumulate(a, b.t(), fast=use_fast_accum, split=split)
+        y = scaled(total, scale_a, scale_b)
         if bias is not None:
             y = y + bias.float()
         return y.to(dtype)
+
+
+def accumulate(a: torch.Tensor, b: torch.Tensor, *, fast: bool, split: int) -> torch.Tensor:
+    """fp32 [M, N] of the codes a [M, K] and b [N, K], with K split in so many parts."""
+    import mmaemu
+
+    return mmaemu.accumulate(  # type: ignore[no-any-return]
+        a, b, use_fast_accum=fast, profile="hopper",
+        splitk=1 if split == 1 else (split, "contiguous"),
+    )  # fmt: skip
+
+
+def scaled(total: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+    """The sums with the inverse scales applied: of rows one by one, of tensors as one number."""
+    if scale_a.numel() > 1 or scale_b.numel() > 1:
+        return total * scale_a * scale_b
+    return total * (scale_a * scale_b)
 
 
 def _check(

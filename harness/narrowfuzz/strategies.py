@@ -6,14 +6,14 @@ branch of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Case, Compile, DataSpec, Spec, Spike, ValueClass
+from narrowfuzz.case import Case, Compile, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.draw import FACTORS as SCHEDULE_FACTORS
@@ -33,6 +33,19 @@ WILD: tuple[ValueClass, ...] = (
     "subnormal",
     "inf_nan",
 )
+
+#: Regimes of one linear that runs once, whose sums are judged to the bit.
+EXACT: tuple[Regime, ...] = ("lattice", "ladder")
+
+#: Of direct Specs so many in a hundred have ladder data: where every addition is fp32's, and where
+#: not. They have fewer draws than others, and so a smaller share of the cases.
+RARELY, OFTEN = 8, 75
+#: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
+_LADDER_DRAWS = 2
+#: Products of a sum that a ladder is laid in: up to four runs between promotions.
+_LENGTHS = (32, 64, 128, 160, 256, 256, 384, 384, 384, 512, 512, 512)
+#: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
+_LADDER_ROWS = 64
 
 #: fp32 patterns worth planting: Inf, NaN, extremes, and neighbours of 448 and of powers of two,
 #: torchao's EPS and far below it, and 2^80 (two of them overflow as a product).
@@ -83,6 +96,80 @@ def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
     return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
 
 
+@st.composite
+def ladder_specs(draw: st.DrawFn, gemm: Gemm) -> DataSpec:
+    """Ladder data of one GEMM; the exponents leave every product and its last bits in range."""
+    return DataSpec(
+        regime="ladder",
+        gemm=gemm,
+        seed=draw(between(0, 2**32 - 1)),
+        input_exponent=draw(_LADDER_EXPONENT),
+        weight_exponent=draw(_LADDER_EXPONENT),
+        grad_exponent=draw(_LADDER_EXPONENT),
+    )
+
+
+_LADDER_EXPONENT = one_of(0, 0, 1, -3)
+
+
+@cache
+def _ladders(gemm: Gemm) -> st.SearchStrategy[DataSpec]:
+    return ladder_specs(gemm)
+
+
+@cache
+def _ladder_lists(draws: int, gemm: Gemm) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_ladders(gemm), min_size=draws, max_size=draws)
+
+
+def rarely(spec: Spec) -> int:
+    """For a device that adds in fp32, or in nobody knows which way."""
+    return RARELY
+
+
+def often(spec: Spec) -> int:
+    """For a device that is known to add otherwise."""
+    return OFTEN
+
+
+@st.composite
+def _grounds(
+    draw: st.DrawFn, specs: st.SearchStrategy[Spec], ladders: Callable[[Spec], int]
+) -> tuple[Spec, Gemm | None]:
+    """A Spec, and the GEMM that it is laid out for a ladder of, if it is."""
+    spec = draw(specs)
+    if not spec.direct or draw(between(0, 99)) < 100 - ladders(spec):
+        return spec, None
+    gemm: Gemm = draw(one_of(*get_args(Gemm))) if spec.trains else "output"
+    return laid_out(spec, gemm, draw(one_of(*_LENGTHS))), gemm
+
+
+def laid_out(spec: Spec, gemm: Gemm, length: int) -> Spec:
+    """The Spec with about so many products in each sum of this GEMM, and few rows.
+
+    A size keeps what it is no multiple of: 16, 32 or 128, whichever it is one of.
+    """
+    contracted = {"output": "k", "grad_input": "n", "grad_weight": "m"}[gemm]
+    sizes = {name: _few(getattr(spec, name)) for name in ("m", "k", "n")}
+    sizes[contracted] = _long(getattr(spec, contracted), length)
+    changes: dict[str, Any] = {**sizes}
+    if gemm == "grad_weight":
+        changes["batch"] = 0
+    if spec.grad_layout == "expanded":  # rows that are all the same make no rungs
+        changes["grad_layout"] = "contiguous"
+    return msgspec.structs.replace(spec, **changes)
+
+
+def _few(size: int) -> int:
+    if size % 128 == 0 or size <= _LADDER_ROWS:
+        return size
+    return _LADDER_ROWS + size % 32
+
+
+def _long(size: int, length: int) -> int:
+    return -(-length // 128) * 128 if size % 128 == 0 else length + size % 32
+
+
 @cache
 def _data(lattice: bool) -> st.SearchStrategy[DataSpec]:
     return data_specs(lattice=lattice)
@@ -101,10 +188,13 @@ def cases(
     compile: Compile = "none",
     largest: int = 64,
     vary: frozenset[str] = FACTORS,
+    ladders: Callable[[Spec], int] = rarely,
 ) -> Case:
-    """One Spec with one DataSpec, for property tests."""
-    spec = draw(of_rung(recipes, compile, largest=largest, vary=vary))
-    return Case(spec=spec, data=draw(_data(spec.direct)))
+    """One Spec with one DataSpec, for property tests; in so many of a hundred direct ones it is
+    ladder data."""
+    some = of_rung(recipes, compile, largest=largest, vary=vary)
+    spec, gemm = draw(_grounds(some, ladders))
+    return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec.direct)))
 
 
 def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
@@ -114,12 +204,20 @@ def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchSt
 
 @st.composite
 def batches(
-    draw: st.DrawFn, specs: st.SearchStrategy[Spec], *, draws: int = 16
+    draw: st.DrawFn,
+    specs: st.SearchStrategy[Spec],
+    *,
+    draws: int = 16,
+    ladders: Callable[[Spec], int] = rarely,
 ) -> tuple[Case, ...]:
-    """One Spec with several DataSpecs; a dynamic one with several row counts."""
-    spec = draw(specs)
+    """One Spec with several DataSpecs; a dynamic one with several row counts. Of a hundred direct
+    Specs so many have ladder data."""
+    spec, gemm = draw(_grounds(specs, ladders))
+    if gemm and spec.compile == "none":
+        draws = min(draws, _LADDER_DRAWS)
     drawn = []
-    for i, data in enumerate(draw(_data_lists(draws, spec.direct))):
+    some = _ladder_lists(draws, gemm) if gemm else _data_lists(draws, spec.direct)
+    for i, data in enumerate(draw(some)):
         turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
         drawn.append(Case(spec=turned, data=data))
     return tuple(drawn)

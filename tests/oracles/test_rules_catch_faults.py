@@ -54,6 +54,7 @@ BLOCK: dict[str, Any] = {
     "model": "llama_block", "m": 32, "k": 64, "n": 64, "heads": 2,
     "checkpoint": "selective", "compile": "inductor", "backend": "real", "dtype": "bf16",
 }  # fmt: skip
+GRADIENTS = {"regime": "ladder", "gemm": "grad_weight"}
 DRIFTING = frozenset({"inductor+checkpoint_selective"})
 
 HUNTS = [
@@ -108,6 +109,8 @@ HUNTS = [
         )
         for how in ("full", "reentrant")
     ),
+    Hunt("O23", "gemm-narrow-accumulator", data={"regime": "ladder"}),
+    Hunt("O23", "gemm-narrow-accumulator", recipe=TENSORWISE, data=GRADIENTS),
     Hunt("R1", "input-flushed"),
     Hunt("R2", "gradient-flushed"),
     Hunt("R3", "weight-flushed"),
@@ -223,7 +226,9 @@ def test_every_fault_is_hunted_or_ends_the_process() -> None:
         if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
     }
     drawn = set(json.loads((Path(__file__).parents[1] / "fault_cases.json").read_text()))
-    left = set(builtin_faults()) - hunted - of_schedules - drawn
+    # tests/simulated_checks.py
+    of_devices = {id for id, fault in builtin_faults().items() if fault.device}
+    left = set(builtin_faults()) - hunted - of_schedules - of_devices - drawn
     assert left == elsewhere  # tests/test_state_faults.py, tests/test_faults.py
 
 

@@ -22,10 +22,11 @@ from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case import Case, Compile, Spec, compile_key
 from narrowfuzz.coverage import Pair, pairs
 from narrowfuzz.judge import Judgement
+from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.specs import FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, schedule_cases
+from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 
 #: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
 #: seldom hangs on them, so more Specs find more.
@@ -54,8 +55,11 @@ class Generator:
         recipes: Sequence[Recipe],
         stateful: Sequence[Stateful],
         rng: random.Random,
+        plan_of: Callable[[Spec], Plan],
     ) -> None:
         self.recipes, self.stateful, self.rng = recipes, stateful, rng
+        #: What a Spec multiplies on the run's device, and how that is added.
+        self.plan_of = plan_of
         self.models = tuple(m for m in WIDE if not config.models or m in config.models)
         #: Those that partial recompute may break.
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
@@ -94,7 +98,8 @@ class Generator:
             vary = self._swarm(vary)
         wider = wanted == "models" or "model" in vary
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
-        batch = batches(self._specs(kind, wanted, vary, wider, largest), draws=draws)
+        some_specs = self._specs(kind, wanted, vary, wider, largest)
+        batch = batches(some_specs, draws=draws, ladders=self._ladders)
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
             if not more():
@@ -176,6 +181,12 @@ class Generator:
 
         run()
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
+
+    def _ladders(self, spec: Spec) -> int:
+        """So many in a hundred have ladder data: more where they show what no lattice does."""
+        gemms = self.plan_of(spec).gemms.values()
+        known = any(gemm.accumulator.to_the_bit for gemm in gemms)
+        return often(spec) if known else rarely(spec)
 
     def _swarm(self, vary: frozenset[str]) -> frozenset[str]:
         """What may vary for now: some factors stand still."""

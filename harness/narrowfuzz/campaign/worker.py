@@ -123,7 +123,7 @@ class Worker:
         self.judge.before_rerun = self._note
         self.journal = config.out / "journal" / f"{number}.json"
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
-        self.generator = Generator(config, self.recipes, self.stateful, rng)
+        self.generator = Generator(config, self.recipes, self.stateful, rng, self.judge.plan)
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()

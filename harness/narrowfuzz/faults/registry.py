@@ -26,6 +26,7 @@ def builtin_faults() -> dict[str, Fault]:
         gemm,
         gradients,
         graphs,
+        hopper,
         kept,
         layout,
         lowering,
@@ -46,7 +47,7 @@ def builtin_faults() -> dict[str, Fault]:
         mx_scales, mx_codes, operands, kept, device, attention, checkpoint, gradients,
         lowering, graphs,
         delayed_state, delayed_updates, delayed_recompute, delayed_operands,
-        te_state, te_updates, te_recompute, te_operands, te_scales,
+        te_state, te_updates, te_recompute, te_operands, te_scales, hopper,
     )  # fmt: skip
     return {fault.id: fault for family in families for fault in family.FAULTS}
 

@@ -3,7 +3,8 @@
 A tensor core adds a step of products and the sum so far at once: it aligns them to the largest of
 their exponents, cuts what lies below so many fraction bits, adds what is left exactly and cuts the
 result. How products are shared out among steps, in which order steps come, and whether K is split
-is the kernel's choice, so no bound here rests on it.
+is the kernel's choice, so no bound here rests on it. Where it is known, ``outcomes`` says to the
+bit what may come out.
 
 Sources: Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004);
 DeepSeek-V3 (arXiv 2412.19437), section 3.5.2, on promotion; Higham, "Accuracy and Stability", 3.1.
@@ -38,12 +39,16 @@ class Accumulator:
     promotes: int = 0
     #: K may be split after every so many products, the parts' sums added in fp32; 0: it is not.
     splits: int = 0
+    #: Steps, runs between promotions and tiles are neighbouring products, and nothing else is cut:
+    #: what it returns is known to the bit (``outcomes``), not only how far off it may be.
+    to_the_bit: bool = False
 
     def __post_init__(self) -> None:
         assert self.step >= 1
         assert self.ieee or self.rounding == "truncate"
         assert not self.promotes or self.promotes % self.step == 0
         assert not self.splits or self.splits % self.step == 0
+        assert not self.promotes or self.splits % self.promotes == 0
 
     @property
     def ieee(self) -> bool:
@@ -65,8 +70,10 @@ FP32 = Accumulator("fp32")
 #: Nothing is claimed of what it adds: every radius is infinite, no sum is exact.
 UNKNOWN = Accumulator("unknown", fraction_bits=-1, rounding="truncate")
 #: FP8 on Hopper's tensor cores: https://github.com/pytorch/pytorch/issues/147971.
-HOPPER_FP8_FAST = Accumulator("hopper fp8, fast", 32, 13, "truncate", splits=128)
-HOPPER_FP8 = Accumulator("hopper fp8", 32, 13, "truncate", promotes=128, splits=128)
+HOPPER_FP8_FAST = Accumulator("hopper fp8, fast", 32, 13, "truncate", splits=128, to_the_bit=True)
+HOPPER_FP8 = Accumulator(
+    "hopper fp8", 32, 13, "truncate", promotes=128, splits=128, to_the_bit=True
+)
 #: bf16 and fp16 on tensor cores: aligned with more bits than fp32 has, then cut to fp32.
 TENSOR_CORE_16 = Accumulator("tensor core, 16 bits", 16, 23, "truncate", splits=16)
 

@@ -15,6 +15,7 @@ from narrowfuzz.oracles.gemm import (
     check_layer,
 )
 from narrowfuzz.oracles.gradient_sum import check_gradient_sum
+from narrowfuzz.oracles.ladder import check_ladder
 from narrowfuzz.oracles.oracle import Oracle, Reads
 from narrowfuzz.oracles.own_backward import check_own_backward
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
@@ -45,10 +46,10 @@ _QUANTISER = _START | {"O2", "O3", "O4"}
 _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
 #: What explains a difference of whole runs.
-_WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18", "O21"}
+_WHOLE = _SEEN | {"O6", "O7", "O10", "O12", "O16", "O18", "O21", "O23"}
 #: A result that is wrong by itself is not also wrong by comparison. A relation that looks at codes,
 #: then at results, is among its own consequences.
-_ARRANGED = _SEEN | {"O6", "O7", "O10"}
+_ARRANGED = _SEEN | {"O6", "O7", "O10", "O23"}
 _LAID_OUT = _ARRANGED | {"R16", "R17"}
 
 #: Of a rule that asks again: all that it compares, or what multiplies saw.
@@ -103,6 +104,10 @@ ORACLES: tuple[Oracle, ...] = (
     ),
     Oracle("O6", "layer-bound", "bound", "C", "finite operands", check_layer, _SEEN | {"O10"}),
     Oracle("O7", "lattice-equal", "exact", "C", "every sum exact", check_lattice, _SEEN | {"O6"}),
+    Oracle(
+        "O23", "ladder-equal", "exact", "A", "ladder data; how the multiply adds is known",
+        check_ladder, _SEEN | {"O6"},
+    ),
     Oracle(
         "O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN,
         reads=("bias gradient",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import multiprocessing as mp
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Case, Compile
+from narrowfuzz.case import Case, Compile, Spec
 from narrowfuzz.device import choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import find_fault
@@ -25,7 +25,7 @@ from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import cases, schedule_cases
+from narrowfuzz.strategies import cases, often, rarely, schedule_cases
 
 #: A look at so many cases of each kind tells whether a fault was lifted; so many, whether it is
 #: there at all.
@@ -53,7 +53,7 @@ def look(
     cases: int,
     compiled: bool = False,
 ) -> Look:
-    """Plant a fault in a process of its own and lift it again."""
+    """Plant a fault in a process of its own on its device, and lift it again."""
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
@@ -90,7 +90,8 @@ def _look(
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:
         recipe.prepare()
-    drawn = draw(models, playing, number, "none")
+    ladders = rarely if device == "cpu" else often
+    drawn = draw(models, playing, number, "none", ladders)
     if compiled:
         drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
 
@@ -117,12 +118,17 @@ def _look(
 
 
 def draw(
-    recipes: Sequence[Recipe], stateful: Sequence[Stateful], number: int, kind: Compile
+    recipes: Sequence[Recipe],
+    stateful: Sequence[Stateful],
+    number: int,
+    kind: Compile,
+    ladders: Callable[[Spec], int] = rarely,
 ) -> list[Case]:
-    """So many cases of each of both kinds, always the same ones."""
+    """So many cases of each of both kinds, always the same ones; of a hundred direct ones so many
+    have ladder data."""
     drawn: list[Case] = []
     for strategy in (
-        cases(recipes, compile=kind) if recipes else None,
+        cases(recipes, compile=kind, ladders=ladders) if recipes else None,
         schedule_cases(stateful) if stateful else None,
     ):
         if strategy is not None:

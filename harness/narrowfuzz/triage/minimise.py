@@ -26,6 +26,7 @@ Change = Callable[[Case], Case]
 
 DRAWS = 5
 _DIMS = ("m", "k", "n", "batch")
+_DATA = ("regime", "gemm", "input_exponent", "weight_exponent", "grad_exponent", "variant")
 _KEPT = ("recipe", "backend", "compile", "model", "m", "k", "n", "batch")
 #: Tamest first: the class a finding ends with is its reach.
 REACH = (
@@ -149,7 +150,7 @@ class _Search:
         """Spikes, data fields, Spec fields, then dimensions; each reads the best case so far."""
         for i in reversed(range(len(self.best.data.spikes))):
             yield f"spike {i}", partial(_without_spike, index=i)
-        for name in ("regime", "input_exponent", "weight_exponent", "grad_exponent", "variant"):
+        for name in _DATA:
             yield name, partial(_with_data, **{name: _default(DataSpec, name)})
         for values in REACH:
             yield f"values={values}", partial(_tamer, values=values)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from narrowfuzz.expect import Is, Present, Refuses, Runs, Within, read
+from narrowfuzz.expect import Is, OneOf, Present, Refuses, Runs, Within, read
 from narrowfuzz.oracles.contract import RULE
 from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
 from narrowfuzz.verdict import Verdict
 
 #: Rules about one element of one result.
-ELEMENT_RULES = ("O5", "O15", "O6", "O7", "O10", "O11", "O16")
+ELEMENT_RULES = ("O5", "O15", "O6", "O7", "O23", "O10", "O11", "O16")
 
 
 def check_rule(verdict: Verdict) -> str:
@@ -112,12 +112,13 @@ def _exit_code(verdict: Verdict, phase: str) -> str:
 
 
 def check_element(verdict: Verdict, got: str) -> str:
-    """The number that ``got`` computes, against the verdict's interval."""
+    """The number that ``got`` computes, against the verdict's interval or intervals."""
     index = list(verdict.at.index)
-    if isinstance(verdict.expect, Within):
-        lo, hi = read(verdict.expect.lo), read(verdict.expect.hi)
-        allowed = f"in [{lo!r}, {hi!r}]"
-        condition = f'float("{lo!r}") <= got <= float("{hi!r}")'
+    if isinstance(verdict.expect, Within | OneOf):
+        ranges = (verdict.expect,) if isinstance(verdict.expect, Within) else verdict.expect.ranges
+        ends = [(read(one.lo), read(one.hi)) for one in ranges]
+        allowed = " or ".join(f"in [{lo!r}, {hi!r}]" for lo, hi in ends)
+        condition = " or ".join(f'float("{lo!r}") <= got <= float("{hi!r}")' for lo, hi in ends)
     else:
         assert isinstance(verdict.expect, Is) and math.isnan(read(verdict.expect.value))
         allowed, condition = "NaN", "math.isnan(got)"

@@ -11,6 +11,7 @@ from narrowfuzz.case import Spec
 from narrowfuzz.expect import (
     Is,
     Near,
+    OneOf,
     Ordered,
     Own,
     Present,
@@ -129,9 +130,11 @@ def _element_look(verdict: Verdict, places: Places) -> Look:
         holds = "got == want or (got != got and want != want)"
         if isinstance(expect, Ordered):
             holds = "got >= want"
-    elif isinstance(expect, Within):
-        lo, hi = (_literal(read(end)) for end in (expect.lo, expect.hi))
-        holds = f"{lo} <= got <= {hi}"
+    elif isinstance(expect, Within | OneOf):
+        ranges = (expect,) if isinstance(expect, Within) else expect.ranges
+        holds = " or ".join(
+            f"{_literal(read(one.lo))} <= got <= {_literal(read(one.hi))}" for one in ranges
+        )
     elif isinstance(expect, Is) and math.isnan(read(expect.value)):
         holds = "got != got"
     elif isinstance(expect, Is):
