@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case import Case, DataSpec, Spec, ValueClass
 from narrowfuzz.facts import Context, check_predicate, holds
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Settings
@@ -71,6 +71,22 @@ OF_SCHEDULE = Case(spec=Spec(recipe="te.delayed", schedule=PLAYED), data=DataSpe
 def test_a_predicate_of_a_model(predicate: dict[str, Any], expected: bool) -> None:
     check_predicate(predicate)
     assert holds(predicate, Context(CASE, MACHINE, verdict=VERDICT)) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "expected"),
+    [
+        ("linear", "gaussian", False),
+        ("linear", "outlier", False),
+        ("linear", "near_max", True),
+        ("attention", "gaussian", False),
+        ("attention", "outlier", True),
+        ("two_blocks", "heavy_tail", True),
+    ],
+)
+def test_what_may_hold_an_infinity(model: str, values: ValueClass, expected: bool) -> None:
+    case = Case(spec=Spec(recipe="torch.bf16", model=model), data=DataSpec(values=values))
+    assert holds({"non_finite": True}, Context(case, MACHINE)) is expected
 
 
 @pytest.mark.parametrize(
