@@ -13,7 +13,10 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="needs Triton, which CPU builds of torch lack")
 
+import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
+from torch._inductor import config  # noqa: E402
+from torch._inductor.codegen.triton import TritonOverrides  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.language.extra import libdevice  # noqa: E402
@@ -108,3 +111,19 @@ def test_functions_of_libdevice_flush_subnormals(kernel: Any) -> None:
 def test_a_cast_to_e4m3_saturates() -> None:
     """Where torch 2.11's own cast makes NaN of what is past 448."""
     assert instructions(cast, "fp8e4nv") == {"cvt.rn.satfinite.e4m3x2.f32"}
+
+
+@pytest.mark.parametrize(
+    ("switch", "code"), [(False, "(x / y)"), (True, "triton.language.div_rn(x, y)")], ids=str
+)
+def test_inductor_divides_exactly_only_if_told(switch: bool, code: str) -> None:
+    class Value(str):
+        dtype = torch.float32
+
+    with config.patch({"eager_numerics.division_rounding": switch}):
+        assert str(TritonOverrides.truediv(Value("x"), Value("y"))) == code
+
+
+def test_the_switches_of_eager_numerics_are_there_and_off() -> None:
+    assert config.eager_numerics.division_rounding is False
+    assert config.eager_numerics.disable_ftz is False

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernels import needs_fp8
+from kernels import needs, needs_fp8
 from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import BY_NAME
 from narrowfuzz.case import Case, DataSpec, Spec
@@ -179,17 +179,24 @@ SCRIPTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backend", "arm", "role"),
-    [(*case, "eager", "grad_input") for case in SCRIPTED]
+    [pytest.param(*case, "eager", "grad_input", marks=needs(*case)) for case in SCRIPTED]
     # Inductor reuses an operand's buffer once it is multiplied: the script must have copied it
     + [
-        pytest.param("torch.scaled_mm", "rowwise", "inductor", "output", marks=pytest.mark.heavy),
-        ("torch.scaled_mm", "tensorwise", "aot_eager", "output"),
+        pytest.param(
+            "torch.scaled_mm", "rowwise", "inductor", "output",
+            marks=[pytest.mark.heavy, needs("torch.scaled_mm", "rowwise")],
+        ),
+        pytest.param(
+            "torch.scaled_mm", "tensorwise", "aot_eager", "output",
+            marks=needs("torch.scaled_mm", "tensorwise"),
+        ),
     ]
     + [
-        pytest.param("torchao.float8.rowwise_gw_hp", "real", arm, "grad_input", marks=needs_fp8)
+        pytest.param(*case, arm, "grad_input", marks=[needs_fp8, needs(*case)])
+        for case in [("torchao.float8.rowwise_gw_hp", "real")]
         for arm in ("eager", "aot_eager_decomp_partition")
     ],
-)
+)  # fmt: skip
 def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
     name: str, backend: str, arm: str, role: Role, tmp_path: Path, scripts: RunScript
 ) -> None:
