@@ -61,13 +61,17 @@ def _features(schedule: Schedule) -> frozenset[str]:
     return frozenset(name for name, asks in FEATURES.items() if asks(told))
 
 
+#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity.
+_INFINITE_IN_BF16 = 0x7F7F8000
+
+
 def _may_be_non_finite(case: Case) -> bool:
     """True where the data hold an infinity or a NaN, or come near enough to make one: attention's
     backward overflows already where the error of a score is large in an exponential."""
     data = case.data
     near = data.values in ("inf_nan", "near_max", "scale_ends")
     grows = case.spec.model != "linear" and data.values in ("outlier", "heavy_tail")
-    special = any((int(s.bits, 16) & 0x7F800000) == 0x7F800000 for s in data.spikes)
+    special = any((int(s.bits, 16) & 0x7FFFFFFF) >= _INFINITE_IN_BF16 for s in data.spikes)
     return near or grows or special
 
 
