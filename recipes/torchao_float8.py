@@ -145,8 +145,9 @@ def _lacks(recipe: str) -> str:
 
 def _emulates(spec: Spec) -> bool:
     """Without a backend in the Spec: where this CPU has no kernel that multiplies FP8."""
-    lacks = machine().without("fp8") or _lacks(spec.recipe)
-    return spec.backend == "emulated" or (not spec.backend and bool(lacks))
+    return spec.backend == "emulated" or (
+        not spec.backend and bool(machine().without("fp8") or _lacks(spec.recipe))
+    )
 
 
 def _unavailable(backend: str, device: str, *, recipe: str) -> str:
