@@ -1,7 +1,9 @@
 # Every target makes the environment first. Two commands do everything: `make fuzz`, `make test`.
 PYTHON ?= python3
 VENV := .venv
-NEWEST := .venv-newest
+# which torch `make versions` tries: a release, or the newest
+TORCH ?= newest
+TRIED := .venv-$(TORCH)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MINUTES ?= 2
@@ -46,13 +48,17 @@ gpu:
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) benchmarks/gpu_day.py --minutes $(MINUTES) \
 		$(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
 
-# the newest torch and torchao that the package index has, gigabytes of them, in an environment of
-# their own: what of the ledger and the baselines holds there
+# what of the ledger and the baselines holds on another torch, in an environment of its own (gigabytes
+# of it): `make versions` takes the newest torch and torchao of the package index, `make versions
+# TORCH=2.11.0` that release with the pinned torchao
 versions:
-	$(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade torch torchao
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	$(NEWEST)/bin/python benchmarks/versions.py $(ARGS)
+	$(PYTHON) -m venv $(TRIED)
+	grep -v '^torch$(if $(filter newest,$(TORCH)),,==)' constraints.txt > $(TRIED)/constraints.txt
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
+		-c $(TRIED)/constraints.txt $(if $(filter newest,$(TORCH)),torch,torch==$(TORCH)) torchao
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c $(TRIED)/constraints.txt $(if $(filter newest,$(TORCH)),,torch==$(TORCH)) -e '.[dev]'
+	$(TRIED)/bin/python benchmarks/versions.py $(ARGS)
 
 nightly: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m heavy tests

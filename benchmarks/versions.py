@@ -1,10 +1,13 @@
-"""What holds on the versions that are installed here: ``make versions`` runs it on the newest.
+"""What holds on the versions that are installed here: ``make versions`` runs it on the newest, or
+on the torch that it is told.
 
-Tries every ledger entry by its script, runs a campaign on the unquantised baselines and the smoke
-properties on all recipes, and writes the result to reports/verified.json. Exit code 1: an entry
-that names these versions does not show, or the baselines have findings.
+Tries every ledger entry by its script, runs a campaign on the unquantised baselines, the smoke
+properties on all recipes and the tests of what torch and Triton say of a GPU that is not here, and
+writes the result to reports/verified.json. Exit code 1: an entry that names these versions does not
+show, the baselines have findings, or a test fails.
 
     python benchmarks/versions.py --minutes 2
+    make versions TORCH=2.11.0
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from narrowfuzz.environment import prepare, settle, versions
@@ -25,6 +29,9 @@ from narrowfuzz.trials import Trials
 from narrowfuzz.verified import Verified, keep_verified
 
 ROOT = Path(__file__).resolve().parents[1]
+PROPERTIES = ("properties", "--nf-profile", "smoke")
+#: What a CPU build without Triton says the less of.
+GPU = ("tests/test_gpu_code.py", "tests/test_meta_refusals.py")
 
 
 def try_entries() -> tuple[dict[str, str], list[str]]:
@@ -54,13 +61,15 @@ def run_baselines(minutes: float) -> tuple[int, tuple[str, ...]]:
     return summary["cases"], tuple(found["fingerprint"] for found in summary["findings"])
 
 
-def run_properties() -> tuple[int, int]:
-    """Smoke properties that passed, and that failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "properties", "--nf-profile", "smoke"]
+def run_tests(asked: tuple[str, ...]) -> tuple[int, int]:
+    """Tests that passed, and that failed or could not run."""
+    command = [sys.executable, "-m", "pytest", "-q", *asked]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout[-2000:], flush=True)
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", done.stdout)}
-    return counts.get("passed", 0), counts.get("failed", 0)
+    counts = Counter(
+        {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
+    )
+    return counts["passed"], counts["failed"] + counts["error"]
 
 
 def main() -> int:
@@ -71,19 +80,21 @@ def main() -> int:
     settle()
     entries, lost = try_entries()
     cases, findings = run_baselines(told.minutes)
-    passed, failed = run_properties()
+    passed, failed = run_tests(PROPERTIES)
+    gpu_passed, gpu_failed = run_tests(GPU)
     found = versions()
     record = Verified(
         date=time.strftime("%Y-%m-%d"), python=found["python"], torch=found["torch"],
         torchao=found["torchao"], kernels=machine().kernels, entries=entries,
         baseline_cases=cases, baseline_findings=findings,
         properties_passed=passed, properties_failed=failed,
+        gpu_passed=gpu_passed, gpu_failed=gpu_failed,
     )  # fmt: skip
     keep_verified(record)
     print(record.sentence())
     for entry in lost:
         print(f"no longer shows on the versions that it names: {entry}")
-    return 1 if lost or findings or failed else 0
+    return 1 if lost or findings or failed or gpu_failed else 0
 
 
 if __name__ == "__main__":

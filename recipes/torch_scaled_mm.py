@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from narrowfuzz.case import Spec
@@ -95,11 +96,28 @@ def _refusal(spec: Spec, device: str) -> str:
     return ""
 
 
+@cache
+def _not_public() -> str:
+    """What F.scaled_mm says of ordinary matrices on a CPU, "" if it multiplies them: torch 2.11 has
+    it for GPUs alone."""
+    import torch
+    import torch.nn.functional as F
+
+    a, one = torch.ones(ALIGNMENT, ALIGNMENT).to(torch.float8_e4m3fn), torch.ones(())
+    kind = F.ScalingType.TensorWise
+    try:
+        F.scaled_mm(a, a.t(), one, kind, one, kind)
+    except RuntimeError as error:
+        return f"scaled_mm has no kernel for CPUs: {str(error).split('. ')[0]}"
+    return ""
+
+
 def _unavailable(backend: str, device: str) -> str:
-    """Not every CPU has a kernel for either scaling."""
+    """Not every CPU has a kernel for either scaling, nor every torch both operators."""
     if device != "cpu":
         return ""
-    return machine().without("fp8_rowwise" if backend.startswith("rowwise") else "fp8")
+    lacks = machine().without("fp8_rowwise" if backend.startswith("rowwise") else "fp8")
+    return lacks or ("" if backend.endswith("_v1") else _not_public())
 
 
 RECIPES = [

@@ -31,7 +31,7 @@ from narrowfuzz.numerics.plan import (
     OperandPlan,
     Plan,
 )
-from narrowfuzz.recipe import Emit, Recipe, every_linear, everywhere
+from narrowfuzz.recipe import Emit, Recipe, every_linear
 
 EPS = 1e-12
 
@@ -137,16 +137,23 @@ def _tap(emit: Emit) -> Iterator[None]:
         table[op], float8_utils.tensor_to_amax = multiply, to_amax
 
 
+def _lacks(recipe: str) -> str:
+    """Why this CPU multiplies nothing in the way of a recipe, "" if it does: not every one has a
+    kernel for one scale a tensor, and torch 2.11 has none for one a row."""
+    return machine().without("fp8" if recipe.endswith("tensorwise") else "fp8_rowwise")
+
+
 def _emulates(spec: Spec) -> bool:
     """Without a backend in the Spec: where this CPU has no kernel that multiplies FP8."""
-    return spec.backend == "emulated" or (not spec.backend and bool(machine().without("fp8")))
+    return spec.backend == "emulated" or (
+        not spec.backend and bool(machine().without("fp8") or _lacks(spec.recipe))
+    )
 
 
-def _unavailable(backend: str, device: str) -> str:
-    """A GEMM with one scale a tensor needs a kernel that not every CPU has."""
+def _unavailable(backend: str, device: str, *, recipe: str) -> str:
     if backend != "real" or device != "cpu":
         return ""
-    return machine().without("fp8")
+    return _lacks(recipe)
 
 
 def _autocast(device: str) -> frozenset[TensorName]:
@@ -178,7 +185,7 @@ RECIPES = [
         refusal=_refusal,
         tap=_tap,
         converted=_converted,
-        unavailable=_unavailable if name == "tensorwise" else everywhere,
+        unavailable=partial(_unavailable, recipe=name),
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
         autocast=_autocast,
         dtypes=("bf16", "fp32", "fp16"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from narrowfuzz.case import Spec
@@ -124,7 +124,32 @@ def _converted(module: Any) -> bool:
     return isinstance(module, MXFP8Linear) or (isinstance(module, nn.Linear) and wrapped)
 
 
+@cache
+def _not_wrapped() -> str:
+    """Why torchao wraps no weight here, "" if it does. It asserts parts of torch that 2.11 lacks
+    (moe_training/conversion_utils.py), and is asked only on releases before the one that is known
+    to have them: asking imports all of it."""
+    import torch
+    from packaging.version import Version
+    from torch import nn
+
+    if Version(torch.__version__) >= Version("2.13"):
+        return ""
+    from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+    from torchao.quantization import quantize_
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    config = MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED)
+    try:
+        quantize_(nn.Linear(BLOCK, BLOCK, device="meta"), config)
+    except AssertionError as error:
+        return f"torchao wraps no weight on torch {torch.__version__}: {error}"
+    return ""
+
+
 def _unavailable(backend: str, device: str) -> str:
+    if backend == "wrapper":
+        return _not_wrapped()
     if backend != "native":
         return ""
     import torch

@@ -8,16 +8,28 @@ from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.machine import machine
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes, obstacles
 
 _LACKS = machine().without("fp8")
+_RECIPES = load_recipes()
 #: Of a test that is about the real FP8 multiply.
 needs_fp8 = pytest.mark.skipif(bool(_LACKS), reason=_LACKS)
 
 
+def needs(recipe: str, backend: str) -> pytest.MarkDecorator:
+    """Of a test that is about one backend of a recipe."""
+    reason = obstacles(_RECIPES[recipe], "cpu").get(backend, "")
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
 def skip_without_kernel(case: Case) -> None:
     """Skip where no kernel of this CPU runs the case, which is then no subject of any rule."""
-    if _LACKS and (void := Judge(load_recipes(), Ledger([])).observe(case, repeat=False).void):
+    recipe = _RECIPES.get(case.spec.recipe)
+    if recipe and (reason := obstacles(recipe, "cpu").get(recipe.backend(case.spec), "")):
+        pytest.skip(reason)
+    if machine().lacks and (
+        void := Judge(load_recipes(), Ledger([])).observe(case, repeat=False).void
+    ):
         pytest.skip(next(iter(void.values())))
 
 

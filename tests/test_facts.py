@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case import Case, DataSpec, Spec, Spike, ValueClass
 from narrowfuzz.facts import Context, check_predicate, holds
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Settings
@@ -71,6 +71,33 @@ OF_SCHEDULE = Case(spec=Spec(recipe="te.delayed", schedule=PLAYED), data=DataSpe
 def test_a_predicate_of_a_model(predicate: dict[str, Any], expected: bool) -> None:
     check_predicate(predicate)
     assert holds(predicate, Context(CASE, MACHINE, verdict=VERDICT)) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "expected"),
+    [
+        ("linear", "gaussian", False),
+        ("linear", "outlier", False),
+        ("linear", "near_max", True),
+        ("attention", "gaussian", False),
+        ("attention", "outlier", True),
+        ("two_blocks", "heavy_tail", True),
+    ],
+)
+def test_what_may_hold_an_infinity(model: str, values: ValueClass, expected: bool) -> None:
+    case = Case(spec=Spec(recipe="torch.bf16", model=model), data=DataSpec(values=values))
+    assert holds({"non_finite": True}, Context(case, MACHINE)) is expected
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [("0x7fc00000", True), ("0xff800000", True), ("0xff7fffff", True), ("0x7f7f8000", True),
+     ("0x7f7f7fff", False), ("0x3f800000", False)],
+)  # fmt: skip
+def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bool) -> None:
+    data = DataSpec(spikes=(Spike(tensor="input", row=0, col=0, bits=bits),))
+    case = Case(spec=Spec(recipe="torch.fp32", autocast=True), data=data)
+    assert holds({"non_finite": True}, Context(case, MACHINE)) is expected
 
 
 @pytest.mark.parametrize(

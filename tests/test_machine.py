@@ -18,7 +18,8 @@ LACK = "could not create a primitive descriptor for the matmul primitive. Run wo
 
 def without_fp8() -> Machine:
     here = machine()
-    return Machine(here.cpu, here.onednn, {**here.kernels, "fp8": ""}, {"fp8": LACK})
+    lacks = {**here.lacks, "fp8": LACK}
+    return Machine(here.cpu, here.onednn, {**here.kernels, "fp8": ""}, lacks)
 
 
 @pytest.fixture
@@ -55,8 +56,19 @@ def test_what_a_cpu_lacks_is_unavailable_with_the_reason(
     recipe = load_recipes()["torch.scaled_mm"]
     monkeypatch.setitem(recipe.unavailable.__globals__, "machine", without_fp8)
     reasons = obstacles(recipe, "cpu")
-    assert set(reasons) == {"tensorwise", "tensorwise_v1"}
-    assert all("could not create a primitive" in reason for reason in reasons.values())
+    tensorwise = {"tensorwise", "tensorwise_v1"}
+    assert tensorwise <= set(reasons)
+    assert machine().without("fp8_rowwise") or set(reasons) == tensorwise
+    assert all("could not create a primitive" in reasons[backend] for backend in tensorwise)
+
+
+def test_of_an_assertion_inside_torch_its_own_words_are_told() -> None:
+    error = (
+        'a.numel() == 1 INTERNAL ASSERT FAILED at "a.cpp":5, please report a bug to PyTorch. '
+        "One scale a tensor only."
+    )
+    here = Machine((), "", {"fp8_rowwise": ""}, {"fp8_rowwise": error})
+    assert here.without("fp8_rowwise") == "this CPU has no kernel: One scale a tensor only"
 
 
 def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernels import needs_fp8
+from kernels import needs, needs_fp8
 from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import BY_NAME
 from narrowfuzz.case import Case, DataSpec, Spec
@@ -95,12 +95,61 @@ def test_every_linear_of_a_tree_is_converted_and_trains(name: str, backend: str)
 
 def test_what_cannot_run_here_says_why() -> None:
     lacking = {(n, b): why for n, r in RECIPES.items() for b, why in obstacles(r, "cpu").items()}
-    of_this_cpu = {b for b, why in lacking.items() if why == machine().without("fp8")}
-    assert set(lacking) - of_this_cpu == ABSENT
+    of_this_cpu = {machine().without("fp8"), machine().without("fp8_rowwise")} - {""}
+    of_this_torch = ("scaled_mm has no kernel for CPUs: ", "torchao wraps no weight on torch 2.1")
+    probed = {
+        backend
+        for backend, why in lacking.items()
+        if why in of_this_cpu or why.startswith(of_this_torch)
+    }
+    assert set(lacking) - probed == ABSENT
     assert all("GPU" in lacking[backend] for backend in ABSENT)
+    assert all("\n" not in why and len(why) < 200 for why in lacking.values())
     assert runnable(RECIPES["torchao.nvfp4"], "cpu") is None
-    narrowed = runnable(RECIPES["torchao.mxfp8.rceil"], "cpu")
-    assert narrowed is not None and narrowed.backends == ("linear", "wrapper")
+    name = "torchao.mxfp8.rceil"
+    narrowed = runnable(RECIPES[name], "cpu")
+    here = tuple(b for b in ("linear", "wrapper") if (name, b) not in lacking)
+    assert narrowed is not None and narrowed.backends == here
+
+
+def test_a_public_operator_without_a_kernel_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipes()["torch.scaled_mm"]
+    before = obstacles(recipe, "cpu")
+
+    def refuse(*args: Any, **kw: Any) -> None:
+        raise NotImplementedError("Could not run 'aten::_scaled_mm_v2'. This could be\nbecause")
+
+    probe = recipe.unavailable.__globals__["_not_public"]  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", refuse)
+    probe.cache_clear()
+    try:
+        after = obstacles(recipe, "cpu")
+    finally:
+        probe.cache_clear()
+    new = {"tensorwise", "rowwise"} - set(before)
+    assert {b: after[b] for b in new} == dict.fromkeys(
+        new, "scaled_mm has no kernel for CPUs: Could not run 'aten::_scaled_mm_v2'"
+    )
+    assert set(after) == set(before) | {"tensorwise", "rowwise"}
+
+
+@pytest.mark.parametrize("kind", ["fp8", "fp8_rowwise"])
+def test_a_float8_recipe_needs_the_kernel_of_its_scales(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = load_recipes()
+    here = machine()
+    lacking = dataclasses.replace(
+        here, kernels={**here.kernels, "fp8": "some", "fp8_rowwise": "some", kind: ""},
+        lacks={kind: "no such kernel"},
+    )  # fmt: skip
+    for name in ("tensorwise", "rowwise", "rowwise_gw_hp"):
+        recipe = recipes[f"torchao.float8.{name}"]
+        probe = recipe.unavailable.func  # type: ignore[attr-defined]
+        monkeypatch.setitem(probe.__globals__, "machine", lambda: lacking)
+        needs = "fp8" if name == "tensorwise" else "fp8_rowwise"
+        assert set(obstacles(recipe, "cpu")) == ({"real"} if needs == kind else set())
+        assert obstacles(recipe, "cuda") == {}
 
 
 def test_a_missing_package_is_an_obstacle_of_every_backend() -> None:
@@ -130,17 +179,24 @@ SCRIPTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backend", "arm", "role"),
-    [(*case, "eager", "grad_input") for case in SCRIPTED]
+    [pytest.param(*case, "eager", "grad_input", marks=needs(*case)) for case in SCRIPTED]
     # Inductor reuses an operand's buffer once it is multiplied: the script must have copied it
     + [
-        pytest.param("torch.scaled_mm", "rowwise", "inductor", "output", marks=pytest.mark.heavy),
-        ("torch.scaled_mm", "tensorwise", "aot_eager", "output"),
+        pytest.param(
+            "torch.scaled_mm", "rowwise", "inductor", "output",
+            marks=[pytest.mark.heavy, needs("torch.scaled_mm", "rowwise")],
+        ),
+        pytest.param(
+            "torch.scaled_mm", "tensorwise", "aot_eager", "output",
+            marks=needs("torch.scaled_mm", "tensorwise"),
+        ),
     ]
     + [
-        pytest.param("torchao.float8.rowwise_gw_hp", "real", arm, "grad_input", marks=needs_fp8)
+        pytest.param(*case, arm, "grad_input", marks=[needs_fp8, needs(*case)])
+        for case in [("torchao.float8.rowwise_gw_hp", "real")]
         for arm in ("eager", "aot_eager_decomp_partition")
     ],
-)
+)  # fmt: skip
 def test_a_script_runs_by_itself_and_finds_the_operand_it_is_asked_about(
     name: str, backend: str, arm: str, role: Role, tmp_path: Path, scripts: RunScript
 ) -> None:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from narrowfuzz.case import Case, DataSpec
+from narrowfuzz.case import Case
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Schedule
 from narrowfuzz.schedule.story import FEATURES, story
@@ -61,10 +61,18 @@ def _features(schedule: Schedule) -> frozenset[str]:
     return frozenset(name for name, asks in FEATURES.items() if asks(told))
 
 
-def _may_be_non_finite(data: DataSpec) -> bool:
-    """True where the data hold an infinity or a NaN, or come near enough to make one."""
+#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity.
+_INFINITE_IN_BF16 = 0x7F7F8000
+
+
+def _may_be_non_finite(case: Case) -> bool:
+    """True where the data hold an infinity or a NaN, or come near enough to make one: attention's
+    backward overflows already where the error of a score is large in an exponential."""
+    data = case.data
     near = data.values in ("inf_nan", "near_max", "scale_ends")
-    return near or any((int(s.bits, 16) & 0x7F800000) == 0x7F800000 for s in data.spikes)
+    grows = case.spec.model != "linear" and data.values in ("outlier", "heavy_tail")
+    special = any((int(s.bits, 16) & 0x7FFFFFFF) >= _INFINITE_IN_BF16 for s in data.spikes)
+    return near or grows or special
 
 
 _SPEC = (
@@ -78,7 +86,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_spec(name) for name in _SPEC},
     "regime": lambda context: context.case.data.regime,
     "values": lambda context: context.case.data.values,
-    "non_finite": lambda context: _may_be_non_finite(context.case.data),
+    "non_finite": lambda context: _may_be_non_finite(context.case),
     "layer": _of_schedule(lambda s: s.layer),
     "layout": _of_schedule(lambda s: s.layout),
     "depth": _of_schedule(lambda s: s.depth),

@@ -174,6 +174,7 @@ class Judge:
             layers=layer_names(case.spec),
             pointwise=model.pointwise,
             last=model.last,
+            regions=model.regions,
         )
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:

@@ -106,13 +106,15 @@ def lacking_kernel(message: str, *, native: bool = False) -> str:
 
 
 def _brief(error: str) -> str:
-    return error.split(". ")[0]
+    """The first sentence; of an assertion inside torch the one that it was given."""
+    head, _, given = error.partition("please report a bug to PyTorch. ")
+    return (given or head).split(". ")[0].rstrip(".")
 
 
 def _features() -> tuple[str, ...]:
     import torch
 
-    if hasattr(torch.cpu, "get_capabilities"):  # torch 2.12
+    if hasattr(torch.cpu, "get_capabilities"):  # torch 2.11
         flags = [name for name, there in torch.cpu.get_capabilities().items() if there is True]
     else:
         info = Path("/proc/cpuinfo")

@@ -1,10 +1,12 @@
 """On which versions the ledger and the baselines were verified: ``reports/verified.json``.
 
-``make versions`` writes one record for each pair of torch and torchao; ``doctor`` reads them.
+``make versions`` writes one record for each pair of torch and torchao, in place of an earlier one
+of the same; ``doctor`` reads them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -29,17 +31,28 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     #: Properties of the smoke profile that passed and failed.
     properties_passed: int
     properties_failed: int
+    #: The same of the tests of what torch says of a GPU that is not here; Triton's need Triton.
+    gpu_passed: int = 0
+    gpu_failed: int = 0
 
     def sentence(self) -> str:
         """For people."""
         tried = {name: how for name, how in self.entries.items() if how != "absent"}
-        shows = sum(how == "shows" for how in tried.values())
-        return (
-            f"torch {self.torch}, torchao {self.torchao} ({self.date}): {shows} of {len(tried)} "
-            f"ledger entries show; baselines: {len(self.baseline_findings)} findings in "
-            f"{self.baseline_cases} cases; smoke properties: {self.properties_passed} passed, "
-            f"{self.properties_failed} failed"
-        )
+        told = Counter(tried.values())
+        untold = f" ({told['cannot tell']} cannot be told here)" if told["cannot tell"] else ""
+        parts = [
+            f"torch {self.torch}, torchao {self.torchao} ({self.date}): {told['shows']} of "
+            f"{len(tried)} ledger entries show{untold}",
+            f"baselines: {len(self.baseline_findings)} findings in {self.baseline_cases} cases",
+            f"smoke properties: {_tests(self.properties_passed, self.properties_failed)}",
+        ]
+        if self.gpu_passed or self.gpu_failed:
+            parts.append(f"of an absent GPU: {_tests(self.gpu_passed, self.gpu_failed)}")
+        return "; ".join(parts)
+
+
+def _tests(passed: int, failed: int) -> str:
+    return f"{passed} passed, {failed} failed"
 
 
 def verified_file() -> Path:

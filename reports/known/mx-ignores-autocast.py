@@ -28,7 +28,7 @@ def mx(lin, mode):
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x, bad = torch.randn(32, 64), 0
-for name, m in (("nn.Linear", nn.Linear(64, 32)), ("float8 rowwise", f8(nn.Linear(64, 32), "rowwise", False)),
+for name, m in (("nn.Linear", nn.Linear(64, 32)), ("float8 rowwise", f8(nn.Linear(64, 32), "rowwise", True)),
                 ("MX RCEIL", mx(nn.Linear(64, 32), Mode.RCEIL)), ("MX FLOOR", mx(nn.Linear(64, 32), Mode.FLOOR))):
     with torch.autocast("cpu", torch.bfloat16):
         y = m(x)

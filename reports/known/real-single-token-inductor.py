@@ -23,13 +23,18 @@ def f8(lin, recipe, emulate):
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-bad = 0
+bad = untold = 0
 for recipe, dt in (("tensorwise", torch.float32), ("rowwise", torch.bfloat16)):
     for emulate, M, K, N in ((False, 1, 64, 32), (False, 32, 1, 32), (False, 2, 64, 32), (True, 1, 64, 32)):
         torch._dynamo.reset()
         m = f8(nn.Linear(K, N, bias=False, dtype=dt), recipe, emulate)
         x = torch.randn(M, K).to(dt).requires_grad_()
-        m(x).sum().backward()                  # eager is fine
+        try:
+            m(x).sum().backward()              # eager is fine
+        except RuntimeError as error:          # but torch 2.11 multiplies no rows on a CPU
+            untold += 1
+            print(f"{recipe:10} emulate={emulate!s:5} {dt}: cannot run here: {error}")
+            continue
         try:
             torch.compile(m, backend="inductor", dynamic=False)(x).sum().backward()
             r = "ok"
@@ -39,4 +44,4 @@ for recipe, dt in (("tensorwise", torch.float32), ("rowwise", torch.bfloat16)):
             r = type(e).__name__ + ": " + t[max(i, 0):max(i, 0) + 75]
             bad += 1
         print(f"{recipe:10} emulate={emulate!s:5} {dt} tokens={M} in={K} out={N}: {r}")
-sys.exit(bool(bad))
+sys.exit(1 if bad else 125 if untold else 0)

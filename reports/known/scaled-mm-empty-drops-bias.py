@@ -1,6 +1,6 @@
 """torch.nn.functional.scaled_mm with a contracted dimension of 0 returns 0 instead of the bias."""
 import os, sys
-sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
+sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, str(error).splitlines()[0], flush=True), os._exit(125))
 import torch
 import torch.nn.functional as F
 

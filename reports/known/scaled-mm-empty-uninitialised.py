@@ -33,17 +33,22 @@ def public(bias):
     return F.scaled_mm(a, b.t(), one, kind, one, kind, bias=bias, output_dtype=torch.bfloat16)
 
 
-bad = 0
+bad = untold = 0
 print("AMX:", torch.cpu.get_capabilities().get("amx_int8"))
 for bias in (None, torch.arange(SIZE).to(torch.bfloat16)):
     want = F.linear(a.bfloat16(), b.bfloat16(), bias)
     for name, function in (("torch._scaled_mm, one scale", scaled_mm), ("torch._scaled_mm, rowwise", rowwise),
                            ("F.scaled_mm compiled", torch.compile(public))):
-        function(bias)  # the first call compiles, or makes oneDNN's primitive
+        try:
+            function(bias)  # the first call compiles, or makes oneDNN's primitive
+        except RuntimeError as error:  # torch 2.11 multiplies no rows on a CPU, and has no public one there
+            untold += 1
+            print(f"{name:27} bias {bias is not None!s:5}: cannot run here: {str(error).splitlines()[0]}")
+            continue
         got = poisoned(lambda: function(bias))
         wrong = int((got != want).sum())
         found = int((got == SENTINEL).sum()) - int((want == SENTINEL).sum())
         print(f"{name:27} bias {bias is not None!s:5}: {wrong} of {got.numel()} elements wrong, "
               f"{found} hold the freed sentinel; first {got[0, :3].tolist()}, must be {want[0, :3].tolist()}")
         bad += wrong
-sys.exit(1 if bad else 0)
+sys.exit(1 if bad else 125 if untold else 0)

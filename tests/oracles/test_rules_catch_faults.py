@@ -90,6 +90,11 @@ HUNTS = [
     Hunt("O12", "recompute-drifts", spec={"checkpoint": "full"}),
     Hunt("O12", "recompute-drifts", spec={"checkpoint": "reentrant"}),
     Hunt("O12", "recompute-unquantised", spec={"model": "mlp_swiglu", "checkpoint": "reentrant"}),
+    Hunt(
+        "O12",
+        "recompute-unquantised",
+        spec={"model": "mlp_swiglu", "checkpoint": "reentrant", "input_layout": "transposed"},
+    ),
     Hunt("O13", "recompute-drifts", spec={"checkpoint": "full"}),
     Hunt("O13", "recompute-unquantised", spec={"model": "mlp_swiglu", "checkpoint": "reentrant"}),
     Hunt("O13", "inductor-backward-drift", spec=BLOCK, arms=DRIFTING),

@@ -199,6 +199,8 @@ class Evidence:
     pointwise: bool = True
     #: The linear that makes the model's output, used once and by nothing else; "" if none does.
     last: str = ""
+    #: Parts of the model that a checkpoint recomputes one by one; none: the model is one part.
+    regions: tuple[str, ...] = ()
     #: Other recipes that run this Spec with power-of-two scales, and their plans.
     peers: Callable[[], dict[str, Plan]] = dict
     #: What a result of a model's layer rests on, by the result's name.

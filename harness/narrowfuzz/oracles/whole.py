@@ -56,10 +56,11 @@ def _not_exact(evidence: Evidence) -> str:
 
 
 def equal_outputs(
-    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str
-) -> Verdict:
+    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str,
+    names: frozenset[str] | None = None,
+) -> Verdict:  # fmt: skip
     """One verdict for a whole run: every named result has the bits of the ``other``, which is
-    called ``than``."""
+    called ``than``; with ``names`` only those have, and the others are there in both."""
     arm = trace.arm
     if any(evidence.by_chance(role) for role in ROLES):
         return plain(oracle, arm, "output", "not_applicable", "stochastic rounding")
@@ -70,7 +71,7 @@ def equal_outputs(
                            At(name=name), "one run without it",
                            Same(At(name=name, run=than)))  # fmt: skip
         bad = ~same_bits(got, want)
-        if bad.any():
+        if bad.any() and (names is None or name in names):
             at = first(bad)
             return Verdict(oracle, arm, role_of(name), "diverged", symptom,
                            At(name=name, index=at), number(got[at]),
