@@ -20,7 +20,8 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def main() -> int:
     env = environment(out, asked.wheels)
     file, until = out / "gpu.json", time.monotonic() + 60 * (asked.call or 1e6)
     day: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"parts": {}}
-    chosen = [step for step in STEPS if not asked.only or step.name in asked.only]
+    chosen = steps(asked.only)
     whole = sum(part.minutes for step in chosen for part in step.parts)
     day |= {"device": device, "date": time.strftime("%Y-%m-%d"), "minutes": asked.minutes}
     for step in chosen:
@@ -139,11 +140,24 @@ def main() -> int:
         if answer == "no" and not asked.go_on:
             print("what follows would say nothing: look at the output, or go on with --go-on")
             return 1
-    answers = {step.question: answer_of(step, day["parts"]) for step in STEPS}
+    answers = {step.question: answer_of(step, day["parts"]) for step in chosen}
     file.write_text(json.dumps(day | {"answers": answers}, indent=2) + "\n")
     if not asked.only and (out / "probe.json").exists():
         keep(out)
     return int("no" in answers.values())
+
+
+def steps(names: Sequence[str] | None) -> tuple[Step, ...]:
+    """All steps, or those with one of these parts, and no others. Raises SystemExit for a name that
+    no part has."""
+    every = [part.name for step in STEPS for part in step.parts]
+    if unknown := set(names or ()) - set(every):
+        raise SystemExit(f"no part {', '.join(unknown)}: there are {', '.join(every)}")
+    few = (
+        replace(step, parts=tuple(p for p in step.parts if not names or p.name in names))
+        for step in STEPS
+    )
+    return tuple(step for step in few if step.parts)
 
 
 def environment(out: Path, wheels: Path | None) -> dict[str, str]:
@@ -222,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--call", type=float, default=0.0, help="minutes of this call; 0: no limit")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
     parser.add_argument("--simulate", action="store_true", help="on the simulated Hopper")
-    parser.add_argument("--only", action="append", choices=[step.name for step in STEPS])
+    parser.add_argument("--only", action="append", metavar="PART")
     parser.add_argument("--go-on", action="store_true", help="after a no, too")
     parser.add_argument("--wheels", type=Path, help="folder with the packages that lack")
     parser.add_argument("--out", type=Path, help="folder of the day")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ from narrowfuzz.numerics.accumulator import (
     wider,
 )
 from narrowfuzz.oracles import BY_NAME as RULES
+from narrowfuzz.play.taps import KernelWatch, let_rng_pass
 from narrowfuzz.recipe import load_recipes
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
@@ -208,3 +211,41 @@ def test_a_scale_may_be_as_far_off_as_an_approximate_division(
     }
     assert status in found["O3"] and (status == "diverged" or "diverged" not in found["O3"])
     assert ("inconclusive" in found["O2"]) is approximates
+
+
+@pytest.mark.parametrize(("config", "number"), [({"workerid": "gw3"}, 3), (None, 0)])
+def test_a_worker_of_xdist_has_the_gpu_of_its_number(config: Any, number: int) -> None:
+    from narrowfuzz.plugin import _number
+
+    told = SimpleNamespace() if config is None else SimpleNamespace(workerinput=config)
+    assert _number(told) == number  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state"]
+)
+def test_random_operators_that_are_recomputed_run_under_a_tap(name: str) -> None:
+    from torch._prims import rng_prims
+
+    let_rng_pass()
+    operator = getattr(rng_prims, name)
+    watch, bernoulli = KernelWatch(), torch.ops.aten.bernoulli.default
+    args: tuple[Any, ...] = (bernoulli, torch.full((64,), 0.5))
+    if name == "run_with_rng_state":
+        args = (torch.get_rng_state(), *args)
+    if name.startswith("graphsafe"):  # torch's own rule is reached: that one is CUDA's
+        with (
+            watch,
+            pytest.raises((AssertionError, AttributeError), match="(?i)graphsafe|rng|device"),
+        ):
+            operator(*args, rng_state=None)
+        return
+    state = torch.get_rng_state()
+    results = []
+    for _ in range(2):
+        torch.set_rng_state(state)
+        with watch:
+            results.append(operator(*args))
+    first, again = (one if isinstance(one, tuple) else (one,) for one in results)
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one, other)

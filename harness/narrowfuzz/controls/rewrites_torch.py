@@ -51,7 +51,7 @@ def _linear(product: Callable[[Any, Any], Any]) -> Iterator[None]:
 
     def make(original: Any) -> Any:
         def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-            if torch.is_autocast_enabled("cpu"):  # the operator casts, a function does not
+            if torch.is_autocast_enabled(x.device.type):  # the operator casts, a function does not
                 return original(x, weight, bias)
             return Linear.apply(x, weight, bias)
 
@@ -90,10 +90,11 @@ def _attention(weights: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
     def make(original: Any) -> Any:
         def attend(q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
             dtype = q.dtype
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(q.device.type, enabled=False):
                 q, k, v = (_wider(t) for t in (q, k, v))
                 scores = (q / q.shape[-1] ** 0.5) @ k.transpose(-2, -1)
-                seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+                size = scores.shape[-2:]
+                seen = torch.ones(size, dtype=torch.bool, device=scores.device)
                 return weights(scores, seen.tril() if is_causal else seen, v).to(dtype)
 
         return attend

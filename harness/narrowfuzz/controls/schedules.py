@@ -114,7 +114,8 @@ CONTROLS = [
             "staging takes the maximum with what is there: harness/narrowfuzz/numerics/delayed.py",
             _DELAYED, plant=_calls(DelayedLinear__stage=_staged_in_parts)),
     Control("delayed-slot-by-slot", "the update spelled out, slot by slot", _RULES,
-            _DELAYED, plant=_calls(DelayedLinear__commit=_slot_by_slot)),
+            _DELAYED, plant=_calls(DelayedLinear__commit=_slot_by_slot),
+            device="cpu"),  # it writes into arrays of the tensors' memory
     Control("delayed-reversed-sums", "products summed from the last to the first",
             "bound 3.2 holds for any order of sums: docs/rules.md, Bounds",
             _DELAYED, plant=_calls(_product=_summed(sums.reversed_sum))),

@@ -55,8 +55,8 @@ def _one_key_too_many(run: Any, q: Any, k: Any, v: Any, causal: bool, **options:
     import torch
 
     if causal and options.get("attn_mask") is None:
-        seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(1)
-        bias = torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf"))
+        seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(1)
+        bias = q.new_zeros(seen.shape).masked_fill(~seen, float("-inf"))
         options["attn_mask"], causal = bias, False
     return run(q, k, v, causal, **options)
 

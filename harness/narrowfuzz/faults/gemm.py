@@ -113,7 +113,8 @@ def _bias_without_last_row(forward: Any, layer: Any, input: Any) -> Any:
     if bias is None:
         return output
     added = bias.to(output.dtype)
-    last = torch.arange(output.shape[-2]) == output.shape[-2] - 1
+    rows = torch.arange(output.shape[-2], device=output.device)
+    last = rows == output.shape[-2] - 1
     return output + torch.where(last[:, None], added.detach(), added)
 
 

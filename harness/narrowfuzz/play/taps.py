@@ -187,7 +187,7 @@ def let_rng_pass() -> None:
     """Under a mode, torch's operators around recomputed random ones need a rule: run inside it."""
     from torch._prims import rng_prims
 
-    def inside(operator: Any) -> None:
+    def ruled(operator: Any) -> None:
         # by device: what CUDA graphs may capture is another generator's
         plain = operator.py_kernels[torch._C.DispatchKey.BackendSelect]
 
@@ -197,6 +197,6 @@ def let_rng_pass() -> None:
 
         operator.py_impl(KernelWatch)(run)
 
-    inside(rng_prims.run_and_save_rng_state)
-    inside(rng_prims.run_with_rng_state)
-    inside(rng_prims.graphsafe_run_with_rng_state)
+    ruled(rng_prims.run_and_save_rng_state)
+    ruled(rng_prims.run_with_rng_state)
+    ruled(rng_prims.graphsafe_run_with_rng_state)

@@ -1,0 +1,99 @@
+"""``make gpu``: a day in steps that goes on where it stopped, and the table that it fills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu_day  # noqa: E402
+import gpu_table  # noqa: E402
+from gpu_day import Part, Step, answer_of  # noqa: E402
+
+
+def says(name: str, code: int, *, minutes: float = 0.1) -> Part:
+    return Part(name, minutes, (sys.executable, "-c", f"print('{name}'); raise SystemExit({code})"))
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Play a day of these steps: its exit code and ``gpu.json``."""
+
+    def play(*steps: Step, argv: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(gpu_day, "STEPS", steps)
+        out = ("--simulate", "--out", str(tmp_path / "day"), *argv)
+        monkeypatch.setattr(sys, "argv", ["gpu_day.py", *out])
+        return gpu_day.main(), json.loads((tmp_path / "day" / "gpu.json").read_text())
+
+    return play
+
+
+def test_a_no_ends_the_day(day: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = (Step("a", "A?", (says("one", 1),)), Step("b", "B?", (says("two", 0),)))
+    code, told = day(*steps)
+    assert code == 1 and list(told["parts"]) == ["one"] and not told["parts"]["one"]["good"]
+    assert "go on with --go-on" in capsys.readouterr().out
+    code, told = day(*steps, argv=("--go-on",))
+    assert code == 1 and told["answers"] == {"A?": "no", "B?": "yes"}
+
+
+def test_a_day_goes_on_where_it_stopped(day: Any) -> None:
+    short = Step("a", "A?", (says("one", 0),))
+    long = Step("b", "B?", (says("two", 0, minutes=9.0),))
+    code, told = day(short, long, argv=("--call", "2"))
+    assert code == 3 and list(told["parts"]) == ["one"]
+    code, told = day(short, long)
+    assert code == 0 and list(told["parts"]) == ["one", "two"]
+    assert told["answers"] == {"A?": "yes", "B?": "yes"}
+
+
+def test_what_judged_nothing_or_missed_something_is_no_yes(tmp_path: Path) -> None:
+    step = Step("a", "A?", (says("score", 0),))
+    found = {"faults": [{"id": "x", "found": False}, {"id": "y", "found": True}]}
+    (tmp_path / "score.json").write_text(json.dumps(found))
+    told = gpu_day.done(step.parts[0], 1.0, "cpu", tmp_path, {})
+    assert told["missed"] == ["x"] and answer_of(step, {"score": told}) == "no"
+    empty = {"findings": [], "suspected": [], "cases": 0, "specs": 0, "compiles": 0}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(
+        json.dumps(empty | {"seconds": 1, "lost_workers": 0})
+    )
+    assert not gpu_day.done(says("run", 0), 1.0, "cpu", tmp_path, {})["good"]
+    assert answer_of(step, {}) == "not asked"
+
+
+def test_the_table_says_what_is_on_record() -> None:
+    text = gpu_table.PAGE.read_text()
+    kept = text.partition(gpu_table.BEGIN)[2].partition(gpu_table.END)[0]
+    assert kept == gpu_table.table(gpu_table.load())
+
+
+def test_a_record_becomes_a_column_and_each_question_a_row() -> None:
+    where = {"torch": "2.11", "torchao": "0.18", "date": "2026-11-22"}
+    records = {"simulated": {**where, "answers": {"A?": "yes"}},
+               "H100": {**where, "answers": {"A?": "no", "B?": "yes"}}}  # fmt: skip
+    head, _, first, second = gpu_table.table(records).splitlines()
+    assert "simulated (torch 2.11" in head and "H100 (torch 2.11" in head
+    assert (first, second) == ("| A? | yes | no |", "| B? | not yet | yes |")
+
+
+@pytest.mark.slow
+def test_a_slice_of_the_simulated_day_is_answered_with_yes(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_day.py"), "--simulate"]
+    only = [text for part in ("probe", "float8", "lost") for text in ("--only", part)]
+    done = subprocess.run(
+        [*command, "--minutes", "1", *only, "--out", str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "gpu.json").read_text())
+    assert told["parts"]["float8"]["cases"] > 0 and not told["parts"]["float8"]["findings"]
+    assert told["parts"]["lost"]["lost_workers"] >= 1
+    assert set(told["answers"].values()) == {"yes"}
