@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from narrowfuzz.arms.ladder import EAGER, climb, unavailable
-from narrowfuzz.case import Case
+from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.machine import machine
@@ -22,11 +22,18 @@ def needs(recipe: str, backend: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
+def skip_without_backend(spec: Spec) -> None:
+    """Skip where the Spec's backend cannot run; where it names none most recipes take what can."""
+    recipe, backend = _RECIPES.get(spec.recipe), spec.backend
+    if spec.recipe == "torch.scaled_mm":
+        backend = backend or "tensorwise"
+    if recipe and (reason := obstacles(recipe, "cpu").get(backend, "")):
+        pytest.skip(reason)
+
+
 def skip_without_kernel(case: Case) -> None:
     """Skip where no kernel of this CPU runs the case, which is then no subject of any rule."""
-    recipe = _RECIPES.get(case.spec.recipe)
-    if recipe and (reason := obstacles(recipe, "cpu").get(recipe.backend(case.spec), "")):
-        pytest.skip(reason)
+    skip_without_backend(case.spec)
     if machine().lacks and (
         void := Judge(load_recipes(), Ledger([])).observe(case, repeat=False).void
     ):

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from kernels import skip_without_backend
 from msgspec.structs import replace as replace_spec
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.snapshot import snapshot
@@ -153,6 +154,7 @@ def name(sample: Sample) -> str:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=name)
 def test_what_a_conversion_changes(sample: Sample, recipes: dict[str, Recipe]) -> None:
+    skip_without_backend(sample.spec)
     assert found(sample.source, sample.spec, recipes) == sample.changes
 
 
@@ -189,6 +191,7 @@ FOLDED: dict[str, set[ChangeKind]] = {
 def test_a_script_shows_what_the_census_found_and_nothing_else(
     sample: Sample, recipes: dict[str, Recipe], tmp_path: Path
 ) -> None:
+    skip_without_backend(sample.spec)
     recipe = recipes[sample.spec.recipe]
     folded = FOLDED.get(sample.id, set()) if sample.changes else set()
     for kind in set(get_args(ChangeKind)) - folded:
@@ -222,6 +225,7 @@ def run(source: str, spec: Spec, kind: str, recipe: Recipe, folder: Path) -> boo
 def test_a_planted_fault_is_found_and_shown(
     fault: str, source: str, spec: Spec, kind: str, recipes: dict[str, Recipe], tmp_path: Path
 ) -> None:
+    skip_without_backend(spec)
     recipe = recipes[spec.recipe]
     assert not found(source, spec, recipes)
     with builtin_faults()[fault].plant():

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from kernels import skip_without_backend
 from narrowfuzz.address import At
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
@@ -158,6 +159,7 @@ def test_without_a_backward_every_rule_still_has_an_answer(
 ) -> None:
     dtype = recipes()[recipe].dtypes[0]
     spec = Spec(recipe=recipe, model=model, m=31, grad_mode=mode, dtype=dtype)
+    skip_without_backend(spec)
     judgement = Judge(recipes(), Ledger([]), frozenset({"eager"})).judge(
         Case(spec=spec, data=DataSpec())
     )
@@ -309,6 +311,7 @@ def test_what_is_looked_at_does_not_hang_on_the_data_seed() -> None:
 def test_an_unwritten_result_is_seen_although_memory_held_the_right_one() -> None:
     """A kernel that writes nothing returns what was there: the result of the run before."""
     case = Case(spec=Spec(recipe="torch.scaled_mm", k=0, m=2, n=3), data=DataSpec())
+    skip_without_backend(case.spec)
     judge = Judge(recipes(), Ledger([]))
     assert not any("O1" in name for name in judge.judge(case).fingerprints())
     with builtin_faults()["empty-gemm-unwritten"].plant():

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from kernels import skip_without_backend
 from narrowfuzz.arms.ladder import EAGER, with_checkpoint
 from narrowfuzz.arms.layers import watch_layers
 from narrowfuzz.arms.program import Program
@@ -244,6 +245,7 @@ QUANTISED = sorted(name for name, r in RECIPES.items() if r.plan(Spec(recipe=nam
 @pytest.mark.parametrize("focus", range(8))
 def test_focus_limits_to_one_layer_in_turn(recipe: str, focus: int) -> None:
     """And that layer's GEMMs stay its own, though nobody watches the others'."""
+    skip_without_backend(Spec(recipe=recipe))
     trace = ran(spec_of(recipe, "llama_block", m=32, n=64), "none", focus=focus)
     ordered = sorted(names("llama_block"))
     assert {c.module for c in trace.calls} == {ordered[focus % len(ordered)]}

@@ -16,7 +16,7 @@ from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe import load_recipes, obstacles
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 prepare()
@@ -164,7 +164,11 @@ def recipes() -> dict[str, Any]:
 def cases(hunt: Hunt) -> list[Case]:
     """A few draws, over both dtypes and the recipe's two backends unless the hunt names one."""
     recipe = load_recipes()[hunt.recipe]
-    backends = recipe.backends[: 1 if "mxfp8" in hunt.recipe else 2]
+    lacking = obstacles(recipe, "cpu")
+    several = recipe.backends[: 1 if "mxfp8" in hunt.recipe else 2]
+    backends = [backend for backend in several if backend not in lacking]
+    if not backends:
+        pytest.skip(lacking[several[0]])
     specs = [
         Spec(**{"m": 32, "k": 64, "n": 32, "dtype": dtype, "backend": backend, **hunt.spec},
              recipe=hunt.recipe)

@@ -44,7 +44,8 @@ def _under_compile(owner: Any, name: str, change: Callable[..., Any]) -> Iterato
         import torch
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            # torch 2.11 does not say so of what AOTAutograd traces inside an autograd function
+            if torch.compiler.is_compiling() or torch._guards.TracingContext.try_get():
                 return change(original, *args, **kwargs)
             return original(*args, **kwargs)
 
