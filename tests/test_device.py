@@ -236,7 +236,7 @@ def test_random_operators_that_are_recomputed_run_under_a_tap(name: str) -> None
     if name.startswith("graphsafe"):  # torch's own rule is reached: that one is CUDA's
         with (
             watch,
-            pytest.raises((AssertionError, AttributeError), match="(?i)graphsafe|rng|device"),
+            pytest.raises((AssertionError, AttributeError), match=r"(?i)graphsafe|rng|device"),
         ):
             operator(*args, rng_state=None)
         return
