@@ -154,6 +154,7 @@ def check_only_what_was_copied_to_the_host_becomes_numpy() -> None:
         t.numpy()
     assert (t.bfloat16().cpu().float().cpu().numpy() == 1).all()
     assert t.cpu()[1:].numpy().shape == (2,)
+    assert torch.ones(3, 0).half().cpu().numpy().shape == (3, 0)
 
 
 def small(recipe: Recipe, model: ModelName = "linear") -> Case:

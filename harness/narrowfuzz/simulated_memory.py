@@ -35,11 +35,9 @@ def guard() -> None:
         if t.requires_grad or type(t) is not torch.Tensor or not _on_device(t):
             return to_host(t, *args, **kwargs)
         waits["cpu"] += 1
-        # an empty one has no bytes to view; a clone has the strides of its shape
-        plain = t.clone(memory_format=torch.contiguous_format)
-        raw = plain.view(-1).view(torch.uint8) if t.numel() else torch.empty(0)
-        copy = torch.from_numpy(to_numpy(raw).copy())
-        return (copy.view(t.dtype) if t.numel() else copy.to(t.dtype)).reshape(t.shape)
+        # a clone has the strides of its shape
+        raw = t.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+        return torch.from_numpy(to_numpy(raw).copy()).view(t.dtype).reshape(t.shape)
 
     def synchronize(device: Any = None) -> None:
         waits["synchronize"] += 1
@@ -62,8 +60,8 @@ def uncounted() -> Iterator[None]:
 
 
 def _on_device(t: torch.Tensor) -> bool:
-    """True for memory of torch's own."""
-    return bool(t.untyped_storage().resizable())
+    """True for memory of torch's own; nothing is nowhere."""
+    return bool(t.numel() and t.untyped_storage().resizable())
 
 
 def _counted(name: str, method: Any) -> Any:
