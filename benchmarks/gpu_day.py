@@ -81,7 +81,7 @@ STEPS = (
         run("baselines", 3.0, "torch.bf16", "torch.fp32", "torch.fp16"),
         Part("properties", 2.0, (
             sys.executable, "-m", "pytest", "-q", "-x", "properties", "--nf-profile", "smoke",
-            "--nf-device", "{device}", "--nf-recipe", "torch.bf16",
+            "--nf-device", "{device}",
         )),
     )),
     Step("eager", "Do the bounds hold on FP8?", (
