@@ -133,6 +133,7 @@ RECIPES = [
         unavailable=_unavailable,
         tap=_tap,
         inverse_scales=True,
+        functional=True,
         converted=_converted,
         convertible=_convertible,
         dtypes=("bf16", "fp32", "fp16"),

@@ -171,7 +171,7 @@ class Judge:
             plan_of=self.plan,
             gradients=gradient_names(case.spec),
             tied=ties(case.spec),
-            layers=layer_names(case.spec),
+            layers=() if recipe.functional else layer_names(case.spec),
             pointwise=model.pointwise,
             last=model.last,
             regions=model.regions,

@@ -118,6 +118,8 @@ class Recipe:
     #: Device -> the tensors that a linear rounds to bf16 under autocast before it uses them; its
     #: results are bf16 in any case. None: it is not drawn under autocast.
     autocast: Callable[[str], frozenset[TensorName]] | None = None
+    #: True: a function is under test, and the layer around it is ours.
+    functional: bool = False
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
 

@@ -159,10 +159,10 @@ def unavailable(arm: Arm, device: str = "cpu") -> str:
     """Why this machine cannot run the arm on the device, or "" if it can."""
     if arm.native:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
+    if arm.compiler and device == "simulated":
+        return "compilers ask the GPU, which is simulated, what it is"
     if arm.compiler != "inductor":
         return ""
-    if device == "simulated":
-        return "Inductor asks the GPU, which is simulated, what to generate"
     needed, of = ["g++", "clang++"], "CPU"
     if device.startswith("cuda"):
         needed, of = ["gcc", "clang", "cc"], "Triton"

@@ -16,8 +16,12 @@ from narrowfuzz.oracles.whole import role_of
 from narrowfuzz.trace import RunError, Trace
 from narrowfuzz.verdict import FOLLOWED, Verdict
 
-#: Words in which a refusal states the rule that was broken.
-RULE = re.compile(r"multipl|divisib|align|must be|must have|only support|at least", re.I)
+#: Words in which a refusal states the rule that was broken; and those of a rule about something
+#: else than sizes.
+RULE = re.compile(
+    r"multipl|divisib|align|must be|must have|only support|at least|only .{0,80}\bsupported", re.I
+)
+_NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
 
 
 def check_contract(evidence: Evidence) -> Iterator[Verdict]:
@@ -109,9 +113,11 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
         return "refused only in backward", "time"
     if not states_rule:
         return "refusal states no rule", "rule"
-    if not re.search(rf"\b({spec.k}|{spec.n}|{spec.tokens})\b", error.message):
+    sizes = rf"(?<!\d)({spec.k}|{spec.n}|{spec.tokens})(?!\d)"
+    if not (_NO_SIZE.search(error.message) or re.search(sizes, error.message)):
         return "refusal names no shape", "shape"
-    if not any(name.rpartition(".")[2] in error.message for name in evidence.layers):
+    layers = [name.rpartition(".")[2] for name in evidence.layers]
+    if layers and not any(name in error.message for name in layers):
         return "refusal names no layer", "layer"
     return None
 

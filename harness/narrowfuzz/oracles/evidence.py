@@ -191,7 +191,7 @@ class Evidence:
     tied: Mapping[str, str] = field(default_factory=dict)
     #: How the device adds what it multiplies.
     accumulators: Accumulators = field(default_factory=lambda: CPU)
-    #: Dotted names of the linears that conversion was given.
+    #: Dotted names of the linears that conversion was given; none where a function is under test.
     layers: tuple[str, ...] = ("proj",)
     #: Gradients a backward must leave.
     gradients: frozenset[str] = frozenset()
