@@ -103,7 +103,7 @@ def check_every_fault_is_seen_while_it_is_planted() -> None:
 
 
 def check_what_is_lost_with_a_ladder_is_seen_by_it_alone() -> None:
-    """Bounds leave room for these: no other rule sees them on any data."""
+    """Bounds leave room for these: no rule sees them on ordinary data."""
     alone = {"hopper-never-promotes", "hopper-promotes-early", "hopper-bit-less",
              "hopper-aligns-to-nearest", "hopper-parts-in-bf16"}  # fmt: skip
     spec = Spec(recipe="torchao.float8.tensorwise", backend="real", m=16, k=32, n=512, dtype="bf16")

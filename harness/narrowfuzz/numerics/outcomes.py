@@ -50,7 +50,7 @@ class _Products:
     exponents: NDArray[np.int64]
 
     def top(self) -> NDArray[np.int64]:
-        """The largest exponent of each column."""
+        """The largest exponent for each row of B."""
         there = np.where(self.values != 0.0, self.exponents, _NONE)
         return np.asarray(there.max(axis=0, initial=_NONE))
 
