@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from narrowfuzz.arms.ladder import (
     options_on,
     unavailable,
 )
+from narrowfuzz.campaign import supervisor
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, choose, default_workers, forks, torch_name
 from narrowfuzz.gpu import NEEDED, Gpu, Gpus, problem
@@ -249,3 +253,54 @@ def test_random_operators_that_are_recomputed_run_under_a_tap(name: str) -> None
     first, again = (one if isinstance(one, tuple) else (one,) for one in results)
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one, other)
+
+
+SPY = """
+import sys, torch
+asked = []
+def spied(name):
+    original = getattr(torch.cuda, name)
+    def spy(*args, **kwargs):
+        asked.append(name)
+        return original(*args, **kwargs)
+    setattr(torch.cuda, name, spy)
+for name in ("_lazy_init", "current_device", "get_device_capability", "get_device_properties"):
+    spied(name)
+torch.cuda.is_available = lambda: True
+try:
+    for name in sys.argv[1:]:
+        __import__("narrowfuzz.campaign." + name)
+except (AssertionError, RuntimeError):
+    pass  # it asked for a GPU, and there is none
+print(*asked)
+"""
+
+
+def test_what_workers_on_gpus_are_forked_from_never_asks_for_cuda() -> None:
+    def asked(*modules: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", SPY, *modules], capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    preloaded: list[str] = []
+    context = SimpleNamespace(set_forkserver_preload=preloaded.extend)
+    with (
+        patch.object(supervisor.mp, "get_context", lambda kind: context),
+        patch.object(supervisor.forkserver, "ensure_running"),
+    ):
+        supervisor.start_server("cuda")
+    modules = [name.removeprefix("narrowfuzz.campaign.") for name in preloaded]
+    assert modules == ["preload", "worker"] and asked(*modules) == []
+    assert asked("preload_torchao")  # what the guard is for
+
+
+def test_workers_on_the_cpu_are_forked_with_torchao() -> None:
+    preloaded: list[str] = []
+    context = SimpleNamespace(set_forkserver_preload=preloaded.extend)
+    with (
+        patch.object(supervisor.mp, "get_context", lambda kind: context),
+        patch.object(supervisor.forkserver, "ensure_running"),
+    ):
+        supervisor.start_server("simulated")
+    assert "narrowfuzz.campaign.preload_torchao" in preloaded
