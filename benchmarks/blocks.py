@@ -6,7 +6,7 @@ import statistics
 import time
 from typing import Any
 
-from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.device import Device

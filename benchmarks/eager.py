@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from hypothesis import strategies as st
-from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case
 from narrowfuzz.data import make_tensors

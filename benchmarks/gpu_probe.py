@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from narrowfuzz.arms.ladder import EAGER, INDUCTOR, unavailable
+from narrowfuzz.arm import EAGER, INDUCTOR
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, check_device, choose, enter

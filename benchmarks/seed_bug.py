@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from narrowfuzz.arms.ladder import BY_NAME, EAGER
+from narrowfuzz.arm import BY_NAME, EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, DataSpec, Spec

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from narrowfuzz.arms.ladder import EAGER, climb, unavailable
+from narrowfuzz.arm import EAGER, climb
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger

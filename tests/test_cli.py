@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arms.ladder import INDUCTOR, LADDER, unavailable
+from narrowfuzz.arm import INDUCTOR, LADDER
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
 from narrowfuzz.cli import main
 

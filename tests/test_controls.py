@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from narrowfuzz.arms.ladder import EAGER, LADDER, climb, select_arms
+from narrowfuzz.arm import EAGER, LADDER, climb
+from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec

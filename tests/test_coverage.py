@@ -11,7 +11,8 @@ from typing import get_args
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.arms.ladder import BY_NAME, natives, rungs_of, select_arms, unavailable
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST

@@ -15,15 +15,8 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz import device
-from narrowfuzz.arms.ladder import (
-    BY_NAME,
-    EAGER_NATIVE,
-    INDUCTOR,
-    approximate,
-    natives,
-    options_on,
-    unavailable,
-)
+from narrowfuzz.arm import BY_NAME, EAGER_NATIVE, INDUCTOR
+from narrowfuzz.arms.ladder import approximate, natives, options_on, unavailable
 from narrowfuzz.campaign import supervisor
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, choose, default_workers, forks, torch_name

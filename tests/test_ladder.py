@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
-from narrowfuzz.arms import ladder
-from narrowfuzz.arms.ladder import (
+from narrowfuzz.arm import (
     BY_NAME,
     EAGER,
     EAGER_NATIVE,
@@ -15,13 +14,12 @@ from narrowfuzz.arms.ladder import (
     LADDER,
     base_of,
     climb,
-    natives,
-    rungs_of,
-    select_arms,
-    unavailable,
     with_checkpoint,
 )
+from narrowfuzz.arms import ladder
+from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.case import Checkpoint, Compile, Kernels, Spec
+from narrowfuzz.schedule.events import Schedule
 
 SUFFIX = {
     "none": "",
@@ -29,6 +27,8 @@ SUFFIX = {
     "reentrant": "+checkpoint_reentrant",
     "selective": "+checkpoint_selective",
 }
+#: What only schedules climb.
+OF_SCHEDULES = ("eager+checkpoint_by_torch", "eager+checkpoint_by_torch_reentrant")
 #: Written down anew: what each value of ``compile`` runs besides eager.
 STAGES = {
     "none": [],
@@ -100,7 +100,8 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
 
 
 def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
-    assert len(BY_NAME) == len(LADDER) == 25
+    assert len(LADDER) == 25 and len({arm.name for arm in LADDER}) == 25
+    assert BY_NAME.keys() - {arm.name for arm in LADDER} == set(OF_SCHEDULES)
     for arm in LADDER[1:]:
         assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
         assert "+" not in arm.stage and arm.stage in BY_NAME
@@ -111,15 +112,33 @@ def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
 @pytest.mark.parametrize("checkpoint", [c for c in SUFFIX if c != "none"])
 def test_a_checkpoint_changes_nothing_of_the_stage_but_what_it_recomputes(checkpoint: str) -> None:
     arm = with_checkpoint(INDUCTOR, checkpoint)
-    assert (arm.compiler, arm.options, arm.may_elide) == ("inductor", (), True)
+    assert (arm.compiler, arm.options, arm.fuses) == ("inductor", (), "chains")
     assert (arm.stage, arm.checkpoint) == ("inductor", checkpoint)
     assert arm.title != INDUCTOR.title and with_checkpoint(INDUCTOR, "none") is INDUCTOR
 
 
 def test_only_code_that_inductor_writes_may_leave_roundings_out() -> None:
-    eliding = {arm.stage for arm in LADDER if arm.may_elide}
-    assert eliding == {"inductor", "inductor_strict"}
-    assert all(arm.may_elide == (arm.stage in eliding) for arm in LADDER)
+    fusing = {arm.stage: arm.fuses for arm in LADDER if arm.fuses}
+    assert fusing == {"inductor": "chains", "inductor_strict": "bias"}
+    assert all(arm.fuses == fusing.get(arm.stage, "") for arm in LADDER)
+    decomposed = {"aot_eager_decomp_partition", *fusing}
+    assert all(arm.reorders == (arm.stage in decomposed) for arm in LADDER)
+    assert all(arm.compiled == bool(arm.compiler) for arm in LADDER)
+
+
+def test_a_schedule_climbs_eager_and_its_own_checkpoint() -> None:
+    def names(**how: Any) -> list[str]:
+        schedule = Schedule(layers=1, events=[], **how)
+        return [a.name for a in climb(Spec(recipe="reference.delayed", schedule=schedule))]
+
+    assert names() == ["eager"]
+    found = {
+        names(checkpoint="each", checkpoint_by=by, reentrant=reentrant)[1]: BY_NAME
+        for by in ("library", "torch")
+        for reentrant in (False, True)
+    }
+    assert set(found) == {"eager+checkpoint", "eager+checkpoint_reentrant", *OF_SCHEDULES}
+    assert all(BY_NAME[name].recomputes and BY_NAME[name].stage == "eager" for name in found)
 
 
 def test_the_strict_rung_keeps_eagers_casts_and_the_users_rung_has_no_options() -> None:

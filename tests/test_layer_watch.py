@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_backend
-from narrowfuzz.arms.ladder import EAGER, with_checkpoint
+from narrowfuzz.arm import EAGER, with_checkpoint
 from narrowfuzz.arms.layers import watch_layers
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, Checkpoint, DataSpec, ModelName, Spec

@@ -20,7 +20,7 @@ HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
 LOW = {"address", "case", "content", "expect", "verdict", "numerics", "faults.fault", "machine"}
-LOW |= {"severity"}
+LOW |= {"arm", "severity"}
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
 DATA = LOW | {
@@ -42,11 +42,12 @@ MAY_IMPORT = {
     "expect": {"address"},
     "play": set(),
     "case": {"schedule.events"},
+    "arm": {"case", "schedule.events"},
     "choices": set(),
     "schedule": {"address", "choices", "numerics", "trace"},
     "stateful": {"case", "numerics", "schedule"},
     "content": {"__init__"},
-    "verdict": {"address", "case", "expect", "numerics"},
+    "verdict": {"address", "arm", "case", "expect", "numerics"},
     "policy": set(),
     "environment": {"machine"},
     "machine": {"play"},  # what switches kernels: it asks both

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import ids_tensor
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec

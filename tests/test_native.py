@@ -15,7 +15,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from narrowfuzz import machine, specs
-from narrowfuzz.arms.ladder import BY_NAME, EAGER_NATIVE, natives
+from narrowfuzz.arm import BY_NAME, EAGER_NATIVE
+from narrowfuzz.arms.ladder import natives
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Kernels, Spec, dump_case, load_case
 from narrowfuzz.environment import prepare, settle

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_kernel
-from narrowfuzz.arms.ladder import BY_NAME, climb, unavailable
+from narrowfuzz.arm import BY_NAME, climb
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import TORCH_DTYPE, fp32_array
 from narrowfuzz.case import Case, DataSpec, Spec, load_case

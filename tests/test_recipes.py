@@ -12,7 +12,7 @@ import pytest
 import torch
 from kernels import needs, needs_fp8
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.data import make_tensors
 from narrowfuzz.environment import prepare, settle

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import LADDER, select_arms
+from narrowfuzz.arm import LADDER
+from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.data import make_tensors
 from narrowfuzz.expect import Expect, Is, OneOf, Ordered, Own, Refuses, Runs, Same, Within, bits

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME as ARMS
-from narrowfuzz.arms.ladder import climb, unavailable
+from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.arm import climb
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.expect import (

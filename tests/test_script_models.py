@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arms.ladder import INDUCTOR, unavailable
+from narrowfuzz.arm import INDUCTOR
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.registry import builtin_faults

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arms.ladder import INDUCTOR, unavailable
+from narrowfuzz.arm import INDUCTOR
+from narrowfuzz.arms.ladder import unavailable
 
 pytestmark = [
     pytest.mark.slow,

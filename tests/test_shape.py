@@ -50,6 +50,44 @@ def places() -> list[str]:
     ]
 
 
+#: What an arm may be called: names that are taken apart would be one of these.
+ARM_WORDS = {
+    "eager",
+    "eager_native",
+    "aot_eager",
+    "inductor",
+    "inductor_strict",
+    "+",
+    "+checkpoint",
+}
+
+
+def arms_taken_apart() -> list[str]:
+    """Every line that takes an arm's name apart instead of asking the arm."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(OURS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if _takes_apart(node)
+    ]
+
+
+def _takes_apart(node: ast.AST) -> bool:
+    def says(part: ast.AST) -> bool:
+        return isinstance(part, ast.Constant) and part.value in ARM_WORDS
+
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        parts = [p for a in node.args for p in (a.elts if isinstance(a, ast.Tuple) else [a])]
+        return node.func.attr in STRING_OPERATIONS and any(map(says, parts))
+    contains = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
+    return contains and says(node.left)
+
+
+def test_no_code_takes_an_arms_name_apart() -> None:
+    allowed = {"ledger.py"}  # a version's local part
+    assert not [line for line in arms_taken_apart() if Path(line.split(":")[0]).name not in allowed]
+
+
 def lines_of_scripts() -> int:
     """Lines that write scripts. What recipes add is their source itself."""
     return sum(len(path.read_text().splitlines()) for path in WRITERS)

@@ -6,7 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
-from narrowfuzz.arms.ladder import INDUCTOR, unavailable
+from narrowfuzz.arm import INDUCTOR
+from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.campaign.worker import Worker
 from narrowfuzz.case import Spec
 from narrowfuzz.judge import Judge

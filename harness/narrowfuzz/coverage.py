@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 from typing import get_args
 
+from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.stimulus import census, possible
@@ -41,7 +42,7 @@ def _rung(spec: Spec) -> str:
     """The dearest; in eager cases the one of PyTorch's own kernels, if it was climbed."""
     if spec.compile != "none":
         return spec.compile
-    return "eager" if spec.kernels == "default" else "eager_native"
+    return (EAGER if spec.kernels == "default" else EAGER_NATIVE).name
 
 
 def pairs(case: Case) -> tuple[Pair, ...]:
@@ -65,7 +66,7 @@ def universe(
         for name, recipe in (stateful or {}).items()
         for feature in possible(recipe.carries())
     }
-    eager = ("eager", "eager_native") if native else ("eager",)
+    eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
     return _of_models(recipes, taken) | of_schedules
 

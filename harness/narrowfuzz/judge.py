@@ -16,15 +16,16 @@ from functools import partial
 import msgspec
 import torch
 
+from narrowfuzz.arm import LADDER, Arm, base_of, climb
 from narrowfuzz.arms.events import run_after
-from narrowfuzz.arms.ladder import LADDER, Arm, approximate, base_of, climb, unavailable
+from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec, compile_key
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
-from narrowfuzz.judge_schedule import arms_of, judge_schedule, look, run_arms
+from narrowfuzz.judge_schedule import judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.numerics.formats import F32
@@ -159,7 +160,7 @@ class Judge:
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
-            elides=frozenset(a.name for a in climb(case.spec) if a.may_elide),
+            elides=frozenset(a.name for a in climb(case.spec) if a.fuses),
             approximate=frozenset(
                 a.name for a in climb(case.spec) if approximate(a, self.device.torch)
             ),
@@ -333,8 +334,7 @@ class Judge:
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
         schedule, rules = case.spec.schedule, rules_of(case.spec)
-        arms = arms_of(schedule) if schedule else [arm.name for arm in LADDER]
-        rung = {arm: i for i, arm in enumerate(arms)}
+        rung = {arm.name: i for i, arm in enumerate(climb(case.spec) if schedule else LADDER)}
         rank = {name: i for i, name in enumerate(rules)}
         single = schedule is None and case.spec.model == "linear"
         ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))

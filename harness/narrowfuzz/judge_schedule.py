@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.arms.stateful import run_schedule
 from narrowfuzz.case import Case
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
@@ -23,25 +24,17 @@ _COMPANY_EVERY = 4
 _LEAVES = FEATURES["forward dropped"]
 
 
-def arms_of(schedule: Schedule) -> tuple[str, ...]:
-    """Names of the arms a schedule runs on, the plain one first."""
-    if schedule.checkpoint == "none":
-        return ("eager",)
-    reentrant = "_reentrant" if schedule.reentrant else ""
-    by = "" if schedule.checkpoint_by == "library" else "_by_torch"
-    return ("eager", f"eager+checkpoint{by}{reentrant}")
-
-
 def run_arms(case: Case, subject: Subject, only: frozenset[str] | None) -> dict[str, StateTrace]:
     """The case's traces, by arm."""
     schedule = case.spec.schedule
     assert schedule is not None
     traces: dict[str, StateTrace] = {}
-    for arm in arms_of(schedule):
-        if only is not None and arm not in only:
+    for arm in climb(case.spec):
+        if only is not None and arm.name not in only:
             continue
-        traces[arm] = run_schedule(case, subject, arm, checkpointed=arm != "eager")
-        if traces[arm].error is not None:
+        trace = run_schedule(case, subject, arm.name, checkpointed=arm.recomputes)
+        traces[arm.name] = trace
+        if trace.error is not None:
             break  # dearer arms would only say the same
     return traces
 
@@ -79,7 +72,12 @@ def look(
     among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES(story(schedule))
     if whole and among:
         company = partial(
-            run_schedule, case, subject, whole[-1], checkpointed=whole[-1] != "eager", reset=False
+            run_schedule,
+            case,
+            subject,
+            whole[-1],
+            checkpointed=BY_NAME[whole[-1]].recomputes,
+            reset=False,
         )
     return ScheduleEvidence(
         case=case,

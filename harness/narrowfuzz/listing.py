@@ -51,7 +51,8 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
 
         return ("model", "what"), ((m.name, m.title) for m in MODELS.values())
     if what == "arms":
-        from narrowfuzz.arms.ladder import LADDER, unavailable
+        from narrowfuzz.arm import LADDER
+        from narrowfuzz.arms.ladder import unavailable
 
         return ("arm", "what", "here"), (
             (a.name, a.title, unavailable(a) or "available") for a in LADDER
@@ -98,7 +99,8 @@ def doctor_command() -> int:
     else:
         _torch_facts(console)
     console.print(f"{'g++':12} {shutil.which('g++') or 'absent: compiled arms cannot run'}")
-    from narrowfuzz.arms.ladder import LADDER, unavailable
+    from narrowfuzz.arm import LADDER
+    from narrowfuzz.arms.ladder import unavailable
     from narrowfuzz.ledger import load_entries
 
     for arm in LADDER:

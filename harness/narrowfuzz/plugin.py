@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from narrowfuzz.arm import BY_NAME
+
 if TYPE_CHECKING:
     from narrowfuzz.case import Compile, Spec
     from narrowfuzz.oracles.oracle import Oracle
@@ -283,7 +285,7 @@ def _judged(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -
     return sum(
         v.oracle in rules
         and v.status in ("ok", "diverged", "crashed", "known")
-        and not (compiled and v.arm.startswith("eager"))
+        and not (compiled and not BY_NAME[v.arm].compiled)
         for v in judgement.verdicts
     )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from narrowfuzz.arms.ladder import climb, select_arms, unavailable
+from narrowfuzz.arm import climb
+from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.device import check_device, choose, enter
@@ -107,10 +108,6 @@ def _not_judged(judgement: Judgement, kept: Finding | None) -> str:
 
 
 def _arms(judge: Judge, case: Case) -> str:
-    if case.spec.schedule is not None:
-        from narrowfuzz.judge_schedule import arms_of
-
-        return ", ".join(arms_of(case.spec.schedule))
     return ", ".join(arm.name for arm in judge.rungs(case.spec))
 
 

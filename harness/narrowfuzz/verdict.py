@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import Expect, Given, Ordered, Same
 from narrowfuzz.numerics.formats import F32
@@ -123,7 +124,7 @@ def fingerprint(verdict: Verdict, family: str) -> str:
     unless the rule is about recomputing: most causes do not care.
     """
     arm = verdict.arm
-    if not arm.startswith("eager") and verdict.oracle not in ("O12", "O13", "O18"):
-        arm = arm.split("+")[0]
+    if BY_NAME[arm].compiled and verdict.oracle not in ("O12", "O13", "O18"):
+        arm = BY_NAME[arm].stage
     role = "operand" if verdict.oracle in ("O2", "O3", "O4") else verdict.role
     return "--".join((verdict.oracle, role, arm, verdict.symptom or "value", family))

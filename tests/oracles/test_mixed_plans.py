@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kernels import needs, needs_fp8
-from narrowfuzz.arms.ladder import BY_NAME
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.data import make_tensors

@@ -1,10 +1,4 @@
-"""The ladder: arms from cheap to dear, and which of them a Spec climbs.
-
-The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
-thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation, fused
-roundings) to the one before. PyTorch's own kernels may also take the place of oneDNN's. Every stage
-comes without checkpointing and with each kind of it.
-"""
+"""Which arms run here: on this machine, and on a device."""
 
 from __future__ import annotations
 
@@ -13,101 +7,12 @@ import importlib.util
 import shutil
 import sysconfig
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from narrowfuzz.case import Compile, Spec
+from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
+from narrowfuzz.case import Compile
 from narrowfuzz.machine import onednn_stays
 from narrowfuzz.recipe import unknown
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A way to run a case."""
-
-    name: str
-    title: str
-    #: torch.compile backend; "" runs eager.
-    compiler: str = ""
-    options: tuple[tuple[str, object], ...] = ()
-    #: "": none; otherwise what of the model is recomputed in backward, and how.
-    checkpoint: str = ""
-    #: Default compile keeps fused chains in fp32: inner roundings may be left out.
-    may_elide: bool = False
-    #: oneDNN is switched off while it runs.
-    native: bool = False
-
-    @property
-    def stage(self) -> str:
-        """The arm without its checkpointing."""
-        return self.name.split("+")[0]
-
-
-REFERENCE = Arm("reference", "executed from the recipe's plan, and a float64 twin of the model")
-EAGER = Arm("eager", "the real library, eager; run twice")
-EAGER_NATIVE = Arm("eager_native", "eager, PyTorch's own kernels in place of oneDNN's", native=True)
-AOT_EAGER = Arm("aot_eager", "traced forward and backward graphs, run eagerly", "aot_eager")
-PARTITIONED = Arm(
-    "aot_eager_decomp_partition",
-    "decomposed, partitioned by the minimal cut, run eagerly",
-    "aot_eager_decomp_partition",
-)
-INDUCTOR_STRICT = Arm(
-    "inductor_strict",
-    "Inductor with emulate_precision_casts: eager's roundings kept",
-    "inductor",
-    (("emulate_precision_casts", True),),
-    may_elide=True,  # mm and bias still become one addmm
-)
-INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", may_elide=True)
-
-_STAGES = (EAGER, EAGER_NATIVE, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
-_EAGER = (EAGER, EAGER_NATIVE)
-#: checkpoint -> suffix of the arm's name and what it says of itself.
-_CHECKPOINTS = {
-    "full": ("+checkpoint", "everything recomputed"),
-    "reentrant": ("+checkpoint_reentrant", "recomputed by the reentrant checkpoint"),
-    "selective": ("+checkpoint_selective", "attention and every second matmul kept"),
-}
-
-
-def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
-    """The arm that recomputes as ``checkpoint`` says; "none" is the arm itself."""
-    if checkpoint == "none":
-        return arm
-    suffix, title = _CHECKPOINTS[checkpoint]
-    return replace(
-        arm, name=arm.name + suffix, title=f"{arm.title}; {title}", checkpoint=checkpoint
-    )
-
-
-#: The compiled stages that each value of ``Spec.compile`` climbs; the last one is the dearest.
-_COMPILED: dict[Compile, tuple[Arm, ...]] = {
-    "none": (),
-    "aot_eager": (AOT_EAGER,),
-    "aot_eager_decomp_partition": (PARTITIONED,),
-    "inductor": (AOT_EAGER, INDUCTOR_STRICT, INDUCTOR),
-}
-
-LADDER = (
-    REFERENCE,
-    *(with_checkpoint(arm, c) for arm in _STAGES for c in ("none", *_CHECKPOINTS)),
-)
-BY_NAME = {arm.name: arm for arm in LADDER}
-
-
-def base_of(spec: Spec) -> Arm:
-    """The rung that a Spec's others, and its runs on other data, are compared with."""
-    return EAGER_NATIVE if spec.native else EAGER
-
-
-def climb(spec: Spec) -> tuple[Arm, ...]:
-    """The rungs of a Spec, reference excluded (it is always there)."""
-    rungs: list[Arm] = []
-    for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
-        rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))
-    rungs += [with_checkpoint(arm, spec.checkpoint) for arm in _COMPILED[spec.compile]]
-    return tuple(rungs)
 
 
 def select_arms(globs: Sequence[str]) -> frozenset[str]:
@@ -126,9 +31,9 @@ def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
     """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does."""
     stages = {BY_NAME[name].stage for name in arms if not unavailable(BY_NAME[name], device)}
     own: dict[Compile, set[str]] = {
-        r: {a.stage for a in climbed} for r, climbed in _COMPILED.items()
+        r: {a.stage for a in climbed} for r, climbed in COMPILED.items()
     }
-    own["none"] = {arm.stage for arm in _EAGER}
+    own["none"] = {EAGER.stage, EAGER_NATIVE.stage}
     own["inductor"] -= own["aot_eager"]  # which has slices of its own
     return tuple(rung for rung, wanted in own.items() if stages & wanted) or ("none",)
 

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from narrowfuzz.arm import Arm
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
-from narrowfuzz.arms.ladder import Arm, options_on
+from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.arms.layers import calls_of, watch_layers
 from narrowfuzz.arms.lost import DeviceLost, device_lost, out_of_memory
 from narrowfuzz.arms.sites import name_sites

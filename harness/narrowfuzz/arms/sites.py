@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narrowfuzz.arms.ladder import Arm
+from narrowfuzz.arm import Arm
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.trace import Phase, Seen, Site, SiteTrace

@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 import torch
 
-from narrowfuzz.arms.ladder import EAGER, Arm, rungs_of, select_arms
+from narrowfuzz.arm import EAGER, Arm
+from narrowfuzz.arms.ladder import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator

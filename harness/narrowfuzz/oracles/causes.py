@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from narrowfuzz.oracles.evidence import EAGER, NATIVE
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.oracles.evidence import EAGER
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.quantiser import LEVEL_B
 from narrowfuzz.verdict import FOLLOWED, Verdict
@@ -42,7 +43,7 @@ def explained(
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:
     """Is this a divergence of the same arm, or of what PyTorch's own kernels are compared with?"""
-    other = verdict.arm.startswith(NATIVE) and verdict.oracle in ("O8", "O9")
+    other = BY_NAME[verdict.arm].native and verdict.oracle in ("O8", "O9")
     return root.arm == verdict.arm or (other and root.arm == EAGER)
 
 

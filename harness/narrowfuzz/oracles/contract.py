@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Lacking, Present, Refuses, Runs, Typed
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
@@ -101,7 +102,7 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
     spec = evidence.spec
     if arm != evidence.base and not base_fails:
         other = "under compile" if evidence.compiled(arm) else "in recompute"
-        stage = evidence.traces.get(arm.partition("+")[0])
+        stage = evidence.traces.get(BY_NAME[arm].stage)
         native = evidence.native(arm) and (stage is None or stage.error is not None)
         return f"fails only {'on other kernels' if native else other}", ""
     states_rule = RULE.search(error.message)

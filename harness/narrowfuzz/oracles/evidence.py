@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz import arm as arms
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Given
 from narrowfuzz.numerics import bounds, reference
@@ -24,7 +26,7 @@ Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 
 #: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
-EAGER, NATIVE = "eager", "eager_native"
+EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
 
 
 @dataclass(frozen=True)
@@ -239,20 +241,18 @@ class Evidence:
 
     def not_strict(self, arm: str) -> str:
         """Why this arm need not leave eager's bits, or "" if it must."""
-        stage = arm.split("+")[0]
+        asked = BY_NAME[arm]
         if self.twin is None:
             return "random numbers are drawn in another order"
         if self.spec.autocast:
             return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
         if self.spec.grad_layout != "contiguous":
             return "a graph takes its output gradients contiguous, and sums follow strides"
-        if stage == "aot_eager":
-            return ""
-        if not self.pointwise:
+        if asked.reorders and not self.pointwise:
             return "a float sum may be re-ordered"
-        if stage == "inductor":
+        if asked.fuses == "chains":
             return "default Inductor keeps fused chains unrounded"
-        if stage == "inductor_strict" and self.spec.bias:
+        if asked.fuses == "bias" and self.spec.bias:
             return "mm and bias become one addmm"
         return ""
 
@@ -269,11 +269,11 @@ class Evidence:
         return any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
 
     def compiled(self, arm: str) -> bool:
-        return arm.startswith(("aot_eager", "inductor"))
+        return BY_NAME[arm].compiled
 
     def native(self, arm: str) -> bool:
         """True for arms on which PyTorch's own kernels multiply."""
-        return arm.split("+")[0] == NATIVE
+        return BY_NAME[arm].native
 
     def compared(self, arm: str) -> bool:
         """True for arms that do eager's work by other code."""

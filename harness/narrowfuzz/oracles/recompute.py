@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Own, Same, bits
 from narrowfuzz.numerics.accumulator import U32, UNKNOWN, Accumulator, sum_radius
 from narrowfuzz.numerics.bounds import FLUSH32
@@ -27,16 +28,16 @@ from narrowfuzz.verdict import Status, Verdict
 def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
     """O12: in eager, a checkpointed run equals the plain one bit for bit."""
     for arm, trace in evidence.traces.items():
-        stage, _, checkpoint = arm.partition("+")
-        if not checkpoint or evidence.compiled(arm):
+        asked = BY_NAME[arm]
+        if not asked.recomputes or asked.compiled:
             continue
-        base = evidence.traces.get(stage)
+        base = evidence.traces.get(asked.stage)
         if base is None or base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "not_applicable")
             continue
         names = frozenset({"output"}) if _sums_otherwise(evidence, arm) else None
         yield equal_outputs(
-            "O12", evidence, trace, base, "differs from no checkpoint", stage, names
+            "O12", evidence, trace, base, "differs from no checkpoint", asked.stage, names
         )
 
 
@@ -50,7 +51,7 @@ def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
     """
     spec = evidence.spec
     return (
-        arm.endswith("+checkpoint_reentrant")
+        BY_NAME[arm].checkpoint == "reentrant"
         and len(evidence.regions) > 1
         and spec.input_layout == "transposed"
     )
@@ -59,7 +60,7 @@ def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
 def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
     """O13: what a recomputed GEMM multiplies equals what the forward's multiplied."""
     for arm, trace in evidence.traces.items():
-        if "+checkpoint" not in arm:
+        if not BY_NAME[arm].recomputes:
             continue
         if trace.error is not None or not evidence.spec.trains:
             yield plain("O13", arm, "output", "not_applicable")

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Formats, Is, Present, Runs, Same, bits
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
@@ -63,7 +64,7 @@ def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
 def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O13: what a recompute quantises and multiplies is what the forward did."""
     for arm, trace in evidence.traces.items():
-        if arm == "eager":
+        if not BY_NAME[arm].recomputes:
             continue
         yield replace(_recomputed(evidence, trace), arm=arm)
 
@@ -232,7 +233,7 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     """O12: checkpointed equals plain, in outputs, gradients and state after every event."""
     base = evidence.traces.get("eager")
     for arm, trace in evidence.traces.items():
-        if arm == "eager" or base is None:
+        if not BY_NAME[arm].recomputes or base is None:
             continue
         if base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")

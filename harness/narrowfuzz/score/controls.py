@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from narrowfuzz.arms.ladder import LADDER, REFERENCE, climb, select_arms
+from narrowfuzz.arm import BY_NAME, EAGER, LADDER, REFERENCE, climb
+from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.summary import pairs_seen
@@ -144,9 +145,12 @@ def _arms(control: Control, pairs: Iterable[Pair]) -> frozenset[str]:
         values = dict(pair)
         if values.keys() != {"rung", "checkpoint"}:
             continue
-        rung, kernels = values["rung"], "default"
-        if rung.startswith("eager"):
-            rung, kernels = "none", "default" if rung == "eager" else "both"
-        spec = Spec(recipe="", compile=rung, checkpoint=values["checkpoint"], kernels=kernels)  # type: ignore[arg-type]
-        found |= {REFERENCE.name, "eager"} | {a.name for a in climb(spec) if a.name in allowed}
+        rung = BY_NAME[values["rung"]]  # a value of Spec.compile is an arm's name, too
+        spec = Spec(
+            recipe="",
+            compile=rung.compiler or "none",  # type: ignore[arg-type]
+            checkpoint=values["checkpoint"],  # type: ignore[arg-type]
+            kernels="both" if rung.native else "default",
+        )
+        found |= {REFERENCE.name, EAGER.name} | {a.name for a in climb(spec) if a.name in allowed}
     return frozenset(found)

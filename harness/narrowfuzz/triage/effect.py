@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.arms.ladder import EAGER
+from narrowfuzz.arm import EAGER
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.numerics.plan import ROLES

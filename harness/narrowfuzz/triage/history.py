@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from narrowfuzz.arms.ladder import LADDER
+from narrowfuzz.arm import LADDER
 from narrowfuzz.case import Case, dump_case, load_case
 from narrowfuzz.device import enter
 from narrowfuzz.environment import settle

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from narrowfuzz.arms.ladder import BY_NAME as ARMS
-from narrowfuzz.arms.ladder import EAGER, Arm
+from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import Judge, verdicts_of
 from narrowfuzz.numerics.formats import F32

@@ -6,12 +6,11 @@ import tempfile
 from pathlib import Path
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import climb
+from narrowfuzz.arm import climb
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.device import torch_name
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
-from narrowfuzz.judge_schedule import arms_of
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful
 from narrowfuzz.severity import severity
@@ -129,7 +128,7 @@ def _triaged(
 
 
 def _arms(spec: Spec) -> list[str]:
-    return [a.name for a in climb(spec)] if spec.schedule is None else list(arms_of(spec.schedule))
+    return [arm.name for arm in climb(spec)]
 
 
 def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful, device: str) -> str:

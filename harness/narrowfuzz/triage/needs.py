@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.schedule.events import Reload, Schedule, Settings, Step, Switch
 from narrowfuzz.schedule.story import FEATURES, story
@@ -34,7 +35,7 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
     found = {f"{name}={value}" for name, value in _changed(case.spec, Spec, _SIZES)}
     if schedule is not None:
         found |= set(_of_schedule(schedule))
-        if verdict.arm == "eager":  # the plain run shows it: no recompute is needed
+        if not BY_NAME[verdict.arm].recomputes:  # the plain run shows it: no recompute is needed
             found -= {need for need in found if need.startswith(("checkpoint", "reentrant"))}
             found -= {"nested checkpoints"}
     return sorted(found)

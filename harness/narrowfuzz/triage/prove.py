@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from narrowfuzz.arms.ladder import BY_NAME as ARMS
-from narrowfuzz.arms.ladder import EAGER, EAGER_NATIVE
+from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.triage.layer import first_of, linear_of

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from narrowfuzz.arms.ladder import BY_NAME, Arm, options_on
+from narrowfuzz.arm import BY_NAME, Arm
+from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.models.zoo import MODELS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from narrowfuzz.arms.ladder import BY_NAME
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import (
     Is,

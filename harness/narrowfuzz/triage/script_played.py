@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arms.ladder import BY_NAME, EAGER, Arm, base_of, climb, options_on
+from narrowfuzz.arm import BY_NAME, EAGER, Arm, base_of, climb
+from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import LEARNING_RATE, Case, Spec
 from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.judge import tensors_of

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from narrowfuzz import data
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms import events_data
 from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.case import Case
@@ -98,12 +99,12 @@ def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
     for earlier in case.history:
         if earlier.spec.recipe != case.spec.recipe or earlier.spec.schedule is None:
             raise ValueError(f"{earlier.spec.recipe} ran before, and a script has one recipe")
-        yield Run("", earlier, earlier.spec.schedule, arm != "eager")
+        yield Run("", earlier, earlier.spec.schedule, BY_NAME[arm].recomputes)
 
 
 def _compared(evidence: ScheduleEvidence, verdict: Verdict, look: Look) -> Iterator[Run]:
     """The run that the verdict is about, after the one that it is compared with."""
-    own = Run("run", evidence.case, evidence.schedule, verdict.arm != "eager")
+    own = Run("run", evidence.case, evidence.schedule, BY_NAME[verdict.arm].recomputes)
     if look.other == "before":
         yield replace(own, variable="other")
     if look.other == "plain":

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from narrowfuzz.arms.ladder import BY_NAME as ARMS
+from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.case import Case, Dtype, Spec, Spike
 from narrowfuzz.environment import describe
 from narrowfuzz.judge import Judge, tensors_of
@@ -223,12 +223,8 @@ def _only_as_dear(case: Case, arm: str) -> Case:
     if case.spec.schedule is not None:
         return case
     changes: dict[str, str] = {}
-    stage = ARMS[arm].stage
-    if not ARMS[arm].compiler:
-        changes["compile"] = "none"
-    elif stage.startswith("aot_eager"):
-        changes["compile"] = stage
-    if not ARMS[arm].checkpoint:
+    changes["compile"] = ARMS[arm].compiler or "none"
+    if not ARMS[arm].recomputes:
         changes["checkpoint"] = "none"
     if not ARMS[arm].native:
         changes["kernels"] = "default"

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from narrowfuzz.arm import BY_NAME, EAGER
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, Format
 from narrowfuzz.numerics.plan import Plan
@@ -51,7 +52,7 @@ def of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
         if trace is None:
             return None
         # the other arms' verdicts do not matter, but what this one is compared with does
-        others = (arm, arm.partition("+")[0], "eager", evidence.base)
+        others = (arm, BY_NAME[arm].stage, EAGER.name, evidence.base)
         kept = {a: t for a, t in evidence.traces.items() if a in others}
         return _with(evidence, replace(evidence, traces=kept | {arm: trace}))
 

@@ -1,0 +1,142 @@
+"""Arms: the ways to run a case, and the ladder that a Spec climbs of them, from cheap to dear.
+
+The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
+thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation, fused
+roundings) to the one before. PyTorch's own kernels may also take the place of oneDNN's. Every stage
+comes without checkpointing and with each kind of it.
+
+An arm's name identifies it, in files and in fingerprints; whoever wants to know something of an arm
+asks the Arm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from narrowfuzz.case import Compile, Spec
+from narrowfuzz.schedule.events import Schedule
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to run a case."""
+
+    name: str
+    title: str
+    #: torch.compile backend; "" runs eager.
+    compiler: str = ""
+    options: tuple[tuple[str, object], ...] = ()
+    #: "": none; otherwise what of the model is recomputed in backward, and how.
+    checkpoint: str = ""
+    #: What of eager's roundings the code may leave out: nothing, the one between a product and its
+    #: bias, or all inside of a fused chain.
+    fuses: Literal["", "bias", "chains"] = ""
+    #: Decomposed graphs: sums may be made in another order than eager's.
+    reorders: bool = False
+    #: oneDNN is switched off while it runs.
+    native: bool = False
+    #: The arm that recomputes nothing and is like it in all else; "": itself.
+    without: str = ""
+
+    @property
+    def stage(self) -> str:
+        """Name of the arm without its checkpointing."""
+        return self.without or self.name
+
+    @property
+    def compiled(self) -> bool:
+        """A compiler makes its code."""
+        return bool(self.compiler)
+
+    @property
+    def recomputes(self) -> bool:
+        """Something of its forward runs again in backward."""
+        return bool(self.checkpoint)
+
+
+REFERENCE = Arm("reference", "executed from the recipe's plan, and a float64 twin of the model")
+EAGER = Arm("eager", "the real library, eager; run twice")
+EAGER_NATIVE = Arm("eager_native", "eager, PyTorch's own kernels in place of oneDNN's", native=True)
+AOT_EAGER = Arm("aot_eager", "traced forward and backward graphs, run eagerly", "aot_eager")
+PARTITIONED = Arm(
+    "aot_eager_decomp_partition",
+    "decomposed, partitioned by the minimal cut, run eagerly",
+    "aot_eager_decomp_partition",
+    reorders=True,
+)
+INDUCTOR_STRICT = Arm(
+    "inductor_strict",
+    "Inductor with emulate_precision_casts: eager's roundings kept",
+    "inductor",
+    (("emulate_precision_casts", True),),
+    fuses="bias",  # mm and bias still become one addmm
+    reorders=True,
+)
+INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
+
+_STAGES = (EAGER, EAGER_NATIVE, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
+_EAGER = (EAGER, EAGER_NATIVE)
+#: checkpoint -> suffix of the arm's name and what it says of itself.
+_CHECKPOINTS = {
+    "full": ("+checkpoint", "everything recomputed"),
+    "reentrant": ("+checkpoint_reentrant", "recomputed by the reentrant checkpoint"),
+    "selective": ("+checkpoint_selective", "attention and every second matmul kept"),
+    "by_torch": ("+checkpoint_by_torch", "recomputed by torch's checkpoint, not the library's"),
+    "by_torch_reentrant": (
+        "+checkpoint_by_torch_reentrant", "recomputed by torch's reentrant checkpoint",
+    ),
+}  # fmt: skip
+#: Those of models; a schedule says whose checkpoint it takes.
+_OF_MODELS = ("none", "full", "reentrant", "selective")
+
+
+def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
+    """The arm that recomputes as ``checkpoint`` says; "none" is the arm itself."""
+    if checkpoint == "none":
+        return arm
+    suffix, title = _CHECKPOINTS[checkpoint]
+    return replace(
+        arm, name=arm.name + suffix, title=f"{arm.title}; {title}", checkpoint=checkpoint,
+        without=arm.name,
+    )  # fmt: skip
+
+
+#: The compiled stages that each value of ``Spec.compile`` climbs; the last one is the dearest.
+COMPILED: dict[Compile, tuple[Arm, ...]] = {
+    "none": (),
+    "aot_eager": (AOT_EAGER,),
+    "aot_eager_decomp_partition": (PARTITIONED,),
+    "inductor": (AOT_EAGER, INDUCTOR_STRICT, INDUCTOR),
+}
+
+LADDER = (REFERENCE, *(with_checkpoint(arm, c) for arm in _STAGES for c in _OF_MODELS))
+#: Every arm there is, those of schedules as well.
+BY_NAME = {arm.name: arm for arm in (*LADDER, *(with_checkpoint(EAGER, c) for c in _CHECKPOINTS))}
+
+
+def base_of(spec: Spec) -> Arm:
+    """The rung that a Spec's others, and its runs on other data, are compared with."""
+    return EAGER_NATIVE if spec.native else EAGER
+
+
+def climb(spec: Spec) -> tuple[Arm, ...]:
+    """The rungs of a Spec, reference excluded (it is always there)."""
+    if spec.schedule is not None:
+        return _of_schedule(spec.schedule)
+    rungs: list[Arm] = []
+    for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
+        rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))
+    rungs += [with_checkpoint(arm, spec.checkpoint) for arm in COMPILED[spec.compile]]
+    return tuple(rungs)
+
+
+def _of_schedule(schedule: Schedule) -> tuple[Arm, ...]:
+    if schedule.checkpoint == "none":
+        return (EAGER,)
+    kinds = {
+        ("library", False): "full", ("library", True): "reentrant",
+        ("torch", False): "by_torch", ("torch", True): "by_torch_reentrant",
+    }  # fmt: skip
+    kind = kinds[schedule.checkpoint_by, schedule.reentrant]
+    return EAGER, with_checkpoint(EAGER, kind)
