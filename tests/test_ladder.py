@@ -128,7 +128,7 @@ def test_only_code_that_inductor_writes_may_leave_roundings_out() -> None:
 
 def test_a_schedule_climbs_eager_and_its_own_checkpoint() -> None:
     def names(**how: Any) -> list[str]:
-        schedule = Schedule(layers=1, events=[], **how)
+        schedule = Schedule(events=(), **how)
         return [a.name for a in climb(Spec(recipe="reference.delayed", schedule=schedule))]
 
     assert names() == ["eager"]

@@ -110,7 +110,7 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
         return "unclear refusal of an empty dimension", "clarity"
     if not evidence.refusal:
         return "fails although nothing forbids it", ""
-    if error.phase == "backward":
+    if error.phase == "backward" and evidence.layers:  # a function's own call may come there
         return "refused only in backward", "time"
     if not states_rule:
         return "refusal states no rule", "rule"

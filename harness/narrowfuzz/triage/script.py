@@ -8,25 +8,23 @@ A single linear that runs once has a short form; everything else is played (``sc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from narrowfuzz.arm import BY_NAME, Arm
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.models.zoo import MODELS
-from narrowfuzz.numerics.formats import F32
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
+    Tensors,
+    docstring,
     guarded,
     hex_rows,
     layouts,
     model_source,
-    quoted,
     sites,
 )
 from narrowfuzz.triage.script_played import write_played_script
@@ -37,7 +35,7 @@ def write_script(
     case: Case,
     verdict: Verdict,
     recipe: Recipe,
-    tensors: Mapping[str, F32] | None = None,
+    tensors: Tensors | None = None,
     *,
     device: str = "cpu",
 ) -> str:
@@ -53,18 +51,11 @@ def write_script(
 
 
 def _short(
-    case: Case,
-    verdict: Verdict,
-    recipe: Recipe,
-    tensors: Mapping[str, F32],
-    check: str,
-    device: str,
+    case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, check: str, device: str
 ) -> str:
     arm, tapped = BY_NAME[verdict.arm], verdict.oracle in _TAPPED
     parts = [
-        f'"""{quoted(verdict.sentence())}\n\n'
-        f"{case.spec.recipe}, arm {verdict.arm}, rule {verdict.oracle}."
-        ' Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell.\n"""',
+        docstring(verdict, case.spec.recipe),
         "import collections, contextlib, ctypes, math, re\nimport torch"
         + ("\nimport torch.utils.checkpoint" if arm.checkpoint else ""),
         f"torch.set_num_threads(1)\ndevice, dtype = {device!r}, {TORCH_NAME[case.spec.dtype]}"
@@ -111,7 +102,7 @@ def _model_source(spec: Spec) -> tuple[str, str]:
     return f"{model_source(spec.model)}\n\n\n{build}", imports
 
 
-def _literals(tensors: Mapping[str, F32], spec: Spec) -> str:
+def _literals(tensors: Tensors, spec: Spec) -> str:
     lines = []
     for name, values in tensors.items():
         rows = values.reshape(1, -1) if values.ndim == 1 else values

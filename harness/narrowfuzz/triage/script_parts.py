@@ -17,6 +17,8 @@ from narrowfuzz.play import models
 from narrowfuzz.triage.paste import hoisted, pasted
 from narrowfuzz.verdict import Verdict
 
+#: Values by their names in a case.
+Tensors = Mapping[str, F32]
 #: Where ``seen`` holds the operands of a role: ``sites`` defines ``at``.
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 #: The slots of a side's codes and scale in an entry of ``seen``.
@@ -82,7 +84,7 @@ def layouts(spec: Spec) -> str:
 _WIDE = 1000
 
 
-def packed(tensors: Mapping[str, F32]) -> str:
+def packed(tensors: Tensors) -> str:
     """A call of the player's ``unpacked`` that gives these tensors."""
     raw = b"".join(np.ascontiguousarray(t, dtype="<f4").tobytes() for t in tensors.values())
     text = base64.b85encode(zlib.compress(raw, 9)).decode()

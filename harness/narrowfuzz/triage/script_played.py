@@ -33,6 +33,7 @@ from narrowfuzz.triage.script_parts import (
     OF_LINEAR,
     POISON,
     TORCH_NAME,
+    Tensors,
     docstring,
     guarded,
     model_source,
@@ -55,7 +56,7 @@ class Run:
     variable: str
     spec: Spec
     arm: Arm
-    tensors: Mapping[str, F32]
+    tensors: Tensors
     events: tuple[Event, ...]
     #: False: the unquantised model in float64, on the CPU.
     converts: bool = True
@@ -77,12 +78,7 @@ class Run:
 
 
 def write_played_script(
-    case: Case,
-    verdict: Verdict,
-    recipe: Recipe,
-    tensors: Mapping[str, F32],
-    *,
-    device: str = "cpu",
+    case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, device: str = "cpu"
 ) -> str:
     """The script's text, for a device as torch calls it. Raises ValueError for a place or an
     expectation that it cannot look at."""
@@ -121,11 +117,10 @@ def write_played_script(
     )
 
 
-def runs_of(case: Case, verdict: Verdict, tensors: Mapping[str, F32]) -> list[Run]:
+def runs_of(case: Case, verdict: Verdict, tensors: Tensors) -> list[Run]:
     """The case's own run, and the others that the verdict compares it with."""
     spec, expect, named = case.spec, verdict.expect, _renamed(case.spec, tensors)
-    own = Run("", "trace", spec, BY_NAME[verdict.arm], named, _events(spec))
-    runs = [own]
+    runs = [own := Run("", "trace", spec, BY_NAME[verdict.arm], named, _events(spec))]
     for i, other in enumerate(verdict.runs):
         variable = f"other_{i}" if i else "other"
         theirs = _renamed(other.spec, other.tensors)
@@ -174,7 +169,7 @@ def _events(spec: Spec) -> tuple[Event, ...]:
     return default_events(spec.steps, spec.microbatches, optimizes=optimizes)
 
 
-def _renamed(spec: Spec, tensors: Mapping[str, F32]) -> Mapping[str, F32]:
+def _renamed(spec: Spec, tensors: Tensors) -> Tensors:
     """A single linear's parameters by their names in the model."""
     if not spec.direct:
         return tensors
@@ -242,7 +237,7 @@ def _plays(
             yield f"{run.variable} = play(Trace(), {call})"
 
 
-def _held(name: str, values: F32, own: Mapping[str, F32]) -> bool:
+def _held(name: str, values: F32, own: Tensors) -> bool:
     return (
         name in own and own[name].shape == values.shape and bool(same_bits(own[name], values).all())
     )
