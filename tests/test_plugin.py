@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from narrowfuzz.oracles import ORACLES
 
 pytest_plugins = ("pytester",)
 
@@ -148,3 +150,14 @@ def test_a_project_with_a_package_called_harness_keeps_it(suite: pytest.Pytester
     )
     result = suite.run(sys.executable, "-m", "pytest", "-q", "test_mine.py")
     result.assert_outcomes(passed=1)
+
+
+def test_every_rule_has_a_property() -> None:
+    """What holds in a campaign holds in the property tests, too."""
+    folder = Path(__file__).resolve().parents[1] / "properties"
+    told = runpy.run_path(str(folder / "test_rules.py"))["PROPERTIES"]
+    names = [promise.name for promise in told]
+    assert len(names) == len(set(names))
+    judged = {rule for promise in told for rule in promise.rules}
+    assert judged == {oracle.name for oracle in ORACLES}
+    assert all(set(promise.compiled) <= set(promise.rules) for promise in told)

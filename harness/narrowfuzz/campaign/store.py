@@ -74,7 +74,7 @@ class Store:
         raw = msgspec.json.format(msgspec.json.encode(finding), indent=2)
         (folder / "explain.json").write_bytes(raw)
         if finding.story is not None and finding.story.slot:
-            draw_state(finding.story, folder / "state.png")
+            draw_state(finding.story, folder / "state.svg")
         row = {
             "id": finding.id, "fingerprint": finding.fingerprint, "severity": finding.severity,
             "status": status, "recipe": finding.recipe, "oracle": finding.oracle,
