@@ -21,7 +21,10 @@ app = typer.Typer(
 Globs = Annotated[list[str] | None, typer.Option("--recipe", help="recipes to test (glob)")]
 Files = Annotated[list[Path] | None, typer.Option("--recipe-file", help="file defining RECIPES")]
 DeviceName = Annotated[
-    str, typer.Option("--device", help="cpu, cuda, cuda:N, or simulated: a Hopper on the CPU")
+    str,
+    typer.Option(
+        "--device", help="cpu, the default; cuda, cuda:N, or simulated: a Hopper on the CPU"
+    ),
 ]
 ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (glob)")]
 
@@ -35,7 +38,7 @@ def run(
     recipe: Globs = None,
     recipe_file: Files = None,
     arm: ArmGlobs = None,
-    device: DeviceName = "cpu",
+    device: DeviceName = "",
     seed: Annotated[int | None, typer.Option(help="reproduce a campaign's draws")] = None,
     out: Annotated[Path | None, typer.Option(help="output folder")] = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,

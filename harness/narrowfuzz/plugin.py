@@ -78,10 +78,10 @@ def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
     """Everything there is, and what the options select."""
     from pathlib import Path
 
-    from narrowfuzz.recipe import load_recipes, load_stateful, select
+    from narrowfuzz.recipe import load_every, select
 
     files = [Path(f) for f in config.getoption("--nf-recipe-file")]
-    everything = {**load_recipes(files), **load_stateful(files)}
+    everything = load_every(files)
     return everything, list(select(everything, config.getoption("--nf-recipe")).values())
 
 
@@ -96,7 +96,7 @@ class Harness:
         from narrowfuzz.device import choose, enter
         from narrowfuzz.judge import Judge
         from narrowfuzz.ledger import Ledger, load_ledger
-        from narrowfuzz.recipe import Recipe, runnable
+        from narrowfuzz.recipe import Recipe, of_kind, runnable
         from narrowfuzz.stateful import Stateful
         from narrowfuzz.trials import Trials
 
@@ -120,8 +120,7 @@ class Harness:
             ledger = Ledger([]) if bare else load_ledger(trials, device.torch)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        recipes = {name: r for name, r in everything.items() if isinstance(r, Recipe)}
-        stateful = {name: r for name, r in everything.items() if isinstance(r, Stateful)}
+        recipes, stateful = of_kind(everything, Recipe), of_kind(everything, Stateful)
         self.judge = Judge(recipes, ledger, device=device, stateful=stateful)
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}

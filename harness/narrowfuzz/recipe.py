@@ -23,6 +23,7 @@ from narrowfuzz.stateful import Stateful
 from narrowfuzz.trace import ChangeKind
 
 T = TypeVar("T")
+K = TypeVar("K", bound="Recipe | Stateful")
 
 
 @dataclass(frozen=True)
@@ -144,17 +145,25 @@ def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
     return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
 
 
+def load_every(extra_files: Sequence[Path] = ()) -> dict[str, Recipe | Stateful]:
+    """All recipes by name; each file is executed once. Raises ValueError naming the file if one
+    cannot be loaded."""
+    return {r.name: r for file in _files(extra_files) for r in _load_file(file)}
+
+
+def of_kind(recipes: Mapping[str, Recipe | Stateful], kind: type[K]) -> dict[str, K]:
+    """Those that are ``Recipe`` or ``Stateful``."""
+    return {name: r for name, r in recipes.items() if isinstance(r, kind)}
+
+
 def load_recipes(extra_files: Sequence[Path] = ()) -> dict[str, Recipe]:
-    """All recipes that convert a model, by name. Raises ValueError naming the file if one cannot be
-    loaded."""
-    return {r.name: r for f in _files(extra_files) for r in _load_file(f) if isinstance(r, Recipe)}
+    """All recipes that convert a model, by name. Raises ValueError as ``load_every``."""
+    return of_kind(load_every(extra_files), Recipe)
 
 
 def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
-    """All recipes that schedules run on, by name. Raises ValueError as ``load_recipes``."""
-    return {
-        r.name: r for f in _files(extra_files) for r in _load_file(f) if isinstance(r, Stateful)
-    }
+    """All recipes that schedules run on, by name. Raises ValueError as ``load_every``."""
+    return of_kind(load_every(extra_files), Stateful)
 
 
 def _files(extra: Sequence[Path]) -> list[Path]:

@@ -48,9 +48,11 @@ def replay_command(
         from te_on_cpu import environment as te
 
         te.choose(te_version)
-    from narrowfuzz.recipe import load_recipes, load_stateful
+    from narrowfuzz.recipe import Recipe, load_every, of_kind
+    from narrowfuzz.stateful import Stateful
 
-    recipes, stateful = load_recipes(files), load_stateful(files)
+    every = load_every(files)
+    recipes, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
     from narrowfuzz.judge import Judge
     from narrowfuzz.ledger import Ledger, load_ledger
     from narrowfuzz.trials import Trials

@@ -21,8 +21,7 @@ from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.recipe import (
     Recipe,
-    load_recipes,
-    load_stateful,
+    load_every,
     obstacle,
     obstacles,
     runnable,
@@ -53,11 +52,14 @@ def run_command(
     """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
-    check_device(device, workers or default_workers(device))
     select_arms(arms)
     fault = _fault(plant)
-    if fault is not None and not recipes:
-        recipes = find_fault(*fault).recipes  # it may patch a library that others run on
+    if fault is not None:
+        what = find_fault(*fault)
+        # it may patch a library that others run on, or be of a device
+        recipes, device = recipes or what.recipes, device or what.device
+    device = device or "cpu"
+    check_device(device, workers or default_workers(device))
     prepare(plant)
     if te_version:
         from te_on_cpu import environment as te
@@ -68,10 +70,7 @@ def run_command(
     choose(device)
     settle()
     where = enter(device)
-    there: dict[str, Recipe | Stateful] = {
-        **load_recipes(recipe_files),
-        **load_stateful(recipe_files),
-    }
+    there = load_every(recipe_files)
     meant = any(glob != "*" for glob in recipes)
     unasked = [] if meant else [name for name, r in there.items() if process_of(r)]
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}

@@ -39,7 +39,7 @@ from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.planted import identity, planted
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable, select
+from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable, select
 from narrowfuzz.stateful import Stateful, process_of, processes
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
@@ -101,9 +101,9 @@ class Worker:
             ForkedScripts() if copies else partial(run_script, device=device.name)
         )
         self.judged = judged
-        recipes = load_recipes(config.recipe_files)
-        stateful = load_stateful(config.recipe_files)
-        chosen = select({**recipes, **stateful}, config.recipes).values()
+        every = load_every(config.recipe_files)
+        recipes, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
+        chosen = select(every, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(chosen)
         self.takes_turns = len(kinds) > 1

@@ -19,9 +19,8 @@ from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.controls.control import Control
 from narrowfuzz.coverage import Pair
 from narrowfuzz.device import asked_here, check_device
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, obstacle, select
+from narrowfuzz.recipe import load_every, obstacle, select
 from narrowfuzz.schedule.story import FEATURES
-from narrowfuzz.stateful import Stateful
 
 #: Draws of each Spec, and of each compiled one: a control has few cases, which should be as many
 #: Specs as it can pay for.
@@ -126,7 +125,7 @@ def _recipes(control: Control, device: str) -> tuple[str, ...]:
     """The control's recipes that run here. Raises ValueError if none does."""
     check_device(device)
     files = control.recipe_files
-    there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
+    there = load_every(files)
     reasons = {
         n: obstacle(r, asked_here(device)) for n, r in select(there, control.recipes).items()
     }

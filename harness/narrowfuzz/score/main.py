@@ -21,7 +21,7 @@ from narrowfuzz.device import asked_here, check_device, default_workers
 from narrowfuzz.environment import prepare, versions
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, obstacle
+from narrowfuzz.recipe import Recipe, load_every, obstacle
 from narrowfuzz.score.controls import run_control
 from narrowfuzz.score.hunt import Options, Quarry, hunt, record, scored
 from narrowfuzz.score.record import (
@@ -176,7 +176,7 @@ def _quarries(
     faults: Sequence[tuple[str, Fault]], device: str
 ) -> tuple[list[Quarry], list[Hunted]]:
     """With the recipes that run here, and the faults that can hit none of them."""
-    known: dict[str, Recipe | Stateful] = {**load_recipes(), **load_stateful()}
+    known = load_every()
     reasons: dict[tuple[str, str], str] = {}
     quarries, unfit = [], []
     for file, fault in faults:

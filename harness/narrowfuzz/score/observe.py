@@ -23,7 +23,7 @@ from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
+from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import cases, often, rarely, schedule_cases
 
@@ -85,7 +85,8 @@ def _look(
     choose(device)
     settle()
     where = enter(device)
-    known, stateful = load_recipes(), load_stateful()
+    every = load_every()
+    known, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
     models = [r for n in recipes if n in known and (r := runnable(known[n], where.torch))]
     playing = [stateful[n] for n in recipes if n in stateful]
     for recipe in playing:

@@ -21,7 +21,8 @@ from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import rules_of
-from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.recipe import Recipe, load_every, of_kind
+from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.verify import GONE, SHOWN, RunScript
 from narrowfuzz.verdict import Verdict, fingerprint
 
@@ -152,9 +153,10 @@ def show(
     what a fresh process runs."""
     settle()
     case = load_case(raw)
+    every = load_every(files)
     judge = Judge(
-        load_recipes(files), Ledger([]), frozenset(arms), device=enter(device),
-        stateful=load_stateful(files),
+        of_kind(every, Recipe), Ledger([]), frozenset(arms), device=enter(device),
+        stateful=of_kind(every, Stateful),
     )  # fmt: skip
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
     if verdict is None:

@@ -12,7 +12,7 @@ from narrowfuzz.device import torch_name
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful
+from narrowfuzz.recipe import Recipe, load_every
 from narrowfuzz.severity import severity
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
@@ -78,9 +78,7 @@ def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[s
 
 
 def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> Recipe | Stateful:
-    if case.spec.schedule is None:
-        return load_recipes(recipe_files)[case.spec.recipe]
-    return load_stateful(recipe_files)[case.spec.recipe]
+    return load_every(recipe_files)[case.spec.recipe]
 
 
 def _verdict(arm: str, how: str) -> Verdict:

@@ -11,7 +11,7 @@ from narrowfuzz.device import choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable, select
+from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable, select
 from narrowfuzz.stateful import Stateful, process_of, processes
 from narrowfuzz.vacuity.measure import Table, measure
 
@@ -19,7 +19,7 @@ from narrowfuzz.vacuity.measure import Table, measure
 def chosen(globs: Sequence[str]) -> dict[str, Recipe | Stateful]:
     """The recipes that match; if no glob is given, all that patch no library. Raises ValueError
     for a glob that matches nothing."""
-    every: dict[str, Recipe | Stateful] = {**load_recipes(), **load_stateful()}
+    every = load_every()
     if not globs:
         return {name: recipe for name, recipe in every.items() if not process_of(recipe)}
     return select(every, globs)
@@ -52,7 +52,8 @@ def _measure(names: Sequence[str], cases: int, seed: int, compile: Compile, devi
     choose(device)
     settle()
     where = enter(device)
-    recipes, stateful = load_recipes(), load_stateful()
+    every = load_every()
+    recipes, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
     able: list[Recipe | Stateful] = []
     for name in names:
         if name in stateful:
