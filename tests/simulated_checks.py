@@ -216,6 +216,22 @@ def check_a_finding_has_a_script_that_shows_it_on_the_device() -> None:
         assert found.finding.device == "simulated" and "cuda" in found.script
 
 
+def check_what_the_ledger_knows_of_cuda_hides_nothing_else() -> None:
+    ledger = load_ledger(device=DEVICE.torch)
+    judge = Judge(load_recipes(), ledger, frozenset({"eager"}), device=DEVICE)
+    spec = Spec(recipe="torchao.float8.tensorwise", backend="real", m=17, k=32, n=32)
+    case, entry = Case(spec=spec, data=DataSpec()), "float8-cuda-shape-refusals"
+    judgement = judge.judge(case)
+    assert {v.explained_by for v in judgement.known} == {entry} and not judgement.causes
+    neighbour = Case(spec=msgspec.structs.replace(spec, m=32), data=DataSpec())
+    assert not judge.judge(neighbour).known
+    with planted("", "backward-unsupported"):
+        causes = judge.judge(neighbour).causes
+    assert [verdict.symptom for verdict in causes] and not judge.judge(neighbour).causes
+    with planted("", "backward-unsupported"):  # in the entry's own case it dies for another reason
+        assert judge.judge(case).causes
+
+
 def check_a_backward_in_a_thread_of_its_own_is_seen_alike() -> None:
     """As CUDA's is: autograd runs it in a thread of the device."""
     recipes, plain = load_recipes(), torch.Tensor.backward

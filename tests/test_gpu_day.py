@@ -87,13 +87,12 @@ def test_a_record_becomes_a_column_and_each_question_a_row() -> None:
 @pytest.mark.slow
 def test_a_slice_of_the_simulated_day_is_answered_with_yes(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_day.py"), "--simulate"]
-    only = [text for part in ("probe", "float8", "lost") for text in ("--only", part)]
+    only = [text for part in ("probe", "float8") for text in ("--only", part)]
     done = subprocess.run(
-        [*command, "--minutes", "1", *only, "--out", str(tmp_path)],
+        [*command, "--minutes", "0.7", *only, "--out", str(tmp_path)],
         capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "gpu.json").read_text())
     assert told["parts"]["float8"]["cases"] > 0 and not told["parts"]["float8"]["findings"]
-    assert told["parts"]["lost"]["lost_workers"] >= 1
     assert set(told["answers"].values()) == {"yes"}

@@ -59,7 +59,8 @@ def test_what_the_script_defines_is_there(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_is_annotated_but_the_fields_of_dataclasses() -> None:
     text = pasted(("play", "Trace"), (layers, checkpoint, player), {
-        "dtype": "dtype", "input_shape": "(2, 3)", "output_shape": "(2, 3)", "tied": "{}",
+        "device": "'cpu'", "dtype": "dtype", "input_shape": "(2, 3)", "output_shape": "(2, 3)",
+        "tied": "{}",
     })  # fmt: skip
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):

@@ -71,7 +71,7 @@ def test_the_checkouts_conftest_goes_with_an_installed_plugin(suite: pytest.Pyte
         (["--nf-recipe", "torch.fp23"], "*did you mean 'torch.fp32'?*"),
         (["--nf-recipe-file", "nowhere.py"], "*nowhere.py*does not exist*"),
         (["--nf-profile", "thorough"], "*--nf-profile*invalid choice*"),
-        (["--nf-device", "tpu"], "*--nf-device*invalid choice*"),
+        (["--nf-device", "tpu"], "*--device must be one of cpu, cuda, simulated*"),
     ],
 )
 def test_a_bad_option_is_a_usage_error(suite: pytest.Pytester, args: list[str], says: str) -> None:
@@ -105,7 +105,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
             "*scale*: got *, must be *",
             "*[[]O3, arm eager[]]*",
             "*narrowfuzz replay case.json*",
-            '*{"data":{*"schema":3,"spec":{*"recipe":"mine.liar"}}*',
+            '*{"data":{*"schema":4,"spec":{*"recipe":"mine.liar"}}*',
         ]
     )
     # the printed JSON is a case that replays to the same failure
