@@ -43,7 +43,7 @@ seed-bug: $(READY)
 
 # a first day on a GPU, as benchmarks/gpu_day.py tells it: resumable, in the Python that is there, with
 # what that lacks from a folder of WHEELS; ARGS=--simulate plays it on a simulated Hopper
-gpu: MINUTES = 35
+gpu: MINUTES = 18
 gpu:
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) benchmarks/gpu_day.py --minutes $(MINUTES) \
 		$(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)

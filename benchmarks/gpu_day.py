@@ -5,10 +5,12 @@ nothing (``--go-on`` goes on). Everything that was printed and found is kept in 
 ``gpu.json`` over it; a day that was cut off goes on where it stopped when it is started again. Runs
 from the tree with the Python that is there; packages that lack come from a folder of wheels.
 
-    python benchmarks/gpu_day.py --minutes 35 --call 9 --wheels .whl
-    python benchmarks/gpu_day.py --simulate --minutes 12
+    python benchmarks/gpu_day.py --call 9 --wheels .whl --resume day.tgz
+    python benchmarks/gpu_day.py --simulate --minutes 9
 
-Exit code 0: all is answered with yes; 1: a no; 3: the call's time is up, start it again.
+Parts that did not answer yes are asked again. Where the variable OUT names a folder, the whole day
+is put into OUT/day.tgz, which another call may --resume. Exit code 0: all is answered with yes; 1:
+a no; 3: the call's time is up, start it again.
 """
 
 from __future__ import annotations
@@ -17,100 +19,32 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpu_steps import NOT_SIMULATED, RUN, STEPS, Part, Step
 from gpu_table import keep
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What is imported, by the names of the distributions that bring it.
 NEEDED = (
-    "hypothesis", "msgspec", "numpy", "packaging", "pytest", "rich", "sortedcontainers", "torch",
-    "torchao", "typer",
+    "hypothesis", "msgspec", "numpy", "packaging", "pydantic", "pytest", "rich", "sortedcontainers",
+    "torch", "torchao", "typer",
 )  # fmt: skip
 UNFINISHED = 3
-_RUN = (sys.executable, "-m", "narrowfuzz.cli")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One command of a step. Of a day's time it gets its share; what it writes is in ``name``."""
-
-    name: str
-    minutes: float
-    command: tuple[str, ...]
-    #: Exit codes that answer yes.
-    good: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Some parts that answer one question."""
-
-    name: str
-    question: str
-    parts: tuple[Part, ...]
-
-
 #: Of a whole day.
-MINUTES = 35.0
-
-
-def run(name: str, minutes: float, *globs: str, arms: tuple[str, ...] = ("eager*",)) -> Part:
-    """A campaign on these recipes."""
-    chosen = [text for glob in globs for text in ("--recipe", glob)]
-    chosen += [text for arm in arms for text in ("--arm", arm)]
-    command = ("run", *chosen, "--seed", "1", "--minutes", "{minutes}", "--out", "{out}")
-    return Part(name, minutes, (*_RUN, *command, "--device", "{device}"))
-
-
-COMPILED = ("eager", "aot_eager*", "inductor*")
-FAULTS = ("gemm-gain", "gemm-narrow-accumulator", "attention-statistics-base-two",
-          "recompute-drifts")  # fmt: skip
-STEPS = (
-    Step("probe", "Are our assumptions true?", (
-        Part("probe", 4.0, (sys.executable, "benchmarks/gpu_probe.py", "--device", "{device}",
-                            "--out", "{out}.json")),
-    )),
-    Step("baselines", "Is it silent on plain torch?", (
-        run("baselines", 3.0, "torch.bf16", "torch.fp32", "torch.fp16"),
-        Part("properties", 2.0, (
-            sys.executable, "-m", "pytest", "-q", "-x", "properties", "--nf-profile", "smoke",
-            "--nf-device", "{device}",
-        )),
-    )),
-    Step("eager", "Do the bounds hold on FP8?", (
-        run("float8", 5.0, "torch.scaled_mm", "torchao.float8.*"),
-        run("blockwise", 1.5, "torchao.blockwise_fp8"),
-        run("mxfp8", 1.0, "torchao.mxfp8.*"),
-        run("schedules", 0.5, "reference.delayed"),
-    )),
-    Step("compiled", "Do taps and the rules of compiled rungs hold?", (
-        run("compiled-baselines", 3.0, "torch.bf16", "torch.fp32", arms=COMPILED),
-        run("compiled-float8", 5.0, "torchao.float8.*", arms=COMPILED),
-    )),
-    Step("faults", "Does it find anything, and survive?", (
-        Part("score", 5.0, (
-            *_RUN, "score", "--no-controls", "--device", "{device}", "--seconds", "{quarter}",
-            "--seed", "1", "--json", "{out}.json", *[t for f in FAULTS for t in ("--only", f)],
-        )),
-        Part("seed-bug", 3.0, (
-            sys.executable, "benchmarks/seed_bug.py", "--device", "{device}",
-        )),
-        Part("lost", 1.0, (
-            *_RUN, "run", "--plant", "device-lost", "--recipe", "torchao.float8.rowwise",
-            "--arm", "eager", "--workers", "1", "--seed", "1", "--minutes", "{minutes}",
-            "--out", "{out}", "--device", "{device}",
-        ), good=(1,)),
-    )),
-)  # fmt: skip
-#: What a simulated GPU cannot do: compilers ask for a real one, and so do Triton's kernels.
-NOT_SIMULATED = ("blockwise", "compiled-baselines", "compiled-float8", "seed-bug")
+MINUTES = 18.0
+#: Exit code of a part whose time was up, and the seconds it may have besides its own: a campaign
+#: starts its workers and ends what it is looking into.
+CUT_OFF, BESIDE = 124, 150.0
+PACKAGES = "packages"
 
 
 def main() -> int:
@@ -118,33 +52,47 @@ def main() -> int:
     device = "simulated" if asked.simulate else asked.device
     out = (asked.out or ROOT / "reports" / "runs" / f"gpu-{device.replace(':', '-')}").resolve()
     out.mkdir(parents=True, exist_ok=True)
+    if asked.resume is not None:
+        with tarfile.open(asked.resume) as archive:
+            archive.extractall(out, filter="data")
     env = environment(out, asked.wheels)
+    try:
+        return play(asked, device, out, env)
+    finally:
+        if os.environ.get("OUT"):
+            with tarfile.open(Path(os.environ["OUT"]) / "day.tgz", "w:gz") as archive:
+                archive.add(out, ".", filter=lambda one: None if PACKAGES in one.name else one)
+
+
+def play(asked: argparse.Namespace, device: str, out: Path, env: dict[str, str]) -> int:
+    """Every part that has not answered yes; the exit code."""
     file, until = out / "gpu.json", time.monotonic() + 60 * (asked.call or 1e6)
-    day: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"parts": {}}
+    day: dict[str, Any] = {"parts": {}, "answers": {}}
+    day |= json.loads(file.read_text()) if file.exists() else {}
     chosen = steps(asked.only)
     whole = sum(part.minutes for step in chosen for part in step.parts)
     day |= {"device": device, "date": time.strftime("%Y-%m-%d"), "minutes": asked.minutes}
     for step in chosen:
         print(f"== {step.name}: {step.question}", flush=True)
         for part in step.parts:
-            if part.name in day["parts"]:
+            before = day["parts"].get(part.name, {"good": False})
+            if before.get("good", True):
                 continue
             minutes = part.minutes * asked.minutes / whole
-            if time.monotonic() + 60 * minutes > until:
+            if time.monotonic() + 60 * minutes + BESIDE > until:
                 print("the call's time is up: start it again")
                 return UNFINISHED
             day["parts"][part.name] = done(part, minutes, device, out, env)
             file.write_text(json.dumps(day, indent=2) + "\n")
-        answer = answer_of(step, day["parts"])
+        answer = day["answers"][step.question] = answer_of(step, day["parts"])
+        file.write_text(json.dumps(day, indent=2) + "\n")
         print(f"== {step.name}: {answer}", flush=True)
         if answer == "no" and not asked.go_on:
             print("what follows would say nothing: look at the output, or go on with --go-on")
-            return 1
-    answers = {step.question: answer_of(step, day["parts"]) for step in chosen}
-    file.write_text(json.dumps(day | {"answers": answers}, indent=2) + "\n")
+            break
     if not asked.only and (out / "probe.json").exists():
         keep(out)
-    return int("no" in answers.values())
+    return int("no" in day["answers"].values())
 
 
 def steps(names: Sequence[str] | None) -> tuple[Step, ...]:
@@ -164,16 +112,24 @@ def environment(out: Path, wheels: Path | None) -> dict[str, str]:
     """Variables of every part: our tree, and what lacks, installed from the wheels. Raises
     SystemExit for what is not there."""
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    packages = out / "packages"
+    packages = out / PACKAGES
     if lacking and wheels is not None and not packages.exists():
+        half = packages.with_suffix(".half")  # one that is cut off must not be taken for whole
         files = [str(file) for file in sorted(wheels.glob("*.whl"))]
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps")
-        subprocess.run([*pip, "--target", str(packages), *files], check=True)
+        subprocess.run([*pip, "--upgrade", "--target", str(half), *files], check=True)
+        half.rename(packages)
     if lacking and not packages.exists():
         raise SystemExit(f"this Python lacks {', '.join(lacking)}: name a folder of their wheels")
     paths = (ROOT / "harness", packages, os.environ.get("PYTHONPATH", ""))
     path = os.pathsep.join(str(one) for one in paths if str(one))
-    return dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", NO_COLOR="1")
+    env = dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", NO_COLOR="1")
+    first = subprocess.run(
+        [*RUN, "list", "arms"], env=env, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if first.returncode:
+        raise SystemExit(f"narrowfuzz does not start here: {first.stderr.strip()[-500:]}")
+    return env
 
 
 def done(part: Part, minutes: float, device: str, out: Path, env: dict[str, str]) -> dict[str, Any]:
@@ -182,24 +138,37 @@ def done(part: Part, minutes: float, device: str, out: Path, env: dict[str, str]
         return {"code": None, "why": "it needs a GPU that is not simulated"}
     words = {
         "minutes": f"{minutes:.3f}", "quarter": f"{minutes * 15:.1f}", "device": device,
+        "workers": "0" if device == "simulated" else "6",
         "out": str(out / part.name),
     }  # fmt: skip
     command = [word.format_map(words) for word in part.command]
+    shutil.rmtree(out / part.name, ignore_errors=True)  # of a call that was cut off
     started = time.monotonic()
     with (out / f"{part.name}.log").open("w") as log:
-        ended = subprocess.run(
-            command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, check=False
-        )
-    told: dict[str, Any] = {"code": ended.returncode, "good": ended.returncode in part.good}
-    told |= {"seconds": round(time.monotonic() - started, 1), "command": " ".join(command[1:])}
-    told |= numbers(out / part.name)
-    # what judged nothing says nothing
-    told["good"] = told["good"] and told.get("cases", 1) > 0 and not told.get("missed")
+        code = _code(command, env, log, 60 * minutes + BESIDE)
+    told: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - started, 1)}
+    told |= {"command": " ".join(command[1:]), **numbers(out / part.name)}
+    told["good"] = (
+        code in part.good
+        and all(told.get(name) for name in part.needs)
+        and not (told.get("missed") or told.get("wrong"))
+    )
     last = (out / f"{part.name}.log").read_text().strip().splitlines()[-1:]
     print(
         f"{part.name}: exit code {told['code']} after {told['seconds']:.0f} s: {last}", flush=True
     )
     return told
+
+
+def _code(command: list[str], env: dict[str, str], log: Any, seconds: float) -> int:
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, check=False,
+            timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return CUT_OFF
+    return ended.returncode
 
 
 def numbers(kept: Path) -> dict[str, Any]:
@@ -215,7 +184,11 @@ def numbers(kept: Path) -> dict[str, Any]:
     names = ("cases", "specs", "compiles", "seconds", "lost_workers")
     findings = [f"{f['recipe']} {f['arm']}: {f['sentence']}" for f in summary["findings"]]
     suspected = [f"{f['recipe']} {f['arm']}: {f['sentence']}" for f in summary["suspected"]]
-    return {n: summary[n] for n in names} | {"findings": findings, "suspected": suspected}
+    about_words = ("contract--", "census--")
+    wrong = [f["fingerprint"] for f in summary["findings"]]
+    wrong = [name for name in wrong if not name.startswith(about_words)]
+    told = {"findings": findings, "suspected": suspected, "wrong": wrong}
+    return {n: summary[n] for n in names} | told
 
 
 def answer_of(step: Step, parts: dict[str, Any]) -> str:
@@ -240,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--go-on", action="store_true", help="after a no, too")
     parser.add_argument("--wheels", type=Path, help="folder with the packages that lack")
     parser.add_argument("--out", type=Path, help="folder of the day")
+    parser.add_argument("--resume", type=Path, help="day.tgz of an earlier call")
     return parser
 
 

@@ -13,15 +13,17 @@ import json
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from narrowfuzz.arm import EAGER, INDUCTOR
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
+from narrowfuzz.arms.ladder import options_on, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, check_device, choose, enter
@@ -29,7 +31,7 @@ from narrowfuzz.environment import prepare, settle, versions
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS
-from narrowfuzz.play.taps import ATTENTION
+from narrowfuzz.play.taps import ATTENTION, AttentionWatch
 from narrowfuzz.policy import cast_policies
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.score.observe import digest
@@ -37,13 +39,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Runs that must give the same bits.
 REPEATS = 100
-#: Milliseconds.
-SLOW = 20.0
+#: Two divisions, each 2 units in the last place off, in units of 2^-24.
+_ALLOWED = 8.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """``holds``: None where the question could not be asked, which ``seen`` then explains."""
+    """``holds``: None where nothing hangs on it, or where ``seen`` says why nobody asked."""
 
     question: str
     seen: Any
@@ -53,12 +55,19 @@ class Answer:
 def forks(device: Device) -> Answer:
     """A process that preloads what workers are forked from must not start CUDA."""
     code = (
-        "import narrowfuzz.campaign.preload, narrowfuzz.campaign.worker, torch;"
-        "print(torch.cuda.is_initialized())"
+        "import os, narrowfuzz.campaign.preload, narrowfuzz.campaign.worker, torch\n"
+        "if os.fork() == 0:\n"
+        "    torch.cuda.init()\n"
+        "    print('works', flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    up = (done.stdout.strip().splitlines() or ["?"])[-1]
-    return Answer("the fork server's imports leave CUDA alone", up, up == "False")
+    question = "CUDA works in a process that is forked after the fork server's imports"
+    if device.name == "simulated":
+        return Answer(question, "it needs a GPU that is not simulated", None)
+    said = (done.stdout + done.stderr).strip().splitlines() or ["nothing"]
+    return Answer(question, said[-1], said[-1] == "works")
 
 
 def casts(device: Device) -> Answer:
@@ -106,6 +115,8 @@ def attention(device: Device) -> Answer:
                 torch.randn(1, 2, 16, size, device=device.torch, dtype=dtype, requires_grad=True)
                 for _ in range(3)
             )
+            with torch.no_grad(), AttentionWatch():  # it keeps nothing for a backward
+                F.scaled_dot_product_attention(q, k, v, is_causal=True)
             with _Names() as watch:
                 F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
             kernels = {n for n in watch.names if n.startswith("_scaled_dot_product")}
@@ -116,18 +127,26 @@ def attention(device: Device) -> Answer:
 
 def generated(device: Device) -> Answer:
     """Division and subnormals in the code that Inductor generates."""
-    question = "generated code divides exactly and keeps subnormals"
+    question = "generated code divides as far off as O3 allows"
     if reason := unavailable(INDUCTOR, device.name):
         return Answer(question, reason, None)
     x = torch.rand(4096, device=device.torch) * 7 + 0.01
+    y = torch.full_like(x, 448.0)
     small = torch.full((64,), 2.0**-130, device=device.torch)
-    quotient = torch.compile(lambda t: 448.0 / t)(x).double().cpu()
-    exact = 448.0 / x.double().cpu()
-    ulp = (quotient / exact - 1).abs().max().item() * 2.0**24
-    halves = torch.compile(lambda t: t * 0.5)(small)
-    kept = bool((halves.cpu() == 2.0**-131).all())
-    seen = {"division, units of 2^-24 off": round(ulp, 2), "products of subnormals kept": kept}
-    return Answer(question, seen, ulp <= 1.0 and kept)
+    seen: dict[str, Any] = {}
+    for arm in (INDUCTOR, INDUCTOR_STRICT):
+        made = partial(torch.compile, options=options_on(arm, device.torch) or None)
+        for name, quotient, exact in (
+            ("quotients", made(lambda s, t: s / t)(y, x), y.double() / x.double()),
+            ("reciprocals", made(lambda t: t.reciprocal())(x), 1.0 / x.double()),
+        ):
+            off = (quotient.double() / exact - 1).abs().max().item() * 2.0**24
+            seen[f"{arm.name}: {name}, units of 2^-24 off"] = round(off, 2)
+        kept = (made(lambda t: t * 0.5)(small).cpu() == 2.0**-131).all()
+        seen[f"{arm.name}: products of subnormals kept"] = bool(kept)
+        torch._dynamo.reset()
+    far = [off for off in seen.values() if isinstance(off, float)]
+    return Answer(question, seen, max(far) <= _ALLOWED)
 
 
 def refusals(device: Device) -> Answer:
@@ -136,7 +155,6 @@ def refusals(device: Device) -> Answer:
     asked = {
         "K = 24": (32, 24, 32, e4m3, bf16, False), "N = 24": (32, 32, 24, e4m3, bf16, False),
         "E5M2 x E5M2": (32, 32, 32, e5m2, bf16, False),
-        "rowwise in fp32": (32, 32, 32, e4m3, torch.float32, True),
         "M = 8": (8, 32, 32, e4m3, bf16, False), "rowwise": (32, 32, 32, e4m3, bf16, True),
     }  # fmt: skip
     seen = {name: _said(device, *how) for name, how in asked.items()}
@@ -154,7 +172,7 @@ def _said(
     try:
         torch._scaled_mm(a, b.t(), *scales, out_dtype=out)
         torch.cuda.synchronize()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error).strip().splitlines()[0]
     return "runs"
 
@@ -165,7 +183,7 @@ def repeats(device: Device) -> Answer:
     judge = Judge(recipes, Ledger([]), frozenset({EAGER.name}), device=device)
     seen: dict[str, int] = {}
     for name in MODELS:
-        spec = Spec(recipe="torch.bf16", model=name, m=32, k=64, n=64, heads=2, batch=2)
+        spec = Spec(recipe="torch.bf16", model=name, m=128, k=64, n=64, heads=2, batch=2)
         case = Case(spec=spec, data=DataSpec(seed=1))
         seen[name] = len({digest(judge.run_arms(case)) for _ in range(REPEATS)})
     return Answer(f"{REPEATS} runs give the same bits", seen, set(seen.values()) == {1})
@@ -176,7 +194,8 @@ def times(device: Device) -> Answer:
     recipes = load_recipes()
     seen: dict[str, float | str] = {}
     for name in ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"):
-        spec = Spec(recipe=name, m=64, k=128, n=64)
+        backend = "real" if "float8" in name else ""
+        spec = Spec(recipe=name, backend=backend, m=64, k=128, n=64)
         program = Program(spec, recipes[name], EAGER, device=device.torch)
         tensors, spent = tensors_of(Case(spec=spec, data=DataSpec()), recipes[name]), []
         for _ in range(20):
@@ -184,8 +203,7 @@ def times(device: Device) -> Answer:
             trace = program.run(tensors, tap=True)
             spent.append((time.perf_counter() - start) * 1e3)
         seen[name] = trace.error.message if trace.error else round(min(spent), 2)
-    held = all(isinstance(one, float) and one < SLOW for one in seen.values())
-    return Answer(f"a tapped run of a linear takes less than {SLOW} ms", seen, held)
+    return Answer("milliseconds of a tapped run of a linear", seen, None)
 
 
 QUESTIONS: tuple[Callable[[Device], Answer], ...] = (
@@ -203,16 +221,18 @@ def main() -> int:
     prepare()
     settle()
     device = enter(asked.device)
-    answers = [question(device) for question in QUESTIONS]
-    record = {
-        "versions": versions(),
-        "device": device.describe(),
-        "answers": [asdict(answer) for answer in answers],
-    }
-    asked.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
-    for answer in answers:
-        how = {True: "yes", False: "NO", None: "not asked"}[answer.holds]
-        print(f"{how:10}{answer.question}: {json.dumps(answer.seen, default=str)}", flush=True)
+    answers: list[Answer] = []
+    record: dict[str, Any] = {"versions": versions(), "device": device.describe()}
+    for question in QUESTIONS:
+        try:
+            answers.append(question(device))
+        except Exception:  # noqa: BLE001 - one that fails must not take the others along
+            answers.append(Answer(question.__name__, traceback.format_exc()[-2000:], False))
+        record["answers"] = [asdict(answer) for answer in answers]
+        asked.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
+        how = {True: "yes", False: "NO", None: "said"}[answers[-1].holds]
+        said = json.dumps(answers[-1].seen, default=str)
+        print(f"{how:6}{answers[-1].question}: {said}", flush=True)
     return int(any(answer.holds is False for answer in answers))
 
 

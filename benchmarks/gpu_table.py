@@ -31,9 +31,9 @@ def keep(folder: Path) -> None:
     """Put the day in a folder on record, in place of the last one of its kind of device, and write
     the table."""
     day, probe = (json.loads((folder / f"{name}.json").read_text()) for name in ("gpu", "probe"))
-    answers = dict(day["answers"])
+    answers = dict(day.get("answers", {}))
     for asked in probe["answers"]:
-        answers[asked["question"]] = {True: "yes", False: "no", None: "not asked"}[asked["holds"]]
+        answers[asked["question"]] = {True: "yes", False: "no", None: "-"}[asked["holds"]]
     kind = "simulated" if day["device"] == "simulated" else probe["device"]["gpus"][0]["name"]
     record = {name: day[name] for name in ("date", "minutes")}
     record |= {name: probe["versions"][name] for name in ("torch", "torchao")}

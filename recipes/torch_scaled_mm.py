@@ -91,9 +91,19 @@ def _refusal(spec: Spec, device: str) -> str:
     for name, size in (("in_features", spec.k), ("out_features", spec.n), ("tokens", spec.tokens)):
         if size % ALIGNMENT:
             return f"{name} must be a multiple of {ALIGNMENT} for scaled_mm on CUDA, got {size}"
-    if spec.backend.startswith("rowwise") and spec.dtype != "bf16":
+    if spec.backend.startswith("rowwise") and spec.dtype != "bf16" and not _rows_by_cublas():
         return f"rowwise scaled_mm on CUDA only supports bf16 results, got {spec.dtype}"
     return ""
+
+
+@cache
+def _rows_by_cublas() -> bool:
+    """cuBLASLt has rowwise kernels, which return fp16 and fp32 as well: on Hopper since CUDA 12.9.
+    A build without CUDA stands for the newest."""
+    import torch
+
+    version = tuple(int(part) for part in (torch.version.cuda or "99.0").split(".")[:2])
+    return torch.cuda.get_device_capability()[0] == 9 and version >= (12, 9)
 
 
 @cache

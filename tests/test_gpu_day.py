@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu_day  # noqa: E402
+import gpu_steps  # noqa: E402
 import gpu_table  # noqa: E402
-from gpu_day import Part, Step, answer_of  # noqa: E402
+from gpu_day import answer_of  # noqa: E402
+from gpu_steps import Part, Step  # noqa: E402
 
 
 def says(name: str, code: int, *, minutes: float = 0.1) -> Part:
@@ -42,12 +46,14 @@ def test_a_no_ends_the_day(day: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert "go on with --go-on" in capsys.readouterr().out
     code, told = day(*steps, argv=("--go-on",))
     assert code == 1 and told["answers"] == {"A?": "no", "B?": "yes"}
+    code, told = day(Step("a", "A?", (says("one", 0),)), steps[1])
+    assert code == 0 and told["answers"] == {"A?": "yes", "B?": "yes"}  # a no is asked again
 
 
 def test_a_day_goes_on_where_it_stopped(day: Any) -> None:
     short = Step("a", "A?", (says("one", 0),))
     long = Step("b", "B?", (says("two", 0, minutes=9.0),))
-    code, told = day(short, long, argv=("--call", "2"))
+    code, told = day(short, long, argv=("--call", "4"))
     assert code == 3 and list(told["parts"]) == ["one"]
     code, told = day(short, long)
     assert code == 0 and list(told["parts"]) == ["one", "two"]
@@ -60,13 +66,44 @@ def test_what_judged_nothing_or_missed_something_is_no_yes(tmp_path: Path) -> No
     (tmp_path / "score.json").write_text(json.dumps(found))
     told = gpu_day.done(step.parts[0], 1.0, "cpu", tmp_path, {})
     assert told["missed"] == ["x"] and answer_of(step, {"score": told}) == "no"
-    empty = {"findings": [], "suspected": [], "cases": 0, "specs": 0, "compiles": 0}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "summary.json").write_text(
-        json.dumps(empty | {"seconds": 1, "lost_workers": 0})
-    )
-    assert not gpu_day.done(says("run", 0), 1.0, "cpu", tmp_path, {})["good"]
     assert answer_of(step, {}) == "not asked"
+
+
+def test_a_campaign_is_judged_by_what_it_ran_and_found(tmp_path: Path) -> None:
+    def judged(cases: int, *fingerprints: str) -> bool:
+        found = [{"recipe": "", "arm": "", "sentence": "", "fingerprint": f} for f in fingerprints]
+        some = {"findings": found, "suspected": [], "cases": cases, "lost_workers": 0}
+        some |= {"specs": 1, "compiles": 0, "seconds": 1}
+        writes = tmp_path / "writes.py"
+        writes.write_text(
+            f"import json, os\nout = {str(tmp_path / 'run')!r}\nos.makedirs(out)\n"
+            f"json.dump({some!r}, open(out + '/summary.json', 'w'))\n"
+        )
+        part = gpu_steps.run("run", 1.0, "torch.bf16")
+        part = replace(part, command=(sys.executable, str(writes)))
+        return bool(gpu_day.done(part, 1.0, "cpu", tmp_path, {})["good"])
+
+    assert judged(5) and not judged(0)
+    assert judged(5, "contract--forward--eager--refusal names no layer--x")
+    assert not judged(5, "O5--output--eager--wrong value--x")
+
+
+def test_a_part_that_hangs_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "BESIDE", 0.5)
+    slow = Part("slow", 0.0, (sys.executable, "-c", "import time; time.sleep(60)"))
+    told = gpu_day.done(slow, 0.0, "cpu", tmp_path, {})
+    assert told["code"] == gpu_day.CUT_OFF and not told["good"] and told["seconds"] < 30
+
+
+def test_a_day_can_be_carried_to_another_machine(
+    day: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    steps = (Step("a", "A?", (says("one", 0),)), Step("b", "B?", (says("two", 1),)))
+    assert day(*steps)[0] == 1 and (tmp_path / "day.tgz").exists()
+    shutil.rmtree(tmp_path / "day")
+    code, told = day(*steps, argv=("--resume", str(tmp_path / "day.tgz")))
+    assert code == 1 and list(told["parts"]) == ["one", "two"]
 
 
 def test_the_table_says_what_is_on_record() -> None:

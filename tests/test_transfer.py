@@ -85,5 +85,6 @@ def test_every_attention_kernel_is_seen(name: str, rows: str) -> None:
 def test_a_forward_that_keeps_nothing_for_a_backward_is_not_seen() -> None:
     watch, q = AttentionWatch(), torch.randn(_SHAPE)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    watch.note(kernel, (q, q, q, None, False), {}, (q, torch.zeros(1, 2, 0)))
+    for kept in (torch.zeros(1, 2, 0), None):
+        watch.note(kernel, (q, q, q, None, False), {}, (q, kept))
     assert not watch.attention

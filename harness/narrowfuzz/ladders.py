@@ -34,7 +34,7 @@ def measure(device: str) -> dict[str, Found]:
     for kind in KINDS:
         try:
             results[kind] = measured(partial(_multiply, kind, device))
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, ValueError) as error:  # torch refuses by either
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             results[kind] = Found(problem=said.split(". ")[0])
     return results
@@ -94,9 +94,13 @@ def _multiply(kind: str, device: str, a: Matrix, b: Matrix) -> Matrix:
         x, y = (t.to(device, _DTYPES[kind]) for t in (a, b))
         return (x @ y.t()).cpu()
     x, y = (t.to(device, torch.float8_e4m3fn) for t in (a, b))
-    scales, dtype = (torch.ones((), device=device),) * 2, torch.float32
-    if "rowwise" in kind:
-        scales = torch.ones(len(x), 1, device=device), torch.ones(1, len(y), device=device)
-        dtype = torch.bfloat16  # on CUDA there is no other
-    fast = kind.endswith("fast")
-    return torch._scaled_mm(x, y.t(), *scales, out_dtype=dtype, use_fast_accum=fast).cpu()
+    rowwise, fast = "rowwise" in kind, kind.endswith("fast")
+    sizes = ((len(x), 1), (1, len(y))) if rowwise else ((), ())
+    scales = [torch.ones(size, device=device) for size in sizes]
+    how = {"use_fast_accum": fast}
+    try:
+        return torch._scaled_mm(x, y.t(), *scales, out_dtype=torch.float32, **how).cpu()
+    except (RuntimeError, ValueError):  # before CUDA 12.9 rows have bf16 results only
+        if not rowwise:
+            raise
+        return torch._scaled_mm(x, y.t(), *scales, out_dtype=torch.bfloat16, **how).cpu()

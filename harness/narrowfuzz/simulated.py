@@ -79,13 +79,12 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """As ``torch._scaled_mm`` on Hopper. Raises RuntimeError for what that rejects.
+    """As ``torch._scaled_mm`` on Hopper. Raises RuntimeError or ValueError for what that rejects.
 
     Source: aten/src/ATen/native/cuda/ScaledBlas.cpp.
     """
     dtype = out_dtype or a.dtype
-    rowwise = scale_a.numel() > 1 or scale_b.numel() > 1
-    _check(a, b, bias, dtype, rowwise=rowwise)
+    _check(a, b, bias, dtype)
     with torch.no_grad(), uncounted():
         tiles = a.shape[1] // _TILE
         parts = [s for s in _SPLITS if s <= max(1, tiles)]
@@ -119,8 +118,6 @@ def _check(
     b: torch.Tensor,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
-    *,
-    rowwise: bool,
 ) -> None:
     if a.shape[1] % _ALIGNMENT:
         raise RuntimeError(
@@ -130,10 +127,6 @@ def _check(
     if b.shape[1] % _ALIGNMENT:
         raise RuntimeError(f"mat2 shape ({b.shape[0]}x{b.shape[1]}) must be divisible by 16")
     if a.dtype == b.dtype == torch.float8_e5m2:
-        raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
-    if rowwise and dtype != torch.bfloat16:
-        raise RuntimeError(
-            "Only bf16 high precision output types are supported for row-wise scaling."
-        )
+        raise ValueError("Multiplication of two Float8_e5m2 matrices is not supported")
     if bias is not None and dtype == torch.float32:
         raise RuntimeError("Bias is not supported when out_dtype is set to Float32")

@@ -74,6 +74,8 @@ class Trials:
 _ON_GPU = """\
 import runpy, torch
 torch.set_default_device("cuda")
+cpus = torch.autocast
+torch.autocast = torch.amp.autocast = lambda device, *args, **kwargs: cpus("cuda", *args, **kwargs)
 runpy.run_path({path!r}, run_name="__main__")
 """
 

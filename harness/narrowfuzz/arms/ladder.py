@@ -51,8 +51,9 @@ def options_on(arm: Arm, device: str) -> dict[str, object]:
 
 def approximate(arm: Arm, device: str) -> bool:
     """May the arm's code on a device divide by approximation? Source: ``div.full.f32`` of the PTX
-    ISA, up to 2 units in the last place off."""
-    return arm.compiler == "inductor" and not arm.options and device != "cpu"
+    ISA, up to 2 units in the last place off. A reciprocal is one even where division is exact:
+    Inductor divides an integer 1, and rounds quotients of two floats only."""
+    return arm.compiler == "inductor" and device != "cpu"
 
 
 def natives(arms: Collection[str], device: str) -> bool:

@@ -19,7 +19,21 @@ def out_of_memory(error: BaseException) -> bool:
     return typed or isinstance(error, torch.OutOfMemoryError)
 
 
-def device_lost(error: BaseException) -> bool:
-    """True where nothing runs any more on the process's device. A library's own complaint, such as
-    CUBLAS_STATUS_NOT_SUPPORTED, has another type."""
-    return isinstance(error, torch.AcceleratorError) and not out_of_memory(error)
+#: What a device says of one call that it did not begin, and goes on after.
+_OF_A_CALL = ("invalid argument", "invalid configuration")
+
+
+def raise_if_lost(error: BaseException, device: str) -> None:
+    """Raises DeviceLost if nothing runs any more on the process's ``device`` after this error,
+    whoever raised it: a library's kernels lose it under many types."""
+    if out_of_memory(error):
+        return
+    if isinstance(error, torch.AcceleratorError):
+        if not any(words in str(error) for words in _OF_A_CALL):
+            raise DeviceLost(str(error)) from error
+        return
+    if device != "cpu":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as late:
+            raise DeviceLost(str(late)) from error

@@ -22,7 +22,7 @@ from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.arms.layers import calls_of, watch_layers
-from narrowfuzz.arms.lost import DeviceLost, device_lost, out_of_memory
+from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import (
@@ -66,6 +66,7 @@ class Program:
                 self._model = self._build()
             self._call = self._callable()
         except Exception as error:
+            raise_if_lost(error, self.device)
             self.error = run_error(error, "convert")
 
     def _build(self) -> Any:
@@ -124,7 +125,11 @@ class Program:
             return Trace(self.arm.name, void=reason)
         run = _Run(self, tensors, spec or self.spec, tap, focus)
         if load:
-            run.load()
+            try:
+                run.load()
+            except RuntimeError as error:  # the values are ours: only the device can fail
+                raise_if_lost(error, self.device)
+                raise
         self.ran = True
         return run.trace()
 
@@ -175,8 +180,7 @@ class _Run:
             if program.device != "cpu":
                 torch.cuda.synchronize()  # what kernels raise, they raise late
         except Exception as error:
-            if device_lost(error):
-                raise DeviceLost(str(error)) from error
+            raise_if_lost(error, program.device)
             if out_of_memory(error):
                 torch.cuda.empty_cache()
                 return Trace(self.arm.name, void="the device has no memory left")

@@ -12,6 +12,7 @@ import torch
 
 from narrowfuzz.arms.events_data import filled, stimuli
 from narrowfuzz.arms.frames import in_libraries
+from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
@@ -61,6 +62,7 @@ def run_schedule(
             **arguments(schedule, caching=subject.caching),
         )  # fmt: skip
     except Exception as raised:
+        raise_if_lost(raised, "cuda" if next(run.layers.parameters()).is_cuda else "cpu")
         if written.writing:  # not the library's
             raise
         error = _error(raised, run.event)

@@ -62,7 +62,7 @@ def work(
     """Process entry point. ``judged``: cases that its predecessors have judged. ``deadline`` is on
     the monotonic clock, which processes share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    assert forks(config.device) or not torch.cuda.is_initialized(), "CUDA was up before the fork"
+    assert forks(config.device) or not torch.cuda._is_in_bad_fork(), "CUDA was up before the fork"
     choose(config.device, number)
     settle()
     device = enter(config.device)

@@ -248,6 +248,8 @@ class Evidence:
             return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
         if self.spec.grad_layout != "contiguous":
             return "a graph takes its output gradients contiguous, and sums follow strides"
+        if arm in self.approximate:
+            return "its code divides by approximation"
         if asked.reorders and not self.pointwise:
             return "a float sum may be re-ordered"
         if asked.fuses == "chains":

@@ -91,7 +91,7 @@ class AttentionWatch(TorchDispatchMode):
         q, k, v = (copied(named[name]) for name in ("query", "key", "value"))
         backward = name.endswith("_backward")
         out, lse = (named["out"], named["logsumexp"]) if backward else result[:2]
-        if lse.numel() == 0:
+        if lse is None or lse.numel() == 0:
             return  # nothing is kept for a backward
         # some keep a dimension of one behind the rows, some more rows than there are
         lse = copied(lse).reshape(*q.shape[:2], -1)[..., : q.shape[-2]]

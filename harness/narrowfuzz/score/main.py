@@ -17,7 +17,7 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
 from narrowfuzz.controls.control import Control
 from narrowfuzz.controls.registry import builtin_controls
-from narrowfuzz.device import asked_here, check_device, default_workers
+from narrowfuzz.device import asked_here, check_device, choose, default_workers
 from narrowfuzz.environment import prepare, versions
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file
@@ -86,6 +86,7 @@ def score_command(asked: Asked) -> int:
     )
     workers = asked.workers or default_workers(asked.device)
     tallies: list[Tally] = []
+    choose(asked.device)  # once, not in every hunt
     start_server(asked.device)
     with interruptible(tallies):
         hunted = _side_by_side(
