@@ -171,6 +171,7 @@ def test_what_agrees_with_the_table_leaves_it(
 def test_sums_that_are_not_promoted_widen_the_table() -> None:
     used = reconciled(HOPPER, {"fp8 rowwise": Found(13, False, 0)})
     assert used["fp8"].promotes == 0 and used["fp8 fast"] == HOPPER["fp8 fast"]
+    assert HOPPER["fp8"].to_the_bit and not used["fp8"].to_the_bit
     used = reconciled(HOPPER, {"fp8": Found(12, False, 128)})
     assert (used["fp8"].fraction_bits, used["fp8"].promotes) == (12, 128)
 

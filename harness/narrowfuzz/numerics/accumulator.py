@@ -130,14 +130,14 @@ def _promotes(expected: Accumulator, seen: Found) -> bool:
 
 
 def wider(expected: Accumulator, seen: Found) -> Accumulator:
-    """``expected``, or where a device leaves that, what holds both."""
+    """``expected``, or where a device leaves that, what holds both: a bound, and no more."""
     if not disagrees(expected, seen):
         return expected
     bits = min(expected.fraction_bits, seen.fraction_bits)
     promotes = expected.promotes if _promotes(expected, seen) else 0
     return replace(
         expected, name=f"{expected.name}, widened", fraction_bits=bits, rounding="truncate",
-        promotes=promotes,
+        promotes=promotes, to_the_bit=False,
     )  # fmt: skip
 
 
