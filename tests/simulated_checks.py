@@ -200,7 +200,7 @@ def check_schedules_run() -> None:
     stateful = load_stateful()
     recipe = stateful["reference.delayed"]
     judge = Judge({}, Ledger([]), device=DEVICE, stateful=stateful)
-    for case in draw([], [recipe], 20, "none"):
+    for case in draw([], [recipe], 8, "none"):
         assert not judge.judge(case).causes
 
 

@@ -229,7 +229,7 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
 
 
 def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
-    args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
+    args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
     run = campaign(tmp_path / "out", *args, "--plant", "device-lost")
     assert run.code == 1, run.output
     finding = run.finding("contract")
