@@ -117,7 +117,7 @@ def _stages(
             evidence = Evidence(
                 case=case, plan=plan, accumulators=device.accumulators, tensors=tensors,
                 traces=traces, repeats=repeats,
-                elides=frozenset(), deviations=ledger.deviations(spec),
+                elides=frozenset(), deviations=ledger.deviations(case),
                 refusal=recipe.refusal(spec, device.torch), gradients=gradient_names(spec),
                 pointwise=MODELS[spec.model].pointwise,
             )  # fmt: skip
