@@ -63,6 +63,7 @@ versions:
 nightly: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m heavy tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)
+	$(MAKE) gpu ARGS=--simulate MINUTES=9
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -81,7 +81,7 @@ def casts(device: Device) -> Answer:
 
 def adds(device: Device) -> Answer:
     """Accumulators by ladders."""
-    told = device.told()
+    told = device.profile()
     return Answer("it adds as expected", told, not any("OTHERWISE" in line for line in told))
 
 

@@ -62,9 +62,9 @@ def _where(record: dict[str, Any]) -> str:
 def write(records: Records) -> None:
     """Put the table into the page."""
     text = PAGE.read_text()
+    assert BEGIN in text and END in text, f"{PAGE} has no place for the table"
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    assert rest and tail is not None, f"{PAGE} has no place for the table"
     PAGE.write_text(f"{head}{BEGIN}{table(records)}{END}{tail}")
 
 

@@ -121,7 +121,7 @@ def test_this_cpu_adds_as_fp32() -> None:
         one.problem or (one.fraction_bits, one.nearest) == (23, True) for one in seen.values()
     )
     assert not seen["bf16"].problem and reconciled(CPU, seen) == CPU
-    assert not [line for line in Device(seen=seen).told() if "OTHERWISE" in line]
+    assert not [line for line in Device(seen=seen).profile() if "OTHERWISE" in line]
 
 
 def narrow(bits: int, *, cut: bool) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -147,7 +147,7 @@ def test_a_narrower_accumulator_is_recognised(bits: int, cut: bool) -> None:
     assert f"{bits} fraction bits, 23 expected" in disagrees(CPU["bf16"], seen)
     used = wider(CPU["bf16"], seen)
     assert used.fraction_bits == bits and not used.ieee
-    told = Device(seen={"bf16": seen}).told()
+    told = Device(seen={"bf16": seen}).profile()
     assert len(told) == 2 and "bf16 ADDS OTHERWISE THAN EXPECTED" in told[1]
 
 
@@ -157,7 +157,6 @@ def test_a_narrower_accumulator_is_recognised(bits: int, cut: bool) -> None:
         (HOPPER_FP8, Found(13, False, 128), HOPPER_FP8),
         (HOPPER_FP8, Found(13, False, None), HOPPER_FP8),  # nothing contradicts it
         (HOPPER_FP8, Found(23, True, None), HOPPER_FP8),  # better than expected
-        (HOPPER_FP8, Found(problem="no such kernel"), HOPPER_FP8),
         (UNKNOWN, Found(13, False, 0), UNKNOWN),
         (HOPPER_FP8, Found(13, False, 64), HOPPER_FP8),
     ],
@@ -166,6 +165,13 @@ def test_what_agrees_with_the_table_leaves_it(
     expected: Accumulator, seen: Found, used: Accumulator
 ) -> None:
     assert wider(expected, seen) is used and disagrees(expected, seen) == ""
+
+
+def test_what_was_not_measured_is_known_by_a_bound_only() -> None:
+    used = reconciled(HOPPER, {"fp8": Found(problem="no such kernel")})
+    assert used["fp8"] == replace(HOPPER_FP8, to_the_bit=False)
+    rows = reconciled(HOPPER, {"fp8 rowwise": Found(problem="no such kernel")})
+    assert rows["fp8"] is HOPPER_FP8  # where rows are not multiplied, nothing hangs on them
 
 
 def test_sums_that_are_not_promoted_widen_the_table() -> None:

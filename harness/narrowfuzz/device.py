@@ -50,7 +50,7 @@ class Device:
         gpus = look().describe() if self.name.startswith("cuda") else {}
         return {"name": self.name, "adds": adds, **gpus}
 
-    def told(self) -> list[str]:
+    def profile(self) -> list[str]:
         """How it adds, a line each, and where that is not what was expected."""
         lines = [f"{kind}: {found}" for kind, found in self.seen.items()]
         usual = expected(self.torch)
@@ -61,15 +61,10 @@ class Device:
         return lines
 
 
-def check_name(name: str) -> None:
-    """Raises ValueError for what is no device's name."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"--device must be one of {', '.join(DEVICES)} or cuda:N, got {name!r}")
-
-
 def check_device(name: str, workers: int = 1) -> None:
     """Raises ValueError with the remedy for a device that so many workers cannot run on."""
-    check_name(name)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"--device must be one of {', '.join(DEVICES)} or cuda:N, got {name!r}")
     if name.startswith("cuda") and (why := problem(name, ask(), workers)):
         raise ValueError(f"--device {name}: {why}")
     if name == "simulated" and importlib.util.find_spec("mmaemu") is None:

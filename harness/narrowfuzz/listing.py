@@ -101,10 +101,14 @@ def doctor_command() -> int:
     console.print(f"{'g++':12} {shutil.which('g++') or 'absent: compiled arms cannot run'}")
     from narrowfuzz.arm import LADDER
     from narrowfuzz.arms.ladder import unavailable
+    from narrowfuzz.gpu import ask
     from narrowfuzz.ledger import load_entries
 
     for arm in LADDER:
         console.print(f"{'arm':12} {arm.name}: {unavailable(arm) or 'available'}")
+        if found["torch"] != "absent" and ask().gpus:
+            there = unavailable(arm, "cuda") or "available"
+            console.print(f"{'arm on GPUs':12} {arm.name}: {there}")
     for record in load_verified():
         console.print(f"{'verified':12} {record.sentence()}", soft_wrap=True)
     here = {(record.torch, record.torchao) for record in load_verified()}
@@ -143,7 +147,7 @@ def _torch_facts(console: Console) -> None:
         console.print(f"{'gpu':12} cuda:{number}: {gpu.name}, {gpu.free / 2**30:.1f} GiB free")
     if why := problem("cuda", found, 1):
         console.print(f"{'gpu':12} none: {why}", soft_wrap=True)
-    for line in enter("cpu").told():
+    for line in enter("cpu").profile():
         console.print(f"{'adds':12} {line}", soft_wrap=True)
     for name, policy in cast_policies().items():
         console.print(f"{'cast':12} {name}: {policy}")

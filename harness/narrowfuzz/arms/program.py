@@ -204,9 +204,9 @@ class _Run:
         )
         if program.device != "cpu":
             left = on_host(left)
-        return self._told(left)
+        return self._trace_of(left)
 
-    def _told(self, left: _Left) -> Trace:
+    def _trace_of(self, left: _Left) -> Trace:
         """The trace of what a run has left."""
         program, spec = self.program, self.spec
         outputs = {name: self._array(name, t) for name, t in left.results.items()}

@@ -140,25 +140,10 @@ def _campaign(
     from narrowfuzz.policy import cast_policies
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    found = describe()
-    versions = found["versions"]
-    console.print(
-        f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
-        f"torchao {versions['torchao']}  "
-        f"device {config.device}  workers {config.workers}  seed {config.seed}",
-        soft_wrap=True,
-    )
-    policies = cast_policies(device.torch)
-    probed = "; ".join(f"{k}: {v}" for k, v in policies.items())
-    console.print(f"cast policies (probed): {probed}", soft_wrap=True)
-    console.print(f"how it adds (measured): {'; '.join(device.told())}", soft_wrap=True)
-    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
-    if any(name.startswith("te.") for name in config.recipes):
-        from te_on_cpu.environment import told
-
-        console.print(f"TransformerEngine {told()}", soft_wrap=True)
-    for line in lacking:
-        console.print(f"not tested: {line}", soft_wrap=True)
+    environment = {
+        **describe(), "device": device.describe(), "policies": cast_policies(device.torch),
+    }  # fmt: skip
+    _print_head(console, config, environment, device.profile(), lacking)
     live = _Live(console, config.minutes)
     tally: Tally = run_campaign(config, store, live.show)
     live.close()
@@ -166,7 +151,7 @@ def _campaign(
     from narrowfuzz.coverage import missing, table
 
     seen = pairs_seen(tally.counts)
-    store.write_json("env.json", {**found, "device": device.describe(), "policies": policies})
+    store.write_json("env.json", environment)
     store.write_json(
         "summary.json",
         {
@@ -194,6 +179,33 @@ def _campaign(
     if tally.broken:
         return 2
     return 1 if store.findings() else 0
+
+
+def _print_head(
+    console: Console,
+    config: Config,
+    environment: dict[str, Any],
+    profile: list[str],
+    lacking: list[str],
+) -> None:
+    """What runs, on what, and what does not."""
+    versions = environment["versions"]
+    console.print(
+        f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
+        f"torchao {versions['torchao']}  "
+        f"device {config.device}  workers {config.workers}  seed {config.seed}",
+        soft_wrap=True,
+    )
+    probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
+    console.print(f"cast policies (probed): {probed}", soft_wrap=True)
+    console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)
+    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    if any(name.startswith("te.") for name in config.recipes):
+        from te_on_cpu.environment import told
+
+        console.print(f"TransformerEngine {told()}", soft_wrap=True)
+    for line in lacking:
+        console.print(f"not tested: {line}", soft_wrap=True)
 
 
 def _brief(finding: Finding) -> dict[str, str]:

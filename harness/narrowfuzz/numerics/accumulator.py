@@ -130,7 +130,10 @@ def _promotes(expected: Accumulator, seen: Found) -> bool:
 
 
 def wider(expected: Accumulator, seen: Found) -> Accumulator:
-    """``expected``, or where a device leaves that, what holds both: a bound, and no more."""
+    """``expected``, or where a device leaves that, what holds both: a bound, and no more. Nor is
+    more known of what could not be measured."""
+    if seen.problem:
+        return replace(expected, to_the_bit=False)
     if not disagrees(expected, seen):
         return expected
     bits = min(expected.fraction_bits, seen.fraction_bits)
@@ -147,7 +150,7 @@ def reconciled(table: Accumulators, seen: Mapping[str, Found]) -> Accumulators:
     found = dict(table)
     for kind, one in seen.items():
         name = kind.replace(" rowwise", "")
-        if name in found:
+        if name in found and not (one.problem and name != kind):  # then there are no such kernels
             found[name] = wider(found[name], one)
     return found
 
