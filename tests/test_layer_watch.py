@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernels import skip_without_backend
 from narrowfuzz.arm import EAGER, with_checkpoint
-from narrowfuzz.arms.layers import watch_layers
+from narrowfuzz.arms.layers import layers_of
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, Checkpoint, DataSpec, ModelName, Spec
 from narrowfuzz.environment import prepare, settle
@@ -20,6 +20,8 @@ from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
 from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.play.layers import LayerWatch
+from narrowfuzz.play.player import Training
 from narrowfuzz.recipe import load_recipes, runnable
 from narrowfuzz.trace import LayerCall, Trace
 
@@ -271,17 +273,18 @@ def test_a_linear_with_a_forward_of_its_own_is_no_linear_to_judge() -> None:
     model = MODELS["own_forward"].build(spec_of(PLAIN, "own_forward"), dtype=torch.float32,
                                         device="cpu")  # fmt: skip
     assert linear_names(model) == ("proj",)
-    assert not watch_layers(model, ("proj",), None).layers
+    assert not layers_of(model, ("proj",), None)
     patched = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     patched[0].forward = lambda x: x  # type: ignore[method-assign]
-    assert set(watch_layers(patched, ("0", "1"), None).layers) == {"1"}
+    assert set(layers_of(patched, ("0", "1"), None)) == {"1"}
 
 
 def test_nothing_stays_attached() -> None:
     model = MODELS["llama_block"].build(spec_of(PLAIN, "llama_block"), dtype=torch.float32,
                                         device="cpu")  # fmt: skip
-    watch = watch_layers(model, linear_names(model), None)
+    watch = LayerWatch(Training(model, model))
     with watch.recording():
+        watch.follow(layers_of(model, linear_names(model), None))
         model(torch.zeros(4, 32))
     seen = len(watch.calls)
     model(torch.zeros(4, 32))

@@ -12,7 +12,6 @@ import pytest
 import torch
 from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.tensors import ids_tensor
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.data import make_model_tensors
 from narrowfuzz.judge import tensors_of
@@ -74,7 +73,7 @@ def test_its_text_builds_the_same_model_in_an_empty_namespace(
 def rows(spec: Spec) -> Any:
     """An input of the Spec's shape: features, or token ids below n."""
     if MODELS[spec.model].takes_ids:
-        return ids_tensor(np.arange(spec.tokens, dtype=np.float32) % spec.n, spec)
+        return (torch.arange(spec.tokens) % spec.n).reshape(spec.input_shape[:-1])
     return torch.linspace(-1, 1, spec.tokens * spec.k).reshape(spec.input_shape)
 
 
@@ -181,8 +180,6 @@ def test_token_ids_stay_below_the_vocabulary() -> None:
     spec = spec_of("tied_embedding", m=64, n=5)
     tensors = tensors_of(Case(spec=spec, data=DataSpec(seed=3)), BF16)
     assert set(np.unique(tensors["input"])) == {0.0, 1.0, 2.0, 3.0, 4.0}
-    ids = ids_tensor(tensors["input"], spec)
-    assert ids.dtype == torch.int64 and tuple(ids.shape) == (64,)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 8, 12])

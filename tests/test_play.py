@@ -17,6 +17,7 @@ from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import TORCH_DTYPE, fp32_array
+from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.expect import Within, bits
@@ -26,11 +27,10 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
-from narrowfuzz.play.player import Trace, default_events, play
+from narrowfuzz.play.player import Trace, play
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.layer import call_of, first_of
-from narrowfuzz.triage.script_parts import OF_LINEAR
-from narrowfuzz.triage.script_played import play_arguments, write_played_script
+from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.verify import RunScript
 from narrowfuzz.verdict import Verdict
 
@@ -57,18 +57,15 @@ UNSTEADY = {"empty-gemm-unwritten", "rows-unwritten"}
 def played(case: Case, arm: str, trace: Trace) -> Trace:
     """The case, by the player."""
     spec, recipe = case.spec, recipes()[case.spec.recipe]
-    tensors = tensors_of(case, recipe)
-    if spec.direct:
-        tensors = {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
-    optimizes = spec.steps > 1 and spec.trains
+    tensors = named(spec, tensors_of(case, recipe))
     return play(
         trace,
         lambda: MODELS[spec.model].build(spec, dtype=TORCH_DTYPE[spec.dtype], device="cpu"),
         lambda model: recipe.convert(model, spec),
         {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
-        default_events(spec.steps, spec.microbatches, optimizes=optimizes),
+        events_of(spec),
         dtype=TORCH_DTYPE[spec.dtype],
-        **play_arguments(spec, BY_NAME[arm], "cpu"),
+        **playing(spec, BY_NAME[arm], "cpu"),
     )
 
 

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from narrowfuzz.schedule.events import Schedule
+from narrowfuzz.schedule.events import Backward, Event, Forward, Schedule, Step, plain_training
 
-#: 2 added models, schedules and more rungs, 3 the variant, 4 ladder data; older files mean the same
-#: as ever.
-SCHEMA = 4
+#: 2 added models, schedules and more rungs, 3 the variant, 4 ladder data, 5 events of models; older
+#: files mean the same as ever.
+SCHEMA = 5
 #: A case file is under 3 kB; anything much larger is not one.
 MAX_CASE_BYTES = 1 << 20
 
@@ -125,13 +125,31 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     memory_budget: Literal[100, 50, 0] = 100
     #: PyTorch's own kernels have a rung behind that of oneDNN's (``both``) or in its place.
     kernels: Kernels = "default"
-    #: What a stateful recipe does, event by event; None: ``steps`` of ``microbatches``.
+    #: What happens to a model, event by event; (): ``steps`` of ``microbatches``.
+    events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
+    #: A library's own layers, and what happens to them.
     schedule: Schedule | None = None
+
+    @property
+    def training(self) -> tuple[Event, ...]:
+        """What happens to a model, event by event."""
+        return self.events or plain_training(self.steps, self.microbatches, self.grad_mode)
 
     @property
     def trains(self) -> bool:
         """True where there is a backward."""
-        return self.grad_mode == "train"
+        return any(isinstance(event, Backward) for event in self.training)
+
+    @property
+    def optimizes(self) -> bool:
+        """True where the optimizer takes a step."""
+        return any(isinstance(event, Step) for event in self.training)
+
+    @property
+    def narrowed(self) -> frozenset[int]:
+        """The forwards, by number, that run under autocast."""
+        forwards = [event for event in self.training if isinstance(event, Forward)]
+        return frozenset(i for i, event in enumerate(forwards) if self.autocast or event.inside)
 
     @property
     def direct(self) -> bool:
@@ -147,7 +165,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def scheduled(self) -> bool:
         """True where more than one forward and backward runs."""
-        return self.steps > 1 or self.microbatches > 1
+        return self.steps > 1 or self.microbatches > 1 or bool(self.events)
 
     @property
     def width(self) -> int:

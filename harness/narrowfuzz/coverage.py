@@ -13,6 +13,7 @@ from typing import get_args
 from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule import of_models
 from narrowfuzz.schedule.stimulus import census, possible
 from narrowfuzz.specs import not_reentrant
 from narrowfuzz.stateful import Stateful
@@ -33,7 +34,7 @@ def features(case: Case) -> tuple[Feature, ...]:
         ("model", spec.model),
         ("rung", _rung(spec)),
         ("checkpoint", spec.checkpoint),
-        ("dtype", f"{spec.dtype}+autocast" if spec.autocast else spec.dtype),
+        ("dtype", f"{spec.dtype}+autocast" if spec.narrowed else spec.dtype),
         ("data", data.values if data.regime == "wild" else data.regime),
     )
 
@@ -47,10 +48,12 @@ def _rung(spec: Spec) -> str:
 
 def pairs(case: Case) -> tuple[Pair, ...]:
     """Every pair of features that meets in this case; a schedule's features meet its recipe."""
-    if case.spec.schedule is None:
-        return tuple(combinations(features(case), 2))
     recipe = ("recipe", case.spec.recipe)
-    return tuple((recipe, ("schedule", name)) for name in sorted(census(case.spec.schedule)))
+    if case.spec.schedule is not None:
+        return tuple((recipe, ("schedule", name)) for name in sorted(census(case.spec.schedule)))
+    happened = sorted(of_models.features(case.spec.events))
+    met = tuple((recipe, ("schedule", name)) for name in happened)
+    return (*combinations(features(case), 2), *met)
 
 
 def universe(
@@ -61,14 +64,22 @@ def universe(
     native: bool = False,
 ) -> frozenset[Pair]:
     """All pairs that the generator can draw; ``native``: on PyTorch's own kernels, too."""
+    playable = {name: possible(recipe.carries()) for name, recipe in (stateful or {}).items()}
+    playable |= {name: _playable(recipe) for name, recipe in recipes.items()}
     of_schedules = {
         (("recipe", name), ("schedule", feature))
-        for name, recipe in (stateful or {}).items()
-        for feature in possible(recipe.carries())
+        for name, features in playable.items()
+        for feature in features
     }
     eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
     return _of_models(recipes, taken) | of_schedules
+
+
+def _playable(recipe: Recipe) -> frozenset[str]:
+    """Features that a model's events may have under this recipe; an infinity is the data's."""
+    lacking = {"inf"} | (set() if recipe.autocasts else {"inside autocast"})
+    return frozenset(of_models.FEATURES) - lacking
 
 
 def _of_models(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pair]:

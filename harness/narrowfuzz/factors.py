@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from narrowfuzz.case import Case, Compile, Spec, ValueClass
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule import of_models
 from narrowfuzz.specs import not_reentrant
 from narrowfuzz.strategies import EXACT, cases
 
@@ -73,9 +74,25 @@ def _factors(recipe: Recipe) -> Iterator[_Factor]:
         values = tuple(map(str, _values(name, hints[name])))
         yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
     yield _Factor("data", _data, (*EXACT, *get_args(ValueClass)))
+    for feature in of_models.FEATURES:
+        yield _Factor(
+            f"events: {feature}", _happens(feature), ("yes",), why_not=_never(recipe, feature)
+        )
     for model, name in _PAIRS:
         values = get_args(hints[name])
         yield _Factor(f"{name} of {model}", _of(name), values, _is(model), _unfit(model))
+
+
+def _happens(feature: str) -> Callable[[Case], str]:
+    return lambda case: "yes" if feature in of_models.features(case.spec.events) else "no"
+
+
+def _never(recipe: Recipe, feature: str) -> Callable[[str], str]:
+    """Why events of this recipe's models do not have the feature."""
+    why = {"inf": "the data's own spikes are infinite"}
+    if not recipe.autocasts:
+        why["inside autocast"] = "it is not drawn under autocast"
+    return lambda value: why.get(feature, "")
 
 
 def _speaks(name: str) -> Callable[[Case], bool]:

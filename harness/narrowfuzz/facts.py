@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from narrowfuzz.case import Case
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Schedule
+from narrowfuzz.schedule.of_models import features
 from narrowfuzz.schedule.story import FEATURES, story
 from narrowfuzz.verdict import Verdict
 
@@ -56,8 +57,11 @@ def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
     return lambda context: None if context.verdict is None else read(context.verdict)
 
 
-def _features(schedule: Schedule) -> frozenset[str]:
-    told = story(schedule)
+def _features(context: Context) -> Fact:
+    spec = context.case.spec
+    if spec.schedule is None:
+        return features(spec.events)
+    told = story(spec.schedule)
     return frozenset(name for name, asks in FEATURES.items() if asks(told))
 
 
@@ -77,13 +81,14 @@ def _may_be_non_finite(case: Case) -> bool:
 
 _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
-    "input_layout", "grad_layout", "heads", "attention", "autocast", "grad_mode", "steps",
+    "input_layout", "grad_layout", "heads", "attention", "grad_mode", "steps",
     "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
     "memory_budget", "kernels",
 )  # fmt: skip
 
 FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_spec(name) for name in _SPEC},
+    "autocast": lambda context: bool(context.case.spec.narrowed),
     "regime": lambda context: context.case.data.regime,
     "values": lambda context: context.case.data.values,
     "non_finite": lambda context: _may_be_non_finite(context.case),
@@ -99,7 +104,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "margin": _of_schedule(lambda s: s.settings.margin),
     "format": _of_schedule(lambda s: s.settings.format),
     "fused": _of_schedule(lambda s: s.settings.fused),
-    "features": _of_schedule(_features),
+    "features": _features,
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),
     "device": lambda context: context.device,

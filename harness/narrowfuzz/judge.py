@@ -17,14 +17,15 @@ import msgspec
 import torch
 
 from narrowfuzz.arm import LADDER, Arm, base_of, climb
-from narrowfuzz.arms.events import run_after
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
+from narrowfuzz.arms.training import AFTER
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec, compile_key
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
+from narrowfuzz.event_data import with_events
 from narrowfuzz.judge_schedule import judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
@@ -40,6 +41,7 @@ from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.recipe import Recipe, unknown
 from narrowfuzz.schedule.carries import check_carried
+from narrowfuzz.schedule.of_models import check_events
 from narrowfuzz.schedule.rules import check_schedule
 from narrowfuzz.schedule.trace import StateTrace
 from narrowfuzz.stateful import Stateful, Subject
@@ -149,6 +151,7 @@ class Judge:
     ) -> Evidence:
         """What the rules judge of a case of a model: its runs, and what they are held against."""
         recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
+        check_events(case.spec, autocasts=recipe.autocasts)
         tensors = tensors_of(case, recipe)
         traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
         return Evidence(
@@ -180,7 +183,8 @@ class Judge:
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
         self.before_rerun(msgspec.structs.replace(case, spec=spec))
-        return run_after(event, self._program(spec, base_of(spec)), tensors)
+        program = self._program(spec, base_of(spec))
+        return program.run(tensors, tap=True, spec=spec, events=AFTER.get(event))
 
     def _judge_schedule(
         self,
@@ -307,7 +311,8 @@ class Judge:
         return trace
 
     def _program(self, spec: Spec, arm: Arm) -> Program:
-        # only a compiled graph serves other dims; run eagerly, a Spec is its own program
+        # only a compiled graph serves other dims; run eagerly, a Spec is its own program: what
+        # happens in one run may stay with the model
         own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
         key = (compile_key(own), arm.name)
         if key in self._programs:
@@ -365,7 +370,7 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     if case.spec.direct:
         return make_tensors(case, recipe.plan(case.spec))
     ids = MODELS[case.spec.model].takes_ids
-    return make_model_tensors(case, parameter_shapes(case.spec), ids=ids)
+    return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
 
 
 def _judged(evidence: Evidence, oracles: Sequence[Oracle]) -> list[Verdict]:

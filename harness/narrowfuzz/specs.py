@@ -17,6 +17,8 @@ from narrowfuzz.case import Compile, Kernels, ModelName, Spec
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.machine import machine, onednn_stays
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule.of_models import drawn_events
+from narrowfuzz.schedule.walk import Choose
 
 
 @st.composite
@@ -113,10 +115,18 @@ def specs(
         compile=compile,
         **fields,
     )
+    if spec.trains and not spec.scheduled and choose("schedule", *[False] * 7, True):
+        events = drawn_events(_freely(draw), spec, autocasts=recipe.autocasts)
+        spec = msgspec.structs.replace(spec, events=events)
     if compile == "none" and "kernels" in vary and not onednn_stays():
         kernels: Kernels = draw(one_of(*_SLOW if _crawls(recipe, spec) else _USUAL))
         return msgspec.structs.replace(spec, kernels=kernels)
     return spec
+
+
+def _freely(draw: st.DrawFn) -> Choose:
+    """For a walk: whatever it asks for varies."""
+    return lambda factor, *values: draw(one_of(*values)) if len(values) > 1 else values[0]
 
 
 #: Whose kernels multiply, as often as their cost allows: relations run again on the first of

@@ -42,6 +42,8 @@ EXACT: tuple[Regime, ...] = ("lattice", "ladder")
 RARELY, OFTEN = 8, 75
 #: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
 _LADDER_DRAWS = 2
+#: Draws of an eager one with events: each takes as long as many that run once.
+_TRAINING_DRAWS = 2
 #: Products of a sum that a ladder is laid in: up to four runs between promotions.
 _LENGTHS = (32, 64, 128, 160, 256, 256, 384, 384, 384, 512, 512, 512)
 #: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
@@ -215,6 +217,8 @@ def batches(
     spec, gemm = draw(_grounds(specs, ladders))
     if gemm and spec.compile == "none":
         draws = min(draws, _LADDER_DRAWS)
+    if spec.events and spec.compile == "none":
+        draws = min(draws, _TRAINING_DRAWS)
     drawn = []
     some = _ladder_lists(draws, gemm) if gemm else _data_lists(draws, spec.direct)
     for i, data in enumerate(draw(some)):

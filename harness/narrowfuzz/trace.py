@@ -77,6 +77,8 @@ class LayerCall:
     batch: int = 0
     #: What the layer rounds to ``dtype`` before it uses it, where autocast makes that narrower.
     rounds: frozenset[str] = frozenset({"input", "weight", "bias"})
+    #: The run's how many-th forward it belongs to.
+    forward: int = 0
 
     @property
     def plain(self) -> bool:
@@ -186,7 +188,8 @@ class Trace:
 
     arm: str
     #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, float32 carrying the dtype.
-    #: A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>".
+    #: A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>". Of several
+    #: of a kind the last has the plain name, those before it have their numbers: "output@0".
     outputs: dict[str, F32] = field(default_factory=dict)
     #: A single linear's GEMMs.
     sites: tuple[SiteTrace, ...] = ()

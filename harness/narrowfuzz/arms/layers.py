@@ -14,19 +14,19 @@ from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
 from narrowfuzz.case import TensorName
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, Role
-from narrowfuzz.play.layers import Call, LayerWatch
+from narrowfuzz.play.layers import Call
 from narrowfuzz.trace import LayerCall, Site, SiteTrace
 
 
-def watch_layers(model: nn.Module, names: tuple[str, ...], focus: int | None) -> LayerWatch:
-    """A watch on the named linears; with a ``focus`` on one of them, this many-th in turn."""
+def layers_of(model: nn.Module, names: tuple[str, ...], focus: int | None) -> dict[str, nn.Module]:
+    """The named linears, by name; with a ``focus`` one of them, this many-th in turn."""
     modules = dict(model.named_modules(remove_duplicate=False))
     # a module that replaced its linear's forward by its own is no linear to judge
     layers = {n: modules[n] for n in names if n in modules and _is_linear(modules[n])}
     if focus is not None and layers:
         name = sorted(layers)[focus % len(layers)]
         layers = {name: layers[name]}
-    return LayerWatch(layers)
+    return layers
 
 
 def calls_of(
@@ -64,6 +64,7 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
         unobserved,
         call.tensors["input"].shape[0] if call.tensors["input"].dim() == 3 else 0,
         rounds,
+        call.forward,
     )
 
 

@@ -6,7 +6,6 @@ Exceptions of the library under test become the Trace's error; exceptions of our
 
 from __future__ import annotations
 
-import copy
 import traceback as tb
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,35 +19,23 @@ from torch import nn
 from narrowfuzz.arm import Arm
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
-from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.arms.layers import calls_of, watch_layers
+from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
-from narrowfuzz.arms.tensors import (
-    TORCH_DTYPE,
-    as_rows,
-    fp32_array,
-    grad_tensor,
-    ids_tensor,
-    input_tensor,
-    to_torch,
-)
+from narrowfuzz.arms.tensors import TORCH_DTYPE, as_rows, fp32_array
+from narrowfuzz.arms.training import GRADIENTS, events_of, making, named, training
 from narrowfuzz.arms.transfer import on_host
-from narrowfuzz.case import LEARNING_RATE, Spec
+from narrowfuzz.case import Spec
 from narrowfuzz.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.play.checkpoint import HOW, recomputing
+from narrowfuzz.play import player
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.taps import Attended, AttentionWatch, Product
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Trace
-
-Model = Callable[[torch.Tensor], torch.Tensor]
-#: How a single linear's parameters are called in a case's tensors.
-_LINEAR = {"proj.weight": "weight", "proj.bias": "bias"}
 
 
 class Program:
@@ -64,45 +51,37 @@ class Program:
         try:
             with torch.no_grad():
                 self._model = self._build()
-            self._call = self._callable()
+            #: Shared with what it calls: a recompute tells which forward it repeats.
+            self._training = player.Training(self._model, None)
+            self._call = self._calling(self._model)
         except Exception as error:
             raise_if_lost(error, self.device)
             self.error = run_error(error, "convert")
 
-    def _build(self) -> Any:
+    def _build(self) -> nn.Module:
         spec = self.spec
-        dtype = TORCH_DTYPE[spec.dtype]
-        plain = self.description.build(spec, dtype=dtype, device=self.device)
+        plain = self._plain()
         self._linears = linear_names(plain)
         self._shared = tied_names(plain)
         model, self._census = convert(self.recipe, plain, spec)
-        if spec.lifecycle == "deepcopy":
-            return copy.deepcopy(model)
-        if spec.lifecycle == "reload":
-            fresh = self.description.build(spec, dtype=dtype, device=self.device)
-            fresh = self.recipe.convert(fresh, spec)
-            fresh.load_state_dict(model.state_dict())
-            return fresh
-        return model
+        return player.renewed(model, self._anew, lifecycle=spec.lifecycle)
 
-    def _callable(self) -> Model:
-        call: Model = self._model
-        if self.arm.checkpoint:
-            how = HOW[self.arm.checkpoint]
-            call = recomputing(self._model, how, self.description.regions)
-        if not self.arm.compiler:
-            return call
-        options = options_on(self.arm, self.device)
-        if self.arm.compiler == "inductor" and self.description.random:
-            options["fallback_random"] = True  # eager's numbers, else no two arms agree
-        compiled = torch.compile(
-            call,
-            backend=tapped_backend(self.arm.compiler, self._tap, self.spec.memory_budget / 100),
-            dynamic=self.spec.dynamic,
-            fullgraph=self.spec.fullgraph,
-            options=options or None,
-        )
-        return compiled  # type: ignore[no-any-return]
+    def _plain(self) -> nn.Module:
+        dtype = TORCH_DTYPE[self.spec.dtype]
+        return self.description.build(self.spec, dtype=dtype, device=self.device)
+
+    def _anew(self) -> nn.Module:
+        return self.recipe.convert(self._plain(), self.spec)  # type: ignore[no-any-return]
+
+    def _calling(self, model: nn.Module) -> Any:
+        """The model as it is called, with a tap in what a compiler makes."""
+        how = making(self.spec, self.arm, self.device)
+        if self.arm.compiler:
+            budget = how["memory_budget"]
+            how |= {"compiler": tapped_backend(self.arm.compiler, self._tap, budget)}
+            how |= {"memory_budget": 1.0}
+        watch = () if self.arm.compiler else self._linears
+        return player.called(self._training, model, watch=watch, **how)
 
     def run(
         self,
@@ -111,10 +90,10 @@ class Program:
         tap: bool,
         spec: Spec | None = None,
         focus: int | None = None,
-        load: bool = True,
+        events: tuple[player.Event, ...] | None = None,
     ) -> Trace:
-        """Run the Spec's schedule; with ``tap``, what was multiplied is recorded. Without ``load``,
-        the parameters stay as they are.
+        """Run the Spec's events, or the player's if given; with ``tap``, what was multiplied is
+        recorded.
 
         ``spec`` may differ from the program's in rows where the graph is dynamic. ``focus`` limits
         an eager model's recording to one of its linears.
@@ -123,20 +102,8 @@ class Program:
             return Trace(self.arm.name, error=self.error)
         if self.arm.native and (reason := onednn_stays()):
             return Trace(self.arm.name, void=reason)
-        run = _Run(self, tensors, spec or self.spec, tap, focus)
-        if load:
-            try:
-                run.load()
-            except RuntimeError as error:  # the values are ours: only the device can fail
-                raise_if_lost(error, self.device)
-                raise
         self.ran = True
-        return run.trace()
-
-    @property
-    def model(self) -> nn.Module:
-        """The converted model. Raises AttributeError where conversion failed."""
-        return self._model  # type: ignore[no-any-return]
+        return _Run(self, tensors, spec or self.spec, tap, focus, events).trace()
 
 
 @dataclass(frozen=True)
@@ -155,28 +122,47 @@ class _Run:
     """One run of a program: its tensors, its recordings and how far it came."""
 
     def __init__(
-        self, program: Program, tensors: dict[str, F32], spec: Spec, tap: bool, focus: int | None
+        self,
+        program: Program,
+        tensors: dict[str, F32],
+        spec: Spec,
+        tap: bool,
+        focus: int | None,
+        events: tuple[player.Event, ...] | None,
     ) -> None:
-        self.program, self.tensors, self.spec, self.tap = program, tensors, spec, tap
-        self.model, self.arm = program._model, program.arm
-        self.phase: ErrorPhase = "forward"
-        #: What a tap emits, live.
+        self.program, self.spec, self.tap, self.focus = program, spec, tap, focus
+        self.arm = program.arm
+        self.tensors = {
+            name: torch.from_numpy(np.ascontiguousarray(x))
+            for name, x in named(spec, tensors).items()
+        }
+        self.events = events_of(spec) if events is None else events
+        self.how = training(spec, program.device, events)
+        self.training = program._training
+        self.played = player.Trace()
+        #: What a tap emits of a single linear, live: its last forward's, and how many of them come
+        #: before its backward.
         self.seen: list[tuple[Any, ...]] = []
-        self.forward_count = 0
+        self.forward_count, self.forward = 0, 0
         self.watch = AttentionWatch()
         self.layers: LayerWatch | None = None
         #: Watching attention means watching every operator: not worth it on every draw.
         self.attention = focus is None or focus % 4 == 0
         if tap and not self.arm.compiler and not spec.direct:
-            self.layers = watch_layers(self.model, program._linears, focus)
+            self.layers = LayerWatch(self.training)
 
     def trace(self) -> Trace:
-        program, spec = self.program, self.spec
+        program = self.program
+        try:
+            self._load()
+        except RuntimeError as error:  # the values are ours: only the device can fail
+            raise_if_lost(error, program.device)
+            raise
         if program.description.random:
             torch.manual_seed(0)
         try:
             with self._watching():
-                output, x = self._schedule()
+                self._train()
             if program.device != "cpu":
                 torch.cuda.synchronize()  # what kernels raise, they raise late
         except Exception as error:
@@ -186,17 +172,16 @@ class _Run:
                 return Trace(self.arm.name, void="the device has no memory left")
             if lack := lacking_kernel(str(error), native=self.arm.native):
                 return Trace(self.arm.name, void=lack)
-            failed = run_error(error, self.phase)
+            failed = run_error(error, self.played.phase)  # type: ignore[arg-type]
             if self.arm.compiler:
                 program.error = failed  # a compiler that failed once fails as slowly every time
             return Trace(self.arm.name, error=failed)
-        needed = (2 if spec.trains else 1) * spec.steps * spec.microbatches
-        if self.arm.compiler and program._tap.calls < needed:
+        ran, needed = program._tap.calls, sum(map(_graphs, self.events))
+        if self.arm.compiler and ran < needed:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
-            ran = program._tap.calls
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
         left = _Left(
-            self._results(output, x),
+            self.played.results,
             self.layers.calls if self.layers is not None else [],
             self.seen,
             self.watch.attention + program._tap.watch.attention,
@@ -206,15 +191,36 @@ class _Run:
             left = on_host(left)
         return self._trace_of(left)
 
+    def _load(self) -> None:
+        """The case's values in the parameters, no gradients, and nothing of runs before."""
+        program, run = self.program, self.training
+        run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
+        run.live.clear()
+        dtype, shared = TORCH_DTYPE[self.spec.dtype], program._shared
+        with torch.no_grad():
+            player.fill(run.model, self.tensors, tied=shared, dtype=dtype)
+
+    def _train(self) -> None:
+        program = self.program
+        player.train(
+            self.played, self.training, self.tensors, self.events, program._anew, program._calling,
+            None if self.layers is None else self._follow,
+            dtype=TORCH_DTYPE[self.spec.dtype], **self.how,
+        )  # fmt: skip
+
+    def _follow(self, model: nn.Module) -> None:
+        assert self.layers is not None
+        self.layers.follow(layers_of(model, self.program._linears, self.focus))
+
     def _trace_of(self, left: _Left) -> Trace:
         """The trace of what a run has left."""
         program, spec = self.program, self.spec
-        outputs = {name: self._array(name, t) for name, t in left.results.items()}
+        outputs = {_result(spec, name): self._array(name, t) for name, t in left.results.items()}
         attention = attention_of(left.attention)
         plan, census = program.recipe.plan(spec), program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
-            autocast = program.recipe.autocast if spec.autocast else None
+            autocast = program.recipe.autocast if spec.narrowed else None
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(
                 left.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
@@ -244,6 +250,7 @@ class _Run:
                 stack.enter_context(self.program._tap.recording(self.tap))
             elif self.layers is not None:
                 stack.enter_context(self.layers.recording())
+                self._follow(self.training.model)
                 stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))
                 if self.program.description.attends and self.attention:
                     stack.enter_context(self.watch)
@@ -257,96 +264,38 @@ class _Run:
         return self.program.recipe.tap(Emit(take, wanted))
 
     def _emit(self, *gemm: Any) -> None:
+        if self.played.phase == "forward":
+            if self.forward != self.training.forward:
+                self.seen, self.forward_count, self.forward = [], 0, self.training.forward
+            self.forward_count += 1
         self.seen.append(gemm)
-
-    def _schedule(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every step's forwards and backwards; returns the last output and its input."""
-        spec = self.spec
-        optimizer = self._optimizer()
-        for step in range(spec.steps):
-            if optimizer is not None and step:
-                optimizer.zero_grad()
-            for microbatch in range(spec.microbatches):
-                # every microbatch is the same rows, turned by one more
-                turn = step * spec.microbatches + microbatch
-                output, x = self._forward_backward(turn)
-            if optimizer is not None:
-                optimizer.step()
-        return output, x
-
-    def _forward_backward(self, turn: int) -> tuple[torch.Tensor, torch.Tensor]:
-        spec, device = self.spec, self.program.device
-        rows = self.tensors["input"] if not turn else _turned(self.tensors["input"], turn)
-        ids = self.program.description.takes_ids
-        x = ids_tensor(rows, spec, device) if ids else input_tensor(rows, spec, device)
-        self.phase = "forward"
-        with _grad_mode(spec), torch.autocast(device, torch.bfloat16, enabled=spec.autocast):
-            # a model's input is nobody's leaf: autocast would cache a leaf's cast, which a probe
-            # between leaf and layer prevents
-            leaf = spec.direct or not x.requires_grad
-            output = self.program._call(x if leaf else x.view_as(x))
-        self.forward_count += len(self.seen)
-        if spec.trains:
-            self.phase = "backward"
-            g = grad_tensor(self.tensors["grad_output"], spec, device)
-            output.backward(g.to(output.dtype))
-        return output, x
-
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        """None for a single step: then gradients are all there is to see."""
-        if self.spec.steps == 1 or not self.spec.trains:
-            return None
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        kind = torch.optim.SGD if self.spec.optimizer == "sgd" else torch.optim.AdamW
-        return kind(trained, lr=LEARNING_RATE[self.spec.optimizer])
-
-    def load(self) -> None:
-        """Write the case's values into the parameters and clear their gradients."""
-        spec, names = self.spec, _LINEAR if self.spec.direct else self.program._shared
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                values = self.tensors[names.get(name, name)]
-                parameter.copy_(to_torch(values, spec.dtype, self.program.device))
-                parameter.grad = None
-
-    def _results(self, output: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Results by name, live; of a library's own tensor what is inside."""
-        spec = self.spec
-        named = {"output": output.detach()}
-        if x.grad is not None:
-            named["grad_input"] = x.grad
-        for name, parameter in self.model.named_parameters():
-            grad: Any = parameter.grad
-            if grad is not None:
-                named[_grad_name(spec, name)] = getattr(grad, "_data", grad)
-            if spec.steps > 1:
-                named[name] = getattr(parameter, "_data", parameter).detach()
-        return named
 
     def _array(self, name: str, t: torch.Tensor) -> F32:
         """A result as float32, inputs and outputs by rows."""
         spec, widths = self.spec, {"output": self.spec.width, "grad_input": self.spec.k}
-        if name in widths:
-            return as_rows(t, spec, widths[name])
+        kind = name.partition("@")[0]
+        if kind in widths:
+            return as_rows(t, spec, widths[kind])
         # the next draw overwrites parameters, and may add to their gradients
-        return fp32_array(t) if spec.direct and spec.steps == 1 else fp32_array(t).copy()
+        return fp32_array(t) if spec.direct else fp32_array(t).copy()
 
 
-def _grad_name(spec: Spec, name: str) -> str:
-    return f"grad_{_LINEAR[name]}" if spec.direct else f"{name}.grad"
+def _result(spec: Spec, name: str) -> str:
+    """A result's name in a trace: of a single linear what it is."""
+    return _ROLE.get(name, name) if spec.direct else name
 
 
-def _turned(rows: F32, turn: int) -> F32:
-    return np.roll(rows, turn, axis=0)
+_ROLE = {name: role for role, name in GRADIENTS.items()}
 
 
-@contextmanager
-def _grad_mode(spec: Spec) -> Iterator[None]:
-    mode = {"train": torch.enable_grad, "no_grad": torch.no_grad}.get(
-        spec.grad_mode, torch.inference_mode
-    )
-    with mode():
-        yield
+def _graphs(event: player.Event) -> int:
+    """How many compiled graphs an event runs."""
+    match event:
+        case ("forward", *_):
+            return 1
+        case ("backward", _, of, _):
+            return len(of)
+    return 0
 
 
 def run_error(error: BaseException, phase: ErrorPhase) -> RunError:

@@ -45,33 +45,6 @@ def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).to(TORCH_DTYPE[dtype]).to(device)
 
 
-def ids_tensor(x: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
-    """Token ids in the Spec's shape without its last dimension."""
-    return torch.from_numpy(x.astype(np.int64)).reshape(spec.input_shape[:-1]).to(device)
-
-
-def input_tensor(x: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
-    """The leaf input in the Spec's shape and memory layout."""
-    t = to_torch(x, spec.dtype, device).reshape(spec.input_shape)
-    if spec.input_layout == "transposed":
-        t = t.transpose(-1, -2).contiguous().transpose(-1, -2)
-    elif spec.input_layout == "strided":
-        wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype, device=device)
-        wide[..., ::2] = t
-        t = wide[..., ::2]
-    return t.detach().requires_grad_(True)
-
-
-def grad_tensor(g: F32, spec: Spec, device: str = "cpu") -> torch.Tensor:
-    """The output gradient in the Spec's shape and memory layout."""
-    t = to_torch(g, spec.dtype, device).reshape(spec.output_shape)
-    if spec.grad_layout == "transposed":
-        return t.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if spec.grad_layout == "expanded" and spec.tokens:
-        return t.reshape(spec.tokens, spec.width)[0].expand(spec.output_shape)
-    return t
-
-
 def as_rows(t: Any, spec: Spec, width: int) -> F32:
     """An output or gradient as float32 [tokens, width]."""
     return fp32_array(t).reshape(spec.tokens, width)

@@ -40,12 +40,13 @@ def builtin_faults() -> dict[str, Fault]:
         te_scales,
         te_state,
         te_updates,
+        training,
     )
 
     families = (
         scales, casts, gemm, layout, recompute, compile, contract, census,
         mx_scales, mx_codes, operands, kept, device, attention, checkpoint, gradients,
-        lowering, graphs,
+        lowering, graphs, training,
         delayed_state, delayed_updates, delayed_recompute, delayed_operands,
         te_state, te_updates, te_recompute, te_operands, te_scales, hopper,
     )  # fmt: skip

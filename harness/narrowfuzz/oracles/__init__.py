@@ -28,6 +28,12 @@ from narrowfuzz.oracles.relations_state import (
     check_reload,
     check_steps,
 )
+from narrowfuzz.oracles.relations_training import (
+    check_evaluations,
+    check_kept_graph,
+    check_order,
+    check_reloads,
+)
 from narrowfuzz.oracles.relations_values import (
     check_below_amax,
     check_locality,
@@ -223,6 +229,22 @@ ORACLES: tuple[Oracle, ...] = (
     Oracle(
         "R23", "add microbatches", "exact", "C", "several microbatches of one step",
         check_microbatches, _WHOLE, reruns=True, scope="case", reads=("results again",),
+    ),
+    Oracle(
+        "R24", "evaluate in a training", "exact", "C", "forwards without a graph in a training",
+        check_evaluations, _WHOLE, reruns=True, scope="case", reads=("results again",),
+    ),
+    Oracle(
+        "R25", "reload in a training", "exact", "C", "a save and load in a training",
+        check_reloads, _WHOLE, reruns=True, scope="case", reads=("results again",),
+    ),
+    Oracle(
+        "R26", "one graph at a time", "exact", "C", "two graphs wait for their backwards",
+        check_order, _WHOLE, reruns=True, scope="case", reads=("results again",),
+    ),
+    Oracle(
+        "R27", "backward again", "exact", "C", "a graph is kept and used again",
+        check_kept_graph, _WHOLE, scope="case",
     ),
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     """Judges every arm's error, or its absence and the completeness of its gradients; of eager the
     type of what each linear returns under autocast."""
     base = evidence.traces.get(evidence.base)
-    if evidence.spec.autocast and base is not None and base.error is None:
+    if evidence.spec.narrowed and base is not None and base.error is None:
         yield _narrowed(evidence, base)
     base_fails = base is not None and base.error is not None
     for arm, trace in evidence.traces.items():
@@ -76,7 +76,8 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
 
 def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
     """Under autocast a linear returns autocast's type, as the nn.Linear that it stands for does."""
-    calls = [call for call in base.calls if call.phase == "forward"]
+    narrowed = evidence.spec.narrowed
+    calls = [c for c in base.calls if c.phase == "forward" and c.forward in narrowed]
     if not calls:
         return plain("contract", evidence.base, "output", "not_applicable", "no linear was watched")
     wide = next((call for call in calls if call.dtype != "bf16"), None)

@@ -21,7 +21,7 @@ from narrowfuzz.numerics.reference import Quantised, Scale
 from narrowfuzz.trace import Seen, Trace
 
 #: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
-#: ``harness/narrowfuzz/arms/events.py`` ("" for none).
+#: a relation ("" for none).
 Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 
@@ -244,7 +244,7 @@ class Evidence:
         asked = BY_NAME[arm]
         if self.twin is None:
             return "random numbers are drawn in another order"
-        if self.spec.autocast:
+        if self.spec.narrowed:
             return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
         if self.spec.grad_layout != "contiguous":
             return "a graph takes its output gradients contiguous, and sums follow strides"

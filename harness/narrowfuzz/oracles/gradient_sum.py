@@ -20,6 +20,7 @@ from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.gemm import NOTHING, centre_and_radius, interval, observed
 from narrowfuzz.oracles.layers import given_of, layer_evidence
 from narrowfuzz.oracles.oracle import first, plain
+from narrowfuzz.schedule.events import last_gradients
 from narrowfuzz.trace import LayerCall, Trace
 from narrowfuzz.verdict import Verdict
 
@@ -40,19 +41,22 @@ def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
-    """The calls of each linear since gradients were last cleared, where a gradient came back to
-    all; a weight that something else uses, too, is left out."""
+    """The calls of each linear in the forwards that made the gradients that are left, where a
+    gradient came back to all; a weight that something else uses, too, is left out, and a graph that
+    ran backward twice: of it the last gradient is seen."""
+    made = last_gradients(evidence.spec.training)
+    if len(set(made)) < len(made):
+        return {}
     calls: dict[str, list[LayerCall]] = defaultdict(list)
     for call in trace.calls:
-        if call.phase == "forward":
+        if call.phase == "forward" and call.forward in made:
             calls[call.module].append(call)
     shared = {*evidence.tied, *evidence.tied.values()}
-    last: dict[str, list[LayerCall]] = {}
-    for layer, every in calls.items():
-        mine = every[-(len(every) // evidence.spec.steps) :]
-        if f"{layer}.weight" not in shared and all("grad_output" in c.tensors for c in mine):
-            last[layer] = mine
-    return last
+    return {
+        layer: mine
+        for layer, mine in calls.items()
+        if f"{layer}.weight" not in shared and all("grad_output" in c.tensors for c in mine)
+    }
 
 
 def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCall]) -> Verdict:

@@ -143,7 +143,7 @@ def _dequantised(seen: Seen) -> F64:
 def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
     """O2 and O3 on the weights of compiled arms: each forward GEMM's second operand is the plan's
     quantised copy of one of the model's weights."""
-    if not evidence.plan.quantised or evidence.plan_of is None or evidence.spec.steps > 1:
+    if not evidence.plan.quantised or evidence.plan_of is None or evidence.spec.optimizes:
         return  # after an optimizer step the weights are no longer the case's
     for arm, trace in _compiled(evidence):
         forward = tuple(m for m in trace.multiplied if m.phase == "forward")

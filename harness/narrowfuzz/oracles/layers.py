@@ -7,6 +7,7 @@ comes after. The rules are those of a single linear; nothing about them is weake
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,15 +24,19 @@ from narrowfuzz.trace import LayerCall, Trace
 
 
 def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
-    """Place and evidence of each layer's first and last call in the plain eager runs."""
+    """Place and evidence of some calls of each layer in the plain eager runs, the first and the
+    last among them."""
     for arm, trace in evidence.plain.items():
         calls = [c for c in trace.calls if c.phase == "forward"]
-        last = {call.module: call.index for call in calls}
+        times = Counter(call.module for call in calls)
         for call in calls:
-            if call.index in (0, last[call.module]):
+            last = times[call.module] - 1
+            if call.index % -(-times[call.module] // _CALLS) == 0 or call.index == last:
                 yield At(layer=call.module, call=call.index), layer_evidence(evidence, arm, call)
 
 
+#: About so many calls of a layer are judged.
+_CALLS = 6
 #: What a result of a linear depends on.
 _RESTS_ON = {
     "output": ("input", "weight", "bias"),

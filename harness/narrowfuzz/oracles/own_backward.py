@@ -50,7 +50,7 @@ def _why_not(evidence: Evidence) -> str:
         return "no linear makes the output by itself"
     if evidence.plan.quantised:
         return "forward and backward quantise other operands"
-    if not spec.trains or spec.steps > 1 or spec.microbatches > 1:
+    if not spec.trains or spec.scheduled:
         return "not one backward"
     return ""
 
@@ -93,7 +93,7 @@ def _judge(evidence: Evidence, arm: str, trace: Trace) -> Verdict:
     found = sides(trace.outputs, evidence.tensors, evidence.last, tiny)
     at = At(name=f"{evidence.last}.weight.grad")
     nothing = plain(_NAME, arm, _ROLE, "ok")
-    limit = allowed(evidence.spec.dtype, autocast=evidence.spec.autocast)
+    limit = allowed(evidence.spec.dtype, autocast=bool(evidence.spec.narrowed))
     return compared(nothing, "belongs to another forward", at, found, evidence.spec.dtype, limit)
 
 

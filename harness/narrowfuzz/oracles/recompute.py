@@ -6,7 +6,9 @@ and log-sum-exp) must belong to it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.whole import equal_outputs
-from narrowfuzz.trace import AttentionCall, Multiplied, Seen, Trace
+from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Trace
 from narrowfuzz.verdict import Status, Verdict
 
 
@@ -73,7 +75,10 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
-    pairs = [(f.module, f.sites, r.sites, f.tensors, r.tensors) for f, r in _calls(trace)]
+    pairs = [
+        ((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors)
+        for f, r in _calls(trace)
+    ]
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
         if forward is None or again is None:
@@ -82,12 +87,12 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
             why = "its product was kept" if kept else trace.unobserved or "not tapped"
             yield plain("O13", arm, "output", status, why)
             return
-        pairs = [("", (forward,), (again,), {}, {})]
+        pairs = [(_ALONE, (forward,), (again,), {}, {})]
     if not pairs:
         yield plain("O13", arm, "output", "inconclusive", "no call was recomputed")
-    for layer, sites, again_sites, tensors, again_tensors in pairs:
+    for place, sites, again_sites, tensors, again_tensors in pairs:
         handed = {
-            name: _same(arm, layer, name, tensors[name], again_tensors[name])
+            name: _same(arm, place, name, tensors[name], again_tensors[name])
             for name in ("input", "weight")
             if name in tensors
         }
@@ -99,21 +104,30 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
             continue  # it was handed something else, or its product was kept
         for side in ("a", "b"):
             x, y = getattr(sites[0], side), getattr(again_sites[0], side)
-            yield _same_seen(arm, layer, side, x, y)
+            yield _same_seen(arm, place, side, x, y)
 
 
-def _calls(trace: Trace) -> Iterator[Any]:
-    """Each recomputed call behind the forward call it repeats."""
-    forward = {(c.module, c.index): c for c in trace.calls if c.phase == "forward"}
+#: A layer, its call and its recompute.
+_Place = tuple[str, int, int]
+_ALONE: _Place = ("", 0, 0)
+
+
+def _calls(trace: Trace) -> Iterator[tuple[LayerCall, LayerCall]]:
+    """Each recomputed call behind the forward call it repeats: of the same forward, in order. A
+    graph that runs backward again recomputes again."""
+    first: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)
+    again: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)
     for call in trace.calls:
-        if call.phase == "recompute" and (call.module, call.index) in forward:
-            yield forward[call.module, call.index], call
+        calls = again if call.phase == "recompute" else first
+        calls[call.module, call.forward].append(call)
+    for place, repeats in again.items():
+        yield from zip(cycle(first[place]), repeats, strict=False)
 
 
-def _same_seen(arm: str, layer: str, side: str, x: Seen, y: Seen) -> Verdict:
+def _same_seen(arm: str, place: _Place, side: str, x: Seen, y: Seen) -> Verdict:
     for what, before, after in _parts(x, y):
         if before is not None and after is not None:
-            verdict = _same(arm, layer, what, before, after, side)
+            verdict = _same(arm, place, what, before, after, side)
             if verdict.status != "ok":
                 return verdict
     if x.values is not None and not _says(x.values):
@@ -145,7 +159,7 @@ def _codes(seen: Seen) -> Any:
 
 
 def _same(
-    arm: str, layer: str, what: str, before: Any, after: Any, side: str = ""
+    arm: str, place: _Place, what: str, before: Any, after: Any, side: str = ""
 ) -> Verdict:  # fmt: skip
     same = before.shape == after.shape and before.dtype == after.dtype
     bad = ~same_bits(before, after) if same else None
@@ -154,13 +168,14 @@ def _same(
     at = first(bad) if bad is not None else ()
     named = what if what in ("scale", "codes") else "operands"
     # handed to the layer: an operand before it is quantised
-    place = At(
+    layer, call, recompute = place
+    there = At(
         what=what if side else "source", layer=layer, name="output" if side else what,  # type: ignore[arg-type]
-        phase="recompute", side=side, index=at,  # type: ignore[arg-type]
+        call=recompute, phase="recompute", side=side, index=at,  # type: ignore[arg-type]
     )  # fmt: skip
-    first_run = msgspec.structs.replace(place, phase="forward")
+    first_run = msgspec.structs.replace(there, phase="forward", call=call)
     return Verdict(
-        "O13", arm, "output", "diverged", f"{named} differ in recompute", place, str(after[at]),
+        "O13", arm, "output", "diverged", f"{named} differ in recompute", there, str(after[at]),
         Same(first_run, str(before[at])),
     )  # fmt: skip
 
@@ -202,7 +217,7 @@ def _ambiguous(seen: Seen) -> bool:
 
 
 def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
-    verdict = _same_seen(arm, "", "a", original.a, again.a)
+    verdict = _same_seen(arm, _ALONE, "a", original.a, again.a)
     assert verdict.status == "diverged"
     return verdict
 

@@ -81,13 +81,18 @@ def equal_outputs(
     return plain(oracle, arm, "output", "ok")
 
 
-def _rank(name: str) -> tuple[int, str]:
-    """Results in the order they are computed: what is first wrong is nearest to the cause."""
-    return (("output", "grad_input").index(name) if name in ("output", "grad_input") else 2, name)
+def _rank(name: str) -> tuple[int, float, str]:
+    """Results in the order they are computed, the last of a kind behind those with numbers: what is
+    first wrong is nearest to the cause."""
+    kind, _, number = name.partition("@")
+    order = ("output", "grad_input").index(kind) if kind in ("output", "grad_input") else 2
+    return order, float(number or np.inf), kind
 
 
 def role_of(name: str) -> str:
-    """A result's role without the parameter's name: fingerprints tell causes, not layers."""
+    """A result's role without the parameter's name, and whichever of several it is: fingerprints
+    tell causes, not layers."""
+    name = name.partition("@")[0]
     if name in ("output", "grad_input", "grad_weight", "grad_bias"):
         return name
     return "grad_parameter" if name.endswith(".grad") else "parameter"
@@ -145,7 +150,7 @@ def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
 def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
     """True where eager itself has lost the result."""
     spec = evidence.spec
-    narrow = spec.autocast or evidence.plan.quantised
+    narrow = spec.narrowed or evidence.plan.quantised
     with np.errstate(all="ignore"):
         error = np.sqrt(np.mean((base - exact) ** 2)) / np.sqrt(np.mean(exact**2))
     return not error < _LOST["bf16" if narrow else spec.dtype]
@@ -154,7 +159,7 @@ def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
 def ratio_limit(spec: Spec) -> tuple[float, float]:
     """Multiple of eager's error that a large result may have, and the floor below which no error
     counts, in units of the exact result's root mean square."""
-    dtype = "bf16" if spec.autocast else spec.dtype
+    dtype = "bf16" if spec.narrowed else spec.dtype
     contracted = max(spec.k, spec.n, spec.tokens)
     floor = contracted * FORMATS["fp32"].unit_roundoff + _FLOOR
     return _RATIO[dtype], floor + 2.0 * FORMATS[dtype].unit_roundoff

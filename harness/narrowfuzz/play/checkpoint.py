@@ -44,6 +44,24 @@ def recomputing(model: nn.Module, how: Callable[..., Any], regions: tuple[str, .
     return model
 
 
+def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:
+    """The same, and during a recompute ``place.forward`` is the forward that it belongs to."""
+
+    def checkpointed(function: Callable[..., Any], *args: Any) -> Any:
+        number = place.forward
+
+        def again(*args: Any) -> Any:
+            now, place.forward = place.forward, number
+            try:
+                return function(*args)
+            finally:
+                place.forward = now
+
+        return how(again, *args)
+
+    return checkpointed
+
+
 full = partial(checkpoint, use_reentrant=False)
 reentrant = partial(checkpoint, use_reentrant=True)
 

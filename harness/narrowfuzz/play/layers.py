@@ -40,6 +40,8 @@ class Call:
     #: This module's how many-th call of the same phase.
     index: int
     phase: str
+    #: The forward that it belongs to.
+    forward: int
     weight: torch.Tensor
     bias: torch.Tensor | None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -55,13 +57,15 @@ class Call:
 
 
 class LayerWatch:
-    """Records the calls of linears during one run."""
+    """Records the calls of linears during one run; ``place.forward`` is the forward that runs, or
+    that is recomputed."""
 
-    def __init__(self, layers: dict[str, nn.Module]) -> None:
-        self.layers = layers
+    def __init__(self, place: Any) -> None:
+        self.place = place
         self.calls: list[Call] = []
         self._current: list[Any] | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._hooks = ExitStack()
 
     def emit(self, *operands: Any) -> None:
         """The recipe's tap: one GEMM, of the call that is running."""
@@ -74,14 +78,16 @@ class LayerWatch:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Watch until the context ends."""
-        self.calls, self._current, self._counts = [], None, Counter()
-        with ExitStack() as stack:
-            # a recompute that stops early would leave its last call open
-            stack.enter_context(set_checkpoint_early_stop(False))
-            for name, module in self.layers.items():
-                self._attach(name, module, stack)
+        """Watch whoever is followed, until the context ends."""
+        # a recompute that stops early would leave its last call open
+        with set_checkpoint_early_stop(False), self._hooks:
             yield
+
+    def follow(self, layers: dict[str, nn.Module]) -> None:
+        """These linears from now on, and no others."""
+        self._hooks.close()
+        for name, module in layers.items():
+            self._attach(name, module, self._hooks)
 
     def _attach(self, name: str, module: nn.Module, stack: ExitStack) -> None:
         running: list[Call] = []
@@ -91,8 +97,9 @@ class LayerWatch:
             bias = getattr(module, "bias", None)
             number = self._counts[name, phase]
             call = Call(
-                name, number, phase, kept(module.weight), None if bias is None else kept(bias)
-            )
+                name, number, phase, self.place.forward,
+                kept(module.weight), None if bias is None else kept(bias),
+            )  # fmt: skip
             self._counts[name, phase] += 1
             self.calls.append(call)
             running.append(call)
@@ -112,6 +119,10 @@ class LayerWatch:
             call.outputs["output"] = output.detach()
 
             def note(grad: torch.Tensor) -> None:
+                if "grad_output" in call.tensors:  # a kept graph runs backward again
+                    call.backward_gemms = []
+                    for role in ("grad_weight", "grad_bias"):
+                        call.outputs.pop(role, None)
                 call.tensors["grad_output"] = grad.detach()
                 self._current = call.backward_gemms
 

@@ -1,7 +1,8 @@
-"""Plays one training on a model and keeps what it left.
+"""Plays one training on a model, event by event, and keeps what it left.
 
-The functions here are written to be specialised: a script gets them with every keyword argument
-that is a constant put in, and without the branches that are never taken.
+Arms, the float64 twin and scripts are made of these functions. They are written to be specialised:
+a script gets them with every keyword argument that is a constant put in, and without the branches
+that are never taken.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.play.checkpoint import full, recomputing, reentrant, selective
+from narrowfuzz.play.checkpoint import full, numbered, recomputing, reentrant, selective
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch, copies
 
 
 @dataclass
 class Trace:
-    """Results by name (output, grad_input, <parameter>.grad and, after steps, <parameter>), the
-    calls of watched linears, or what was multiplied where none is watched, and how far the run
-    came."""
+    """Results by name (output, grad_input, <parameter>.grad and, after steps, <parameter>): the
+    last of each, and those before it with their numbers, as in output@0. The calls of watched
+    linears, or what was multiplied where none is watched, and how far the run came."""
 
     results: dict[str, torch.Tensor] = field(default_factory=dict)
     calls: list[Any] = field(default_factory=list)
@@ -40,20 +41,25 @@ class Trace:
         raise LookupError(f"{module} was not called {index + 1} times in {phase}")
 
 
-#: ("run", turn): forward and backward of the input's rows, turned by so many. ("step",) of the
-#: optimizer. ("clear", to_none): the gradients. ("reload", weights_only): a new model gets the
-#: state, from a file that may hold nothing but weights or anything.
+#: ("forward", number, turn, mode, autocast): on the input's rows, turned by so many, or on an input
+#: of its own. ("backward", number, of, retain): through the outputs of these forwards. ("step",) of
+#: the optimizer. ("clear", to_none): the gradients. ("reload", weights_only): a new model gets the
+#: state, from a file that may hold nothing but weights or anything. ("rollback",): the model gets
+#: the state that it began with.
 Event = tuple[Any, ...]
 
 
-def default_events(steps: int, microbatches: int, *, optimizes: bool) -> tuple[Event, ...]:
-    """A training: so many steps of so many microbatches, each the same rows, turned by one more."""
-    events: list[Event] = []
-    for turn in range(steps * microbatches):
-        if optimizes and turn and turn % microbatches == 0:
-            events += [("step",), ("clear", True)]
-        events.append(("run", turn))
-    return (*events, ("step",)) if optimizes else tuple(events)
+@dataclass
+class Training:
+    """A model as far as it is trained: how it is called, its optimizer if any, the state it began
+    with, and input and output of each forward whose graph exists."""
+
+    model: nn.Module
+    call: Any
+    optimizer: Any = None
+    began: Any = None
+    live: dict[int, Any] = field(default_factory=dict)
+    forward: int = 0
 
 
 def play(
@@ -63,6 +69,8 @@ def play(
     tensors: Mapping[str, torch.Tensor],
     events: Sequence[Event],
     *,
+    happens: tuple[str, ...],
+    modes: tuple[str, ...],
     device: str,
     dtype: torch.dtype,
     input_shape: tuple[int, ...],
@@ -72,10 +80,8 @@ def play(
     ids: bool = False,
     optimizer: str = "",
     rate: float = 0.0,
-    mode: str = "train",
     autocast: bool = False,
     lifecycle: str = "none",
-    reloads: bool = False,
     input_layout: str = "contiguous",
     grad_layout: str = "contiguous",
     checkpoint: str = "",
@@ -88,60 +94,80 @@ def play(
     tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Trace:
-    """Every event in order. ``watch`` names the linears whose calls are kept, ``tap`` shows what
-    they multiply, ``around`` surrounds everything that runs. ``parameters`` are results, too;
-    ``reloads`` says whether an event does."""
+    """A model that is made, filled and trained. ``watch`` names the linears whose calls are kept,
+    ``tap`` shows what they multiply, ``around`` surrounds everything that runs."""
     with torch.no_grad():
-        model = convert(build())
-        if lifecycle == "deepcopy":
-            model = copy.deepcopy(model)
-        if lifecycle == "reload":
-            state, model = model.state_dict(), convert(build())
-            model.load_state_dict(state)
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[tied.get(name, name)].to(dtype))
-    call = called(
-        model, checkpoint=checkpoint, regions=regions, compiler=compiler,
-        compile_with=compile_with, memory_budget=memory_budget,
-    )  # fmt: skip
-    if optimizer:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        stepping: Any = getattr(torch.optim, optimizer)(trained, lr=rate)
+        anew = lambda: convert(build())  # noqa: E731
+        model = renewed(anew(), anew, lifecycle=lifecycle)
+        fill(model, tensors, tied=tied, dtype=dtype)
+    run = Training(model, model)
+
+    def calling(model: nn.Module) -> Any:
+        return called(
+            run, model, checkpoint=checkpoint, regions=regions, compiler=compiler,
+            compile_with=compile_with, memory_budget=memory_budget, watch=watch,
+        )  # fmt: skip
+
+    run.call = calling(model)
     torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
+        follow: Any = None
         if watch:
-            watching = stack.enter_context(contextlib.ExitStack())
-            watched(trace, model, watching, watch=watch, tap=tap)
+            watching = LayerWatch(run)
+            trace.calls = watching.calls
+            follow = lambda model: watching.follow(linears(model, watch=watch))  # noqa: E731
+            stack.enter_context(watching.recording())
+            follow(model)
+            if tap is not None:
+                stack.enter_context(tap(copies(watching.emit)))
         if tap is not None and not watch:
             stack.enter_context(tap(copies(lambda *gemm: trace.gemms.append(gemm))))
         if around is not None:
             stack.enter_context(around())
         if kernels == "native":
             stack.enter_context(without_onednn())
-        for event, *how in events:
-            if optimizer and event == "step":
-                stepping.step()
-            elif optimizer and event == "clear":
-                stepping.zero_grad(set_to_none=how[0])
-            elif reloads and event == "reload":
-                torch.save(model.state_dict(), file := io.BytesIO())
-                file.seek(0)
-                call = model = convert(build())
-                model.load_state_dict(torch.load(file, weights_only=how[0]))
-                if watch:
-                    watched(trace, model, watching, watch=watch, tap=tap)
-            else:
-                x, y = once(
-                    trace, call, tensors, how[0], device=device, dtype=dtype,
-                    input_shape=input_shape, output_shape=output_shape, ids=ids,
-                    input_layout=input_layout, grad_layout=grad_layout, mode=mode,
-                    autocast=autocast,
-                )  # fmt: skip
-    trace.results = results_of(model, x, y, parameters=parameters)
+        train(
+            trace, run, tensors, events, anew, calling, follow,
+            happens=happens, modes=modes, device=device, dtype=dtype, input_shape=input_shape,
+            output_shape=output_shape, ids=ids, optimizer=optimizer, rate=rate, autocast=autocast,
+            input_layout=input_layout, grad_layout=grad_layout, parameters=parameters,
+        )  # fmt: skip
+    trace.results = {name: t.flatten(0, -2).cpu() if is_rows(name) else t.cpu()
+                     for name, t in trace.results.items()}  # fmt: skip
     return trace
 
 
+def is_rows(name: str) -> bool:
+    """Is this a result by rows?"""
+    return name.partition("@")[0] in ("output", "grad_input")
+
+
+def renewed(model: nn.Module, anew: Callable[[], nn.Module], *, lifecycle: str) -> nn.Module:
+    """The model itself, a copy of it, or another one that has loaded its state."""
+    if lifecycle == "deepcopy":
+        return copy.deepcopy(model)
+    if lifecycle == "reload":
+        other = anew()
+        other.load_state_dict(model.state_dict())
+        return other
+    return model
+
+
+def fill(
+    model: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    tied: Mapping[str, str],
+    dtype: torch.dtype,
+) -> None:
+    """Write a case's values into the parameters and clear their gradients."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tensors[tied.get(name, name)].to(dtype))
+        parameter.grad = None
+
+
 def called(
+    run: Training,
     model: nn.Module,
     *,
     checkpoint: str,
@@ -149,15 +175,20 @@ def called(
     compiler: str,
     compile_with: Mapping[str, Any],
     memory_budget: float,
+    watch: tuple[str, ...],
 ) -> Any:
-    """The model as it is called: recomputed, compiled, both or neither."""
+    """The model as it is called: recomputed, compiled, both or neither. Where calls are watched, a
+    recompute knows which forward it repeats."""
     call: Any = model
-    if checkpoint == "full":
-        call = recomputing(model, full, regions)
+    how: Any = full
     if checkpoint == "reentrant":
-        call = recomputing(model, reentrant, regions)
+        how = reentrant
     if checkpoint == "selective":
-        call = recomputing(model, selective, regions)
+        how = selective
+    if watch:
+        how = numbered(how, run)
+    if checkpoint:
+        call = recomputing(model, how, regions)
     if memory_budget < 1:
         from torch._functorch import config
 
@@ -167,42 +198,130 @@ def called(
     return call
 
 
-def watched(
-    trace: Trace,
-    model: nn.Module,
-    stack: contextlib.ExitStack,
-    *,
-    watch: tuple[str, ...],
-    tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None,
-) -> None:
-    """Keep the calls of these linears from now on, until ``stack`` closes."""
-    stack.close()
+def linears(model: nn.Module, *, watch: tuple[str, ...]) -> dict[str, nn.Module]:
+    """The watched modules of a model by name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    layers = LayerWatch({name: modules[name] for name in watch if name in modules})
-    stack.enter_context(layers.recording())
-    trace.calls = layers.calls
-    if tap is not None:
-        stack.enter_context(tap(copies(layers.emit)))
+    return {name: modules[name] for name in watch if name in modules}
 
 
-def once(
+def train(
     trace: Trace,
-    call: Any,
+    run: Training,
     tensors: Mapping[str, torch.Tensor],
-    turn: int,
+    events: Sequence[Event],
+    anew: Callable[[], nn.Module],
+    calling: Callable[[nn.Module], Any],
+    follow: Callable[[nn.Module], None] | None,
     *,
+    happens: tuple[str, ...],
+    modes: tuple[str, ...],
     device: str,
     dtype: torch.dtype,
     input_shape: tuple[int, ...],
     output_shape: tuple[int, ...],
     ids: bool,
+    optimizer: str,
+    rate: float,
+    autocast: bool,
     input_layout: str,
     grad_layout: str,
+    parameters: bool,
+) -> None:
+    """Every event in order; results are left live. ``happens`` and ``modes`` are the kinds of
+    events and of forwards. A model that is made ``anew`` is prepared by ``calling`` it and, where
+    its calls are watched, ``follow``."""
+    if optimizer:
+        run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+    if "rollback" in happens:
+        run.began = saved(run.model)
+    for event, *how in events:
+        if "forward" in happens and event == "forward":
+            forward(
+                trace, run, tensors, *how, modes=modes, device=device, dtype=dtype,
+                input_shape=input_shape, ids=ids, input_layout=input_layout, autocast=autocast,
+            )  # fmt: skip
+        if "backward" in happens and event == "backward":
+            backward(
+                trace, run, tensors, *how, device=device, dtype=dtype, output_shape=output_shape,
+                grad_layout=grad_layout,
+            )  # fmt: skip
+        if "step" in happens and event == "step":
+            run.optimizer.step()
+        if "clear" in happens and event == "clear":
+            clear(trace, run, *how)
+        if "reload" in happens and event == "reload":
+            trace.phase, state = "convert", saved(run.model)
+            run.model = anew()
+            run.model.load_state_dict(loaded(state, weights_only=how[0]))
+            run.call = calling(run.model)
+            if follow is not None:
+                follow(run.model)
+            if optimizer:
+                moments = run.optimizer.state_dict()
+                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+                run.optimizer.load_state_dict(moments)
+        if "rollback" in happens and event == "rollback":
+            trace.phase = "convert"
+            run.model.load_state_dict(loaded(run.began, weights_only=False))
+            run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+    for name, parameter in run.model.named_parameters():
+        if parameter.grad is not None:
+            keep(trace, f"{name}.grad", inner(parameter.grad))
+        if parameters:
+            keep(trace, name, inner(parameter).detach())
+
+
+def saved(model: nn.Module) -> io.BytesIO:
+    """A file with the model's state."""
+    torch.save(model.state_dict(), file := io.BytesIO())
+    return file
+
+
+def loaded(file: io.BytesIO, *, weights_only: bool) -> Any:
+    """The state in such a file."""
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
+
+
+def optimizing(model: nn.Module, *, optimizer: str, rate: float) -> Any:
+    """An optimizer of what trains."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return getattr(torch.optim, optimizer)(trained, lr=rate)
+
+
+def keep(trace: Trace, name: str, result: torch.Tensor) -> None:
+    """The last of a name has it alone, those before it their numbers."""
+    if name in trace.results:
+        before = sum(other.startswith(f"{name}@") for other in trace.results)
+        trace.results[f"{name}@{before}"] = trace.results.pop(name)
+    trace.results[name] = result
+
+
+def inner(t: Any) -> torch.Tensor:
+    """Of a library's own tensor what is inside."""
+    return getattr(t, "_data", t)  # type: ignore[no-any-return]
+
+
+def forward(
+    trace: Trace,
+    run: Training,
+    tensors: Mapping[str, torch.Tensor],
+    number: int,
+    turn: int,
     mode: str,
+    narrow: bool,
+    *,
+    modes: tuple[str, ...],
+    device: str,
+    dtype: torch.dtype,
+    input_shape: tuple[int, ...],
+    ids: bool,
+    input_layout: str,
     autocast: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One forward and backward of the rows, turned by so many: input and output."""
-    x = tensors["input"].roll(turn, 0)
+) -> None:
+    """Run the model, with ``mode`` train on a graph; ``narrow``: under autocast."""
+    x = tensors[f"input@{number}"] if f"input@{number}" in tensors else tensors["input"]
+    x = x.roll(turn, 0)
     if ids:
         x = x.to(device).long().reshape(input_shape[:-1])
     else:
@@ -210,34 +329,56 @@ def once(
         if input_layout != "contiguous":
             x = arranged(x, input_layout)
         x = x.detach().requires_grad_(True)
-    trace.phase = "forward"
-    modes = {"train": torch.enable_grad, "no_grad": torch.no_grad}
-    grad_mode = modes.get(mode, torch.inference_mode)()
-    with grad_mode, torch.autocast(device, torch.bfloat16, enabled=autocast):
+    trace.phase, run.forward = "forward", number
+    if "eval" in modes:
+        run.model.train(mode != "eval")
+    grad_mode = torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(
+        mode == "train"
+    )  # fmt: skip
+    with grad_mode, torch.autocast(device, torch.bfloat16, enabled=autocast and narrow):
         # a leaf's cast would be cached by autocast, which a view is not
-        y = call(x.view_as(x) if x.requires_grad else x)
+        y = run.call(x.view_as(x) if x.requires_grad else x)
+    keep(trace, "output", y.detach())
     if mode == "train":
-        trace.phase = "backward"
-        g = tensors["grad_output"].to(device, dtype).reshape(output_shape)
-        if grad_layout != "contiguous":
-            g = arranged(g, grad_layout)
-        y.backward(g.to(y.dtype))
-    return x, y
+        run.live[number] = x, y
 
 
-def results_of(
-    model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, parameters: bool
-) -> dict[str, torch.Tensor]:
-    """What the last step left, on the CPU; of a library's own tensor what is inside."""
-    found = {"output": y.detach().flatten(0, -2)}
-    if x.grad is not None:
-        found["grad_input"] = x.grad.flatten(0, -2)
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            found[f"{name}.grad"] = getattr(parameter.grad, "_data", parameter.grad)
-        if parameters:
-            found[name] = getattr(parameter, "_data", parameter).detach()
-    return {name: t.cpu() for name, t in found.items()}
+def backward(
+    trace: Trace,
+    run: Training,
+    tensors: Mapping[str, torch.Tensor],
+    number: int,
+    of: tuple[int, ...],
+    retain: bool,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    output_shape: tuple[int, ...],
+    grad_layout: str,
+) -> None:
+    """One backward through the outputs of these forwards."""
+    trace.phase = "backward"
+    g = tensors["grad_output"]
+    if f"grad_output@{number}" in tensors:
+        g = tensors[f"grad_output@{number}"]
+    g = g.to(device, dtype).reshape(output_shape)
+    if grad_layout != "contiguous":
+        g = arranged(g, grad_layout)
+    ends = [run.live[f][1] for f in of]
+    torch.autograd.backward(ends, [g.to(y.dtype) for y in ends], retain_graph=retain)
+    for f in of:
+        x = run.live[f][0] if retain else run.live.pop(f)[0]
+        if x.grad is not None:
+            keep(trace, "grad_input", x.grad)
+            x.grad = None
+
+
+def clear(trace: Trace, run: Training, to_none: bool) -> None:
+    """The optimizer's gradients are gone, or zero."""
+    for name, parameter in run.model.named_parameters():
+        if to_none and parameter.grad is not None:
+            keep(trace, f"{name}.grad", inner(parameter.grad))
+    run.optimizer.zero_grad(set_to_none=to_none)
 
 
 def arranged(t: torch.Tensor, layout: str) -> torch.Tensor:

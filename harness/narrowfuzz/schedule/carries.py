@@ -63,6 +63,8 @@ def check_carried(schedule: Schedule, carries: Carries, recipe: str) -> None:
         "a reload": not carries.reload and any(isinstance(e, Reload) for e in events),
         "a kept graph": not carries.keeps_graphs
         and any(isinstance(e, Backward) and e.retain for e in events),
+        "a rollback": any(isinstance(e, Reload) and e.back for e in events),
+        "inference mode": any(isinstance(e, Forward) and e.mode == "inference" for e in events),
         "a switch": not carries.switch and any(isinstance(e, Switch) for e in events),
     }
     for what, missing in lacking.items():

@@ -7,6 +7,7 @@ recipe. Forwards are named by their order: the first Forward event is number 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,8 +15,9 @@ from msgspec import Meta
 
 #: What a tensor holds: normal values, zeros, one element 2^12 times the rest, one infinity.
 Stimulus = Literal["gaussian", "zero", "spike", "inf"]
-#: ``train`` builds a graph; ``no_grad`` runs in training mode without one; ``eval`` neither.
-Mode = Literal["train", "no_grad", "eval"]
+#: ``train`` builds a graph; ``no_grad`` and ``inference`` run in training mode without one;
+#: ``eval`` neither.
+Mode = Literal["train", "no_grad", "eval", "inference"]
 Shift = Annotated[int, Meta(ge=-24, le=24)]
 Algorithm = Literal["max", "most_recent", "callable"]
 LayerKind = Literal[
@@ -95,6 +97,9 @@ class Reload(
 ):
     """Save the state, build the model anew, load, go on."""
 
+    #: Instead, the model gets back the state that it began with, as after a loss that exploded.
+    back: bool = False
+
 
 class Switch(
     msgspec.Struct,
@@ -112,6 +117,31 @@ class Switch(
 
 
 Event = Open | Close | Forward | Backward | Step | Reload | Switch
+
+
+def plain_training(steps: int, microbatches: int, mode: Mode) -> tuple[Event, ...]:
+    """So many steps of so many microbatches, each backward right behind its forward. A single step
+    is not taken: its gradients are all there is to see."""
+    events: list[Event] = []
+    for number in range(steps * microbatches):
+        events.append(Forward(mode=mode))
+        if mode == "train":
+            events.append(Backward(of=(number,)))
+            if steps > 1 and (number + 1) % microbatches == 0:
+                events.append(Step())
+    return tuple(events)
+
+
+def last_gradients(events: Iterable[Event]) -> tuple[int, ...]:
+    """The forwards, by number, whose backwards have made the gradients that are left."""
+    found: tuple[int, ...] = ()
+    stepped = False
+    for event in events:
+        if isinstance(event, Backward):
+            found = event.of if stepped else found + event.of
+            stepped = False
+        stepped = stepped or isinstance(event, Step)
+    return found
 
 
 class Settings(

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.schedule.of_models import simpler_events
 from narrowfuzz.triage.minimise_schedule import simpler_cases
 
 #: True if the case still shows the fingerprint that is being minimised.
@@ -159,6 +160,8 @@ class _Search:
         for name in _changed(self.best.spec):
             if name not in _KEPT:
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
+        for i, (phrase, _) in enumerate(simpler_events(self.best.spec.events)):
+            yield phrase, partial(_simpler_events, which=i)
         yield "flattened", _flattened
         for name in _DIMS:
             yield f"{name} to {_default(Spec, name)}", partial(_dim_to_default, name=name)
@@ -171,6 +174,12 @@ def _with_spec(case: Case, **changes: Any) -> Case:
 
 def _with_data(case: Case, **changes: Any) -> Case:
     return msgspec.structs.replace(case, data=msgspec.structs.replace(case.data, **changes))
+
+
+def _simpler_events(case: Case, which: int) -> Case:
+    """With one of the simpler events, of those that there are now."""
+    simpler = simpler_events(case.spec.events)
+    return _with_spec(case, events=simpler[which][1]) if which < len(simpler) else case
 
 
 def _without_spike(case: Case, index: int) -> Case:

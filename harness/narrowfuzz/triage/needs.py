@@ -13,14 +13,15 @@ import msgspec
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.schedule.events import Reload, Schedule, Settings, Step, Switch
+from narrowfuzz.schedule.of_models import features
 from narrowfuzz.schedule.story import FEATURES, story
 from narrowfuzz.verdict import Verdict
 
 #: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
 _SIZES = frozenset(
     {
-        "recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule", "compile", "checkpoint",
-        "kernels",
+        "recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule", "events", "compile",
+        "checkpoint", "kernels",
     }
 )  # fmt: skip
 #: Features that speak of data.
@@ -33,6 +34,7 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
     """The conditions in words, sorted; none for a plain case."""
     schedule = case.spec.schedule
     found = {f"{name}={value}" for name, value in _changed(case.spec, Spec, _SIZES)}
+    found |= features(case.spec.events) - _DATA
     if schedule is not None:
         found |= set(_of_schedule(schedule))
         if not BY_NAME[verdict.arm].recomputes:  # the plain run shows it: no recompute is needed

@@ -97,7 +97,7 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     if verdict.oracle == "O13" and BY_NAME[verdict.arm].compiler:
         return "recomputed_otherwise(watch.products)"
     if isinstance(expect, Own) and verdict.oracle == "O22":
-        allowed = own_backward.allowed(spec.dtype, autocast=spec.autocast)
+        allowed = own_backward.allowed(spec.dtype, autocast=bool(spec.narrowed))
         largest = own_backward.largest(spec.dtype)
         told = (MODELS[spec.model].last, allowed, largest, FORMATS[spec.dtype].min_normal)
         return f"own_backward(trace.results, tensors, {', '.join(map(repr, told))})"

@@ -23,9 +23,6 @@ Tensors = Mapping[str, F32]
 SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 #: The slots of a side's codes and scale in an entry of ``seen``.
 SLOT = {"a": 0, "b": 2}
-#: How a model calls a single linear's parameters.
-OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
-GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 

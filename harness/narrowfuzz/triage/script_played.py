@@ -8,29 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER, Arm, base_of, climb
-from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.case import LEARNING_RATE, Case, Spec
+from narrowfuzz.arms.training import AFTER, GRADIENTS, events_of, named, playing, training
+from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import MODELS, ties
+from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.play import check, checkpoint, kernels, layers, literal, player, taps
-from narrowfuzz.play.player import Event, default_events
+from narrowfuzz.play.player import Event
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_look import look_at
 from narrowfuzz.triage.script_parts import (
-    GRADIENTS,
-    OF_LINEAR,
     POISON,
     TORCH_NAME,
     Tensors,
@@ -64,16 +61,13 @@ class Run:
 
     def arguments(self) -> dict[str, str]:
         """What ``play`` takes by keyword, as source text."""
-        told = {
-            name: repr(value)
-            for name, value in play_arguments(self.spec, self.arm, self.device).items()
-        }
+        how = playing(self.spec, self.arm, self.device)
+        if self.events != events_of(self.spec):
+            how |= training(self.spec, self.device, self.events)
+        told = {name: repr(value) for name, value in how.items()}
         told["dtype"] = "dtype" if self.converts else "torch.float64"
         if not self.converts:
             told |= {"autocast": "False", "device": "'cpu'"}
-        told["reloads"] = repr(any(event == "reload" for event, *_ in self.events))
-        if any(event == "step" for event, *_ in self.events) and told["optimizer"] == "''":
-            told |= {"optimizer": "'SGD'", "rate": "0.0"}
         return told
 
 
@@ -119,12 +113,12 @@ def write_played_script(
 
 def runs_of(case: Case, verdict: Verdict, tensors: Tensors) -> list[Run]:
     """The case's own run, and the others that the verdict compares it with."""
-    spec, expect, named = case.spec, verdict.expect, _renamed(case.spec, tensors)
-    runs = [own := Run("", "trace", spec, BY_NAME[verdict.arm], named, _events(spec))]
+    spec, expect, own_tensors = case.spec, verdict.expect, named(case.spec, tensors)
+    runs = [own := Run("", "trace", spec, BY_NAME[verdict.arm], own_tensors, events_of(spec))]
     for i, other in enumerate(verdict.runs):
         variable = f"other_{i}" if i else "other"
-        theirs = _renamed(other.spec, other.tensors)
-        events = _AFTER.get(other.event) or _events(other.spec)
+        theirs = named(other.spec, other.tensors)
+        events = AFTER.get(other.event) or events_of(other.spec)
         runs.append(Run(other.name, variable, other.spec, base_of(other.spec), theirs, events))
     eager = replace(own, name="eager", variable="eager", arm=EAGER)
     if isinstance(expect, Near):
@@ -148,32 +142,10 @@ def _earlier(case: Case, recipe: Recipe, compiled: str) -> Iterator[Run]:
         spec = earlier.spec
         if (spec.recipe, spec.backend) != (case.spec.recipe, case.spec.backend):
             raise ValueError(f"{spec.recipe} ran before, and a script has one recipe")
-        tensors = _renamed(spec, tensors_of(earlier, recipe))
+        tensors = named(spec, tensors_of(earlier, recipe))
         for arm in climb(spec):
             if not arm.compiler or arm.name == compiled:
-                yield Run(_BEFORE, "_", spec, arm, tensors, _events(spec))
-
-
-#: What an event of a relation is to the player.
-_AFTER: dict[str, tuple[Event, ...]] = {
-    "steps": (
-        ("run", 0), ("step",), ("clear", True), ("run", 0), ("step",), ("clear", False), ("run", 0),
-    ),
-    "reload": (("run", 0), ("reload", True), ("run", 0)),
-    "reload_trusted": (("run", 0), ("reload", False), ("run", 0)),
-}  # fmt: skip
-
-
-def _events(spec: Spec) -> tuple[Event, ...]:
-    optimizes = spec.steps > 1 and spec.trains
-    return default_events(spec.steps, spec.microbatches, optimizes=optimizes)
-
-
-def _renamed(spec: Spec, tensors: Tensors) -> Tensors:
-    """A single linear's parameters by their names in the model."""
-    if not spec.direct:
-        return tensors
-    return {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
+                yield Run(_BEFORE, "_", spec, arm, tensors, events_of(spec))
 
 
 def _of_the_linear(verdict: Verdict, *, recomputes: bool) -> Verdict:
@@ -241,34 +213,3 @@ def _held(name: str, values: F32, own: Tensors) -> bool:
     return (
         name in own and own[name].shape == values.shape and bool(same_bits(own[name], values).all())
     )
-
-
-def play_arguments(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
-    """What ``play`` needs to know of a Spec and an arm on a device, but for its dtype."""
-    model = MODELS[spec.model]
-    steps = spec.steps > 1 and spec.trains
-    options = options_on(arm, device)
-    if arm.compiler == "inductor" and model.random:
-        options["fallback_random"] = True
-    compile_with = {"dynamic": spec.dynamic, "fullgraph": spec.fullgraph, "options": options}
-    return {
-        "device": device,
-        "input_shape": spec.input_shape,
-        "output_shape": spec.output_shape,
-        "tied": ties(spec),
-        "parameters": spec.steps > 1,
-        "ids": model.takes_ids,
-        "optimizer": ({"sgd": "SGD", "adamw": "AdamW"}[spec.optimizer]) if steps else "",
-        "rate": LEARNING_RATE[spec.optimizer] if steps else 0.0,
-        "mode": spec.grad_mode,
-        "autocast": spec.autocast,
-        "lifecycle": spec.lifecycle,
-        "input_layout": spec.input_layout,
-        "grad_layout": spec.grad_layout,
-        "checkpoint": arm.checkpoint,
-        "regions": model.regions,
-        "kernels": "native" if arm.native else "default",
-        "compiler": arm.compiler,
-        "compile_with": {k: v for k, v in compile_with.items() if v != {}} if arm.compiler else {},
-        "memory_budget": spec.memory_budget / 100 if arm.compiler else 1.0,
-    }

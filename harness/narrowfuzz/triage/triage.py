@@ -21,6 +21,7 @@ from narrowfuzz.oracles import ORACLES, rules_of
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.schedule.carries import check_carried
+from narrowfuzz.schedule.of_models import check_events
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach_of, severity_of
 from narrowfuzz.triage.history import histories
@@ -132,7 +133,7 @@ def _minimised(
     oracles = _rules(case, verdict)
 
     def shows(candidate: Case) -> bool:
-        if candidate.spec.schedule is not None and not _carried(judge, candidate.spec):
+        if not _playable(judge, candidate.spec):
             return False
         found = judge.judge(candidate, oracles).cause(wanted)
         return found is not None and found.factor >= least
@@ -207,11 +208,13 @@ def _finding(
     )
 
 
-def _carried(judge: Judge, spec: Spec) -> bool:
-    """Can the recipe play this schedule? A simpler one may be beyond it."""
-    assert spec.schedule is not None
+def _playable(judge: Judge, spec: Spec) -> bool:
+    """Can the recipe play these events? Simpler ones may be beyond it."""
     try:
-        check_carried(spec.schedule, judge.stateful_recipe(spec).carries(), spec.recipe)
+        if spec.schedule is None:
+            check_events(spec, autocasts=judge.recipe(spec).autocasts)
+        else:
+            check_carried(spec.schedule, judge.stateful_recipe(spec).carries(), spec.recipe)
     except ValueError:
         return False
     return True

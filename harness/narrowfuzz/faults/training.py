@@ -1,0 +1,242 @@
+"""What shows only when something happens in the middle of a training: an evaluation, a state that
+is loaded, graphs that wait for one another, a graph that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from narrowfuzz.faults.fault import Fault
+from narrowfuzz.faults.patching import float8_forward, in_backward, mx_quantiser, replaced
+
+_FLOAT8 = ("torchao.float8.*",)
+_MX = ("torchao.mxfp8.*",)
+
+
+def _storage(x: Any) -> Any:
+    """What tells a parameter from others while it lives, whichever view of it is cast."""
+    return x.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _casts(change: Callable[..., Any]) -> Iterator[None]:
+    """``change(cast, role, x, *args, **kwargs)`` answers every eager cast of a float8 linear."""
+    import torch
+    from torchao.float8 import float8_linear
+
+    def make(cast: Any) -> Any:
+        def cast_(x: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return cast(x, *args, **kwargs)
+            return change(cast, kwargs["gemm_input_role"].value, x, *args, **kwargs)
+
+        return cast_
+
+    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
+def _after_steps(forget: Callable[[], None]) -> Iterator[None]:
+    """``forget`` is called after every step of an optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    hook = register_optimizer_step_post_hook(lambda *_: forget())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _looking() -> Iterator[Callable[[], bool]]:
+    """Tells whether the module that runs builds no graph: inside an autograd function, where
+    operands are cast, nothing does."""
+    import torch
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    looks = [False]
+
+    def note(module: Any, args: Any) -> None:
+        looks[0] = not torch.is_grad_enabled()
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield lambda: looks[0]
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _cast_outlives_load() -> Iterator[None]:
+    """The cast that an evaluation makes of a weight serves until the optimizer steps, whatever is
+    loaded into the weight."""
+    kept: dict[Any, Any] = {}
+    with _looking() as looks:
+
+        def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if role != "weight" or in_backward() or x.is_inference():
+                return cast(x, *args, **kwargs)
+            key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
+            if not looks():
+                return kept[key][1] if key in kept else cast(x, *args, **kwargs)
+            kept[key] = (x, cast(x, *args, **kwargs))  # the weight lives as long as its cast
+            return kept[key][1]
+
+        with _after_steps(kept.clear), _casts(change):
+            yield
+
+
+@contextmanager
+def _evaluations_amax() -> Iterator[None]:
+    """The next training forward scales its input by what an evaluation saw."""
+    import torch
+    from torchao.float8 import float8_utils
+
+    seen: dict[Any, Any] = {}
+    with _looking() as looks:
+
+        def make(to_amax: Any) -> Any:
+            def amax(x: Any, *args: Any, **kwargs: Any) -> Any:
+                found = to_amax(x, *args, **kwargs)
+                if torch.compiler.is_compiling() or in_backward():
+                    return found
+                key = (x.shape, found.shape, x.dtype)
+                if not looks():
+                    return seen.pop(key, found)
+                seen[key] = found.clone()
+                return found
+
+            return amax
+
+        with replaced(float8_utils, "tensor_to_amax", make):
+            yield
+
+
+@contextmanager
+def _precomputed_for_recompute() -> Iterator[None]:
+    """A recompute multiplies the weight's cast that was made when the optimizer stepped last, also
+    where another state has been loaded since."""
+    kept: dict[Any, Any] = {}
+    fresh: set[Any] = set()
+
+    def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if role != "weight" or x.is_inference():
+            return cast(x, *args, **kwargs)
+        key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
+        if in_backward() and key in kept:
+            return kept[key][1]
+        made = cast(x, *args, **kwargs)
+        if key not in fresh and not in_backward():
+            kept[key] = (x, made)  # the weight lives as long as its cast
+            fresh.add(key)
+        return made
+
+    with _after_steps(fresh.clear), _casts(change):
+        yield
+
+
+@contextmanager
+def _newest_input() -> Iterator[None]:
+    """A layer keeps one input for its weight's gradient: the newest."""
+    newest: dict[Any, Any] = {}
+    running: list[Any] = [None, None]
+
+    def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if role == "input" and not in_backward():
+            running[0] = x
+        if role == "weight":
+            running[1] = _storage(x)
+            if not in_backward():
+                newest[running[1]] = running[0]
+        if role == "input" and in_backward():
+            other = newest.get(running[1])
+            x = x if other is None or other.shape != x.shape else other
+        return cast(x, *args, **kwargs)
+
+    with _casts(change):
+        yield
+
+
+@contextmanager
+def _backward_adds_up() -> Iterator[None]:
+    """The result of a layer's backward lies in a buffer of its graph, and is added to it."""
+    import torch
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as layer
+
+    def make(backward: Any) -> Any:
+        def added(ctx: Any, grad_output: Any) -> Any:
+            grad_input, *others = backward(ctx, grad_output)
+            if torch.compiler.is_compiling() or grad_input is None:
+                return (grad_input, *others)
+            before = getattr(ctx, "buffer", None)
+            ctx.buffer = grad_input if before is None else before + grad_input
+            return (ctx.buffer, *others)
+
+        return staticmethod(added)
+
+    with replaced(layer, "backward", make):
+        yield
+
+
+@contextmanager
+def _evaluation_sticks() -> Iterator[None]:
+    """What eval() switches off, train() does not switch on again."""
+    import torch.nn.functional as F
+
+    def forward(original: Any, layer: Any, input: Any) -> Any:
+        layer.evaluated = getattr(layer, "evaluated", False) or not layer.training
+        if layer.evaluated and layer.training:
+            return F.linear(input, layer.weight, layer.bias)
+        return original(layer, input)
+
+    with float8_forward(forward):
+        yield
+
+
+@contextmanager
+def _mx_scales_of_evaluation() -> Iterator[None]:
+    """Block scales of the last evaluation are used once more, for the next tensor of that shape."""
+    import torch
+
+    seen: dict[Any, Any] = {}
+    with _looking() as looks:
+
+        def change(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            scale, codes = to_mx(data, *args, **kwargs)
+            if torch.compiler.is_compiling() or in_backward():
+                return scale, codes
+            key = (tuple(data.shape), data.dtype)
+            if not looks():
+                return seen.pop(key, scale), codes
+            seen[key] = scale
+            return scale, codes
+
+        with mx_quantiser(change):
+            yield
+
+
+_RELOADS = "https://github.com/sgl-project/sglang/pull/30749"
+_EVALUATES = "https://github.com/NVIDIA/TransformerEngine/pull/59"
+
+FAULTS = [
+    Fault("cast-outlives-load", "state",
+          "after a rollback a weight multiplies the codes that an evaluation made before it",
+          _RELOADS, _FLOAT8, _cast_outlives_load),
+    Fault("evaluations-amax", "state", "an evaluation's maximum scales the next training forward",
+          _EVALUATES, _FLOAT8, _evaluations_amax),
+    Fault("recompute-keeps-cast", "recompute",
+          "a recompute multiplies the codes of the last step's weights, whatever was loaded",
+          _RELOADS, _FLOAT8, _precomputed_for_recompute),
+    Fault("newest-input-kept", "state",
+          "of graphs that wait, every weight gradient is made with the newest input",
+          "https://github.com/NVIDIA-NeMo/Automodel/pull/3530", _FLOAT8, _newest_input),
+    Fault("backward-adds-up", "state", "a kept graph adds its second gradient to its first",
+          "https://github.com/axolotl-ai-cloud/axolotl/pull/3892", _FLOAT8, _backward_adds_up),
+    Fault("evaluation-sticks", "conversion", "after an evaluation layers train unquantised",
+          "https://github.com/pytorch/ao/pull/198", _FLOAT8, _evaluation_sticks),
+    Fault("mx-scales-of-evaluation", "state",
+          "block scales of an evaluation are used once more in training",
+          _EVALUATES, _MX, _mx_scales_of_evaluation),
+]  # fmt: skip
