@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from narrowfuzz.case import COMPILED, Case, Compile, Spec
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.plugin import Harness
-from narrowfuzz.specs import DIRECT, specs
+from narrowfuzz.specs import DIRECT, specs, trainings
 from narrowfuzz.strategies import cases, data_specs, direct_cases
 
 #: Recipes to cases; None: no chosen recipe has any.
@@ -39,7 +39,7 @@ def _called_twice(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
 
     def twice(case: Case) -> Case:
         spec = case.spec
-        if spec.microbatches > 1 or not spec.trains:
+        if spec.scheduled or not spec.trains:
             return case
         return msgspec.structs.replace(case, spec=msgspec.structs.replace(spec, microbatches=2))
 
@@ -59,6 +59,11 @@ def _ended_by_a_linear(recipes: Sequence[Any]) -> st.SearchStrategy[Case] | None
 
 def _ladders(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     return cases(recipes, vary=DIRECT, ladders=lambda spec: 100)
+
+
+def _trainings(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
+    data = data_specs(lattice=False)
+    return st.builds(lambda spec, data: Case(spec=spec, data=data), trainings(recipes), data)
 
 
 #: They quantise nothing.
@@ -92,6 +97,8 @@ PROPERTIES = (
              ("O21",), _called_twice),
     Property("microbatches", "gradients of several microbatches are added, one by one", ("R23",),
              _called_twice),
+    Property("training", "evaluations, reloads, waiting and kept graphs change nothing",
+             ("R24", "R25", "R26", "R27"), _trainings),
     Property("own backward", "backward belongs to the forward that was run, random numbers too",
              ("O22",), _ended_by_a_linear),
     Property("scaling", "powers of two and signs pass through a quantised layer exactly",

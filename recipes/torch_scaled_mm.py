@@ -53,7 +53,7 @@ def _converted(module: Any) -> bool:
     return isinstance(module, ScaledLinear)
 
 
-def _convertible(module: Any, spec: Spec) -> bool:
+def _convertible(module: Any, name: str, spec: Spec) -> bool:
     from torch import nn
 
     return type(module) is nn.Linear

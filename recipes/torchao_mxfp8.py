@@ -105,7 +105,7 @@ def _convert(model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool) -> Any:
     return model
 
 
-def _convertible(module: Any, spec: Spec) -> bool:
+def _convertible(module: Any, name: str, spec: Spec) -> bool:
     """quantize_'s default filter, quant_api.py _is_linear: not MultiheadAttention's out_proj."""
     from torch import nn
 

@@ -20,7 +20,7 @@ from narrowfuzz.case import (
     dump_case,
     load_case,
 )
-from narrowfuzz.schedule.events import Open, Schedule
+from narrowfuzz.schedule.events import Backward, Forward, Open, Schedule
 
 EXAMPLES = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
@@ -97,7 +97,8 @@ def whole(struct: Any) -> dict[str, Any]:
 def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -> None:
     value = {"backend": "wrapper", "bias": True, "autocast": True, "dynamic": True,
              "fullgraph": True, "dtype": "fp32", "batch": 2, "memory_budget": 50, "steps": 3,
-             "microbatches": 2, "heads": 2, "schedule": Schedule(events=(Open(),))}.get(name) or {
+             "microbatches": 2, "heads": 2, "schedule": Schedule(events=(Open(),)),
+             "events": (Forward(), Backward(of=(0,)))}.get(name) or {
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",
              "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",
@@ -117,7 +118,7 @@ def test_the_id_depends_on_content_and_not_on_spelling() -> None:
 
 
 def test_missing_fields_take_the_simplest_value() -> None:
-    assert load_case(b'{"schema":4,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
+    assert load_case(b'{"schema":5,"spec":{"recipe":"torch.fp32"},"data":{}}') == SIMPLEST
 
 
 def test_a_case_of_schema_1_means_what_it_meant() -> None:

@@ -34,6 +34,8 @@ DATA = LOW | {
     "ledger",
     "environment",
     "policy",
+    "event_data",
+    "trainings",
 }
 JUDGED = DATA | {"play", "models", "arms", "oracles", "judge", "judge_schedule", "device"}
 MAY_IMPORT = {
@@ -59,11 +61,13 @@ MAY_IMPORT = {
     "recipe": LOW | {"trace", "stateful"},
     "ladder_data": {"numerics"},
     "data": {"case", "ladder_data", "numerics"},
-    "specs": LOW | {"choices", "recipe"},
+    "event_data": {"case", "numerics", "schedule"},
+    "trainings": {"case", "schedule"},
+    "specs": LOW | {"choices", "recipe", "trainings"},
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "ledger": LOW | {"facts"},
     "models": {"case", "numerics", "play", "schedule", "stateful"},
-    "factors": LOW | {"recipe", "specs", "stateful", "strategies"},
+    "factors": LOW | {"recipe", "schedule", "specs", "stateful", "strategies"},
     "coverage": LOW | {"recipe", "schedule", "specs", "stateful", "strategies"},
     "arms": DATA | {"models", "play"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},

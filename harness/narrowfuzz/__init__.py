@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Plan,
         TwoLevelScale,
     )
-    from narrowfuzz.recipe import Emit, Recipe, every_linear
+    from narrowfuzz.recipe import Emit, Recipe, every_linear, load_recipes
     from narrowfuzz.stateful import Stateful
     from narrowfuzz.trace import Seen
 
@@ -46,7 +46,7 @@ _HOME = {
         "Plan",
         "TwoLevelScale",
     ),
-    "recipe": ("Emit", "Recipe", "every_linear"),
+    "recipe": ("Emit", "Recipe", "every_linear", "load_recipes"),
     "stateful": ("Stateful",),
     "trace": ("Seen",),
 }
@@ -76,6 +76,7 @@ __all__ = [
     "every_linear",
     "fp8_codes",
     "fp32_array",
+    "load_recipes",
 ]
 
 

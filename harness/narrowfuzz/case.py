@@ -82,6 +82,9 @@ _WIDTH_N = frozenset(
     {"linear", "rmsnorm_linear", "layernorm_linear", "tied_embedding", "hooked", "own_forward"}
 )
 
+#: Models whose input is token ids below n, not features.
+OF_IDS: frozenset[ModelName] = frozenset({"tied_embedding"})
+
 Dim = Annotated[int, Meta(ge=0, le=4096)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
 HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
@@ -144,6 +147,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def optimizes(self) -> bool:
         """True where the optimizer takes a step."""
         return any(isinstance(event, Step) for event in self.training)
+
+    @property
+    def sums_forwards(self) -> bool:
+        """True where one backward goes through several forwards."""
+        return any(isinstance(event, Backward) and len(event.of) > 1 for event in self.training)
 
     @property
     def narrowed(self) -> frozenset[int]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ast
 import runpy
+import sys
+import zlib
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _PACKAGE = Path(__file__).resolve().parent
 #: The checkout that the package would lie in: <checkout>/harness/narrowfuzz.
@@ -49,8 +52,14 @@ def checkout() -> Path | None:
 def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...]) -> list[T]:
     """The list called ``name`` that a Python file of this ``kind`` defines, all of ``types``.
 
-    Raises ValueError naming the file if it is missing, raises, or defines something else.
+    A folder is a package whose module ``<kind>.py`` defines it. Raises ValueError naming the file
+    if it is missing, raises, or defines something else.
     """
+    folder = file if file.is_dir() else None
+    if folder is not None:
+        file = folder / f"{kind}.py"
+        if not file.is_file():
+            raise ValueError(f"{kind} folder {folder} has no {file.name}, which must define {name}")
     if not file.is_file():
         raise ValueError(f"{kind} file {file} does not exist")
     if old := _old_imports(file):
@@ -59,13 +68,25 @@ def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...
             f"{old.replace(_OLD_NAME, 'narrowfuzz', 1)!r}"
         )
     try:
-        found = runpy.run_path(str(file)).get(name)
+        defined = _packaged(folder, file) if folder else runpy.run_path(str(file))
     except (Exception, SystemExit) as error:
         raise ValueError(f"{kind} file {file} raised {type(error).__name__}: {error}") from error
+    found = defined.get(name)
     if not isinstance(found, list | tuple) or not all(isinstance(item, types) for item in found):
         wanted = " or ".join(f"narrowfuzz.{kind.__name__}" for kind in types)
         raise ValueError(f"{kind} file {file} must define {name}, a list of {wanted}")
     return list(found)
+
+
+def _packaged(folder: Path, file: Path) -> dict[str, Any]:
+    """The module's globals, executed as the package that the folder is, under a name of its own."""
+    name = f"narrowfuzz_{file.stem}_{zlib.crc32(str(folder.resolve()).encode()):08x}"
+    spec = spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 def _old_imports(file: Path) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 
 import msgspec
 import torch
+from torch.nn import Linear
 
 from narrowfuzz.arm import LADDER, Arm, base_of, climb
 from narrowfuzz.arms.ladder import approximate, unavailable
@@ -30,7 +31,7 @@ from narrowfuzz.judge_schedule import judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.oracles import BY_NAME, ORACLES, rules_of
 from narrowfuzz.oracles.applied import checks
@@ -41,11 +42,11 @@ from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.recipe import Recipe, unknown
 from narrowfuzz.schedule.carries import check_carried
-from narrowfuzz.schedule.of_models import check_events
 from narrowfuzz.schedule.rules import check_schedule
 from narrowfuzz.schedule.trace import StateTrace
 from narrowfuzz.stateful import Stateful, Subject
 from narrowfuzz.trace import Trace
+from narrowfuzz.trainings import check_events
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
@@ -89,6 +90,8 @@ class Judge:
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     #: Called with each case of another shape or layout that a relation is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
+    #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
+    unseen: dict[str, str] = field(default_factory=dict)
     compiles: int = 0
     compile_seconds: float = 0.0
     _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
@@ -126,6 +129,8 @@ class Judge:
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
         verdicts, ran = _judged(evidence, chosen), evidence.ran
+        if ran and evidence.plan.quantised:
+            self.unseen.setdefault(case.spec.recipe, evidence.unseen)
         judgement = self._fold(case, family, verdicts, ran)
         if judgement.causes and case.spec.native:
             spec = msgspec.structs.replace(case.spec, kernels="default")
@@ -167,7 +172,7 @@ class Judge:
             approximate=frozenset(
                 a.name for a in climb(case.spec) if approximate(a, self.device.torch)
             ),
-            deviations=self.ledger.deviations(case),
+            deviations=self.ledger.deviations(self.as_known(case)),
             refusal=recipe.refusal(case.spec, self.device.torch),
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
@@ -259,8 +264,18 @@ class Judge:
         return recipe
 
     def plan(self, spec: Spec) -> Plan:
-        """The recipe's plan on this device. Raises ValueError as ``recipe``."""
-        return self.recipe(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
+        """The recipe's plan on this device, or that of a plain linear where conversion leaves the
+        Spec's alone. Raises ValueError as ``recipe``."""
+        return self._promised(self.recipe(spec), spec).added_by(
+            self.device.accumulators, spec.dtype
+        )
+
+    def _promised(self, recipe: Recipe, spec: Spec) -> Plan:
+        plan = recipe.plan(spec)
+        if spec.model != "linear" or not plan.quantised or recipe.converted is None:
+            return plan
+        linear = Linear(spec.k, spec.n, spec.bias, device="meta")
+        return plan if recipe.convertible(linear, "proj", spec) else unquantised(spec.dtype)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""
@@ -336,9 +351,17 @@ class Judge:
                 del self._programs[key]
             torch._dynamo.reset()
 
+    def as_known(self, case: Case) -> Case:
+        """The case under the name of the recipe that its own is based on, as the ledger has it."""
+        recipe = self.recipes.get(case.spec.recipe)
+        if recipe is None or not recipe.based_on:
+            return case
+        spec = msgspec.structs.replace(case.spec, recipe=recipe.based_on)
+        return msgspec.structs.replace(case, spec=spec)
+
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
-        schedule, rules = case.spec.schedule, rules_of(case.spec)
+        schedule, rules, based = case.spec.schedule, rules_of(case.spec), self.as_known(case)
         rung = {arm.name: i for i, arm in enumerate(climb(case.spec) if schedule else LADDER)}
         rank = {name: i for i, name in enumerate(rules)}
         single = schedule is None and case.spec.model == "linear"
@@ -351,7 +374,7 @@ class Judge:
             elif verdict.status in BAD:
                 root = explained(verdict, roots, rules, single=single)
                 if root is None:
-                    entry = self.ledger.match(fingerprint(verdict, family), case, verdict)
+                    entry = self.ledger.match(fingerprint(verdict, family), based, verdict)
                     verdict = verdict.known(entry) if entry else verdict
                     roots.append(verdict)
                 elif root.status == "known":

@@ -59,12 +59,12 @@ def converts_nothing(module: Any) -> bool:
     return False
 
 
-def promises_nothing(module: Any, spec: Spec) -> bool:
+def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
     """For recipes that convert nothing: no module will."""
     return False
 
 
-def every_linear(module: Any, spec: Spec) -> bool:
+def every_linear(module: Any, name: str, spec: Spec) -> bool:
     """nn.Linear and its subclasses: what a library that documents no exception converts."""
     from torch import nn
 
@@ -107,8 +107,9 @@ class Recipe:
     inverse_scales: bool = False
     #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
     converted: Callable[[Any], bool] | None = None
-    #: Will conversion convert this module, as it is before? The library's documented rule.
-    convertible: Callable[[Any, Spec], bool] = promises_nothing
+    #: Will conversion convert this module of this dotted name, as it is before? The library's
+    #: documented rule, and the user's own filter. What it leaves alone is judged unquantised.
+    convertible: Callable[[Any, str, Spec], bool] = promises_nothing
     #: What may differ at a converted module.
     may_change: frozenset[ChangeKind] = MAY_CHANGE
     #: (backend, device) -> why this machine cannot run it, "" if it can.
@@ -121,6 +122,9 @@ class Recipe:
     autocast: Callable[[str], frozenset[TensorName]] | None = None
     #: True: a function is under test, and the layer around it is ours.
     functional: bool = False
+    #: The shipped recipe that it is but for its filter or settings: what is known of that one is
+    #: known of this one.
+    based_on: str = ""
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -167,10 +171,15 @@ def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
 
 
 def _files(extra: Sequence[Path]) -> list[Path]:
-    files = sorted(content_dir("recipes").glob("*.py"))
+    shipped = sorted(content_dir("recipes").iterdir())
+    files = [path for path in shipped if path.suffix == ".py" or _is_folder(path)]
     for entry in importlib.metadata.entry_points(group="narrowfuzz.recipes"):
         files.append(Path(str(entry.load())))
     return [*files, *extra]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith((".", "_"))
 
 
 def _load_file(file: Path) -> Sequence[Recipe | Stateful]:

@@ -13,12 +13,11 @@ from typing import Any, get_args
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Compile, Kernels, ModelName, Spec
+from narrowfuzz.case import OF_IDS, Compile, Kernels, ModelName, Spec
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.machine import machine, onednn_stays
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule.of_models import drawn_events
-from narrowfuzz.schedule.walk import Choose
+from narrowfuzz.trainings import drawn_events
 
 
 @st.composite
@@ -58,6 +57,9 @@ WIDE: tuple[ModelName, ...] = (
 #: Where partial recompute of a fused chain is compiled, code may differ from itself. Twice: the one
 #: whose region is the longest, so that it has most to fuse.
 FRAGILE: tuple[ModelName, ...] = ("joined_blocks", "llama_block", "joined_blocks", "two_blocks")
+
+#: Models of which one forward takes as long as ten of others.
+_LONG: frozenset[ModelName] = frozenset({"llama_block", "two_blocks", "joined_blocks"})
 
 #: Steps, and microbatches of each.
 _SCHEDULES = ((2, 1), (1, 2), (3, 1), (1, 3), (5, 1), (2, 2), (3, 2), (2, 3))
@@ -115,18 +117,31 @@ def specs(
         compile=compile,
         **fields,
     )
-    if spec.trains and not spec.scheduled and choose("schedule", *[False] * 7, True):
-        events = drawn_events(_freely(draw), spec, autocasts=recipe.autocasts)
-        spec = msgspec.structs.replace(spec, events=events)
+    rarely = 20 if model in _LONG else 5
+    if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
+        spec = draw(trained(spec, recipe))
     if compile == "none" and "kernels" in vary and not onednn_stays():
         kernels: Kernels = draw(one_of(*_SLOW if _crawls(recipe, spec) else _USUAL))
         return msgspec.structs.replace(spec, kernels=kernels)
     return spec
 
 
-def _freely(draw: st.DrawFn) -> Choose:
-    """For a walk: whatever it asks for varies."""
-    return lambda factor, *values: draw(one_of(*values)) if len(values) > 1 else values[0]
+@st.composite
+def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
+    """The same Spec, whose model is trained by drawn events."""
+
+    def choose(factor: str, *values: Any) -> Any:
+        return draw(one_of(*values)) if len(values) > 1 else values[0]
+
+    events = drawn_events(choose, spec, autocasts=recipe.autocasts)
+    return msgspec.structs.replace(spec, events=events)
+
+
+@st.composite
+def trainings(draw: st.DrawFn, recipes: Sequence[Recipe]) -> Spec:
+    """An eager Spec with drawn events."""
+    spec = draw(specs(recipes, vary=FACTORS - {"schedule", "grad_mode"}))
+    return draw(trained(spec, next(r for r in recipes if r.name == spec.recipe)))
 
 
 #: Whose kernels multiply, as often as their cost allows: relations run again on the first of
@@ -189,7 +204,7 @@ def of_rung(
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
     """Why this is not recomputed by the reentrant checkpoint, "" where it is."""
-    if model == "tied_embedding":
+    if model in OF_IDS:
         return "token ids carry no gradient, and it needs an input that does"
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 

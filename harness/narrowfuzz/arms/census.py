@@ -27,10 +27,11 @@ def convert(recipe: Recipe, model: nn.Module, spec: Spec) -> tuple[Any, Census |
     if recipe.converted is None:
         with torch.no_grad():
             return recipe.convert(model, spec), None
-    before = snapshot(model, lambda module: recipe.convertible(module, spec))
+    converted = recipe.converted
+    before = snapshot(model, lambda module, name: recipe.convertible(module, name, spec))
     with torch.no_grad():
         model = recipe.convert(model, spec)
-    after = snapshot(model, recipe.converted)
+    after = snapshot(model, lambda module, name: converted(module))
     changes = compare(before, after, recipe.may_change)
     return model, Census(tuple(sorted(after.chosen)), changes)
 

@@ -76,7 +76,7 @@ class Snapshot:
     chosen: frozenset[str]
 
 
-def snapshot(model: nn.Module, choose: Callable[[Any], bool]) -> Snapshot:
+def snapshot(model: nn.Module, choose: Callable[[Any, str], bool]) -> Snapshot:
     """Write ``model`` down; runs its state_dict hooks, as any checkpoint would."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -86,7 +86,7 @@ def snapshot(model: nn.Module, choose: Callable[[Any], bool]) -> Snapshot:
         parameters=_named(parameters, _tensor),
         buffers=_named(dict(model.named_buffers(remove_duplicate=False)), _tensor),
         state_dict=None if lazy else tuple(model.state_dict()),
-        chosen=frozenset(name for name, module in modules.items() if choose(module)),
+        chosen=frozenset(name for name, module in modules.items() if choose(module, name)),
     )
 
 

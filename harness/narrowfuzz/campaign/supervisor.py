@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -193,6 +194,10 @@ def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> Non
         tally.ready = tally.ready or tally.seconds
     elif kind == "recycled":
         seat.recycled = True
+    elif kind == "note":
+        if value not in tally.notes:
+            print(f"warning: {value}", file=sys.stderr, flush=True)
+            tally.notes.append(value)
     else:
         assert kind == "done", kind
         seat.done = True

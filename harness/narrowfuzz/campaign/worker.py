@@ -128,6 +128,8 @@ class Worker:
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
+        #: Recipes whose tap was said to see nothing.
+        self.warned: set[str] = set()
         #: What this process has judged last.
         self.past: deque[Case] = deque(maxlen=REMEMBERED)
         #: One relation per draw, going on where the last Spec stopped: there are more of them than
@@ -271,6 +273,8 @@ class Worker:
         self.judged += 1
         self.counts.update(("pair", pair) for pair in pairs(case))
         self.generator.remember(case, judgement)
+        if why := self.judge.unseen.get(case.spec.recipe):
+            self._warn(case.spec.recipe, why)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
         for verdict in judgement.known:
@@ -282,6 +286,13 @@ class Worker:
         if time.monotonic() - self.reported > _REPORT_EVERY:
             self.flush()
         return judgement
+
+    def _warn(self, recipe: str, why: str) -> None:
+        """Once: rules that start from what was multiplied judge nothing of this recipe."""
+        if recipe not in self.warned:
+            self.warned.add(recipe)
+            self.out.send(("note", f"{recipe}: its tap shows no operands ({why}): rules that start "
+                                   "from them judge nothing"))  # fmt: skip
 
     def _triage(self, case: Case, verdict: Any) -> None:
         self.flush()

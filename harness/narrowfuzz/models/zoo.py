@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.case import ModelName, Spec
+from narrowfuzz.case import OF_IDS, ModelName, Spec
 from narrowfuzz.play import models as blocks
 
 Arguments = tuple[Any, ...]
@@ -26,8 +26,6 @@ class Model:
     module: type[nn.Module]
     #: Constructor arguments for a Spec.
     arguments: Callable[[Spec], Arguments]
-    #: True: the input is token ids below n, not features.
-    takes_ids: bool = False
     #: True: two runs draw different numbers unless the generator is reset.
     random: bool = False
     #: True: nothing but linears and pointwise operations that IEEE fixes to the bit: no float sum
@@ -38,6 +36,11 @@ class Model:
     last: str = ""
     #: Submodules that are recomputed one by one; () recomputes the whole model.
     regions: tuple[str, ...] = ()
+
+    @property
+    def takes_ids(self) -> bool:
+        """True: the input is token ids below n, not features."""
+        return self.name in OF_IDS
 
     def build(self, spec: Spec, *, dtype: torch.dtype, device: str) -> nn.Module:
         """The module with fresh parameters."""
@@ -100,7 +103,7 @@ MODELS: dict[ModelName, Model] = {
         ),
         Model(
             "tied_embedding", "embedding whose weight is the head's too", blocks.TiedHead,
-            lambda spec: (spec.n, spec.k), takes_ids=True,
+            lambda spec: (spec.n, spec.k),
         ),
         Model("dropout", "MLP with dropout", blocks.DroppedOut, _wide, random=True, last="down"),
         Model(

@@ -163,3 +163,10 @@ class Plan:
             role: replace(gemm, accumulator=accumulators.get(gemm.multiplies(dtype), UNKNOWN))
             for role, gemm in self.gemms.items()
         })  # fmt: skip
+
+
+def unquantised(dtype: str) -> Plan:
+    """The plan of a plain nn.Linear. Products of fp32 round once more than their sum; those of
+    narrower types are exact in the fp32 accumulator."""
+    gemm = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=int(dtype == "fp32"))
+    return Plan(dict.fromkeys(ROLES, gemm), bias="either")

@@ -248,6 +248,8 @@ class Evidence:
             return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
         if self.spec.grad_layout != "contiguous":
             return "a graph takes its output gradients contiguous, and sums follow strides"
+        if self.spec.sums_forwards:
+            return "a graph adds up the gradients of each forward first"
         if arm in self.approximate:
             return "its code divides by approximation"
         if asked.reorders and not self.pointwise:
@@ -257,6 +259,27 @@ class Evidence:
         if asked.fuses == "bias" and self.spec.bias:
             return "mm and bias become one addmm"
         return ""
+
+    def promised(self, other: Spec) -> Plan:
+        """The plan of another Spec: conversion may leave a linear of other sizes alone."""
+        return self.plan if self.plan_of is None else self.plan_of(other)
+
+    def left_alone(self, arm: str, layer: str) -> bool:
+        """True for a linear that conversion was given and did not convert."""
+        census = self.traces[arm].census
+        return census is not None and bool(self.layers) and layer not in census.converted
+
+    @property
+    def unseen(self) -> str:
+        """Why the eager run's tap saw nothing of what the plan quantises; "" if it saw some of it,
+        or there was nothing to see."""
+        trace = self.traces.get(self.base)
+        if trace is None or trace.error is not None or not self.plan.quantised:
+            return ""
+        calls = [c for c in trace.calls if not self.left_alone(self.base, c.module)]
+        if trace.sites or any(c.sites for c in calls) or not (self.spec.direct or calls):
+            return ""
+        return next((w for w in (trace.unobserved, *(c.unobserved for c in calls)) if w), "")
 
     def backward_of(self, role: Role) -> bool:
         """False for gradients where there was no backward."""

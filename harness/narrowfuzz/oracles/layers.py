@@ -19,6 +19,7 @@ from narrowfuzz.address import At
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Given, bits
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
+from narrowfuzz.numerics.plan import unquantised
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.trace import LayerCall, Trace
 
@@ -36,7 +37,7 @@ def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
 
 
 #: About so many calls of a layer are judged.
-_CALLS = 6
+_CALLS = 4
 #: What a result of a linear depends on.
 _RESTS_ON = {
     "output": ("input", "weight", "bias"),
@@ -63,12 +64,15 @@ def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
     """One call on this arm, as the evidence of a single linear."""
     spec = layer_spec(evidence.spec, call, native=evidence.native(arm))
     assert evidence.plan_of is not None
+    plan = evidence.plan_of(spec)
+    if evidence.left_alone(arm, call.module):
+        plan = unquantised(spec.dtype).added_by(evidence.accumulators, spec.dtype)
     data = msgspec.structs.replace(evidence.case.data, regime="wild")
     trace = Trace(arm, call.outputs, call.sites, unobserved=call.unobserved)
     return replace(
         evidence,
         case=Case(spec=spec, data=data),
-        plan=evidence.plan_of(spec),
+        plan=plan,
         tensors=layer_tensors(call),
         traces={arm: trace},
         repeats={},

@@ -91,7 +91,8 @@ def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[V
     if not evidence.spec.trains:  # nor need the gradients' operands be quantisable
         yield plain(name, evidence.base, "output", "not_applicable", "no backward")
         return
-    other = Reference(evidence.case, evidence.plan, dict(variant.run.tensors))
+    theirs = evidence.promised(variant.run.spec)
+    other = Reference(evidence.case, theirs, dict(variant.run.tensors))
     alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
     for role in variant.roles:
         if role not in alike:
@@ -141,7 +142,7 @@ def _alike(evidence: Evidence, other: Reference, variant: Variant, role: Role) -
         )
         if not all(same_bits(variant.take(x, axes), variant.trim(y, axes)).all() for x, y in pairs):
             return False
-    gemm, there = evidence.plan.gemms[role], evidence.plan.gemms[variant.operand(role, "a")[0]]
+    gemm, there = evidence.plan.gemms[role], other.plan.gemms[variant.operand(role, "a")[0]]
     return replace(there, a=gemm.a, b=gemm.b) == gemm
 
 

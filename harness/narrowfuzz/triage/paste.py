@@ -172,6 +172,8 @@ def _defined(text: str) -> dict[str, ast.stmt]:
 
 def _ours(node: ast.stmt) -> bool:
     """What is imported from narrowfuzz is pasted, and annotations are not evaluated."""
+    if isinstance(node, ast.ImportFrom) and node.level:
+        return True
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
     return module.split(".")[0] in ("narrowfuzz", "__future__")
 

@@ -24,7 +24,7 @@ _CALLED = {
     "convert": "convert = lambda model, of={name}: of(model, None)",
     "tap": "tap = {name}",
     "converted": "converted = {name}",
-    "convertible": "convertible = lambda m, of={name}: of(m, None)",
+    "convertible": "convertible = lambda m, n, of={name}: of(m, n, None)",
 }
 
 #: What a schedule's player and its checks may call of a subject.
@@ -140,4 +140,8 @@ def _sources(function: Any) -> Iterator[Source]:
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("narrowfuzz."):
             yield importlib.import_module(node.module or "")
-    yield Path(function.__code__.co_filename)
+    file = Path(function.__code__.co_filename)
+    yield file
+    for node in ast.walk(ast.parse(file.read_text())):  # of a folder's other files
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            yield file.with_name(f"{node.module}.py")

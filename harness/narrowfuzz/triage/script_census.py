@@ -55,8 +55,8 @@ _CHOSEN: dict[ChangeKind, Literal["lost", "gained"]] = {
 }
 _LOOKS: dict[ChangeKind, _Look] = {
     "own forward lost": _Look(_modules(_FORWARD, where="NOT_PLAIN or not choosing"), "changed"),
-    "forward changed": _Look(_modules(_FORWARD, where="not chosen(m)"), "changed"),
-    "module type changed": _Look(_modules("type(m).__name__", where="not chosen(m)"), "changed"),
+    "forward changed": _Look(_modules(_FORWARD, where="not chosen(m, n)"), "changed"),
+    "module type changed": _Look(_modules("type(m).__name__", where="not chosen(m, n)"), "changed"),
     "module missing": _Look(f"{{n for n, m in {_MODULES}}}", "lost"),
     "module added": _Look(f"{{n for n, m in {_MODULES}}}", "gained"),
     "shared module split": _Look(_pairs(_MODULES), "lost"),
@@ -80,7 +80,7 @@ _LOOKS: dict[ChangeKind, _Look] = {
     "parameter missing": _Look(f"{{n for n, p in {_PARAMETERS}}}", "lost"),
     "parameter added": _Look(f"{{n for n, p in {_PARAMETERS}}}", "gained"),
     "parameter type changed": _Look(
-        f"{{(n, k): type(p).__name__ for n, m in {_MODULES} if not chosen(m)\n"
+        f"{{(n, k): type(p).__name__ for n, m in {_MODULES} if not chosen(m, n)\n"
         "            for k, p in m.named_parameters(recurse=False)}",
         "changed",
     ),
@@ -160,15 +160,15 @@ def _look(symptom: str) -> str:
         return (
             "def look(model, choosing):\n"
             f"    return {{n for n, m in {_MODULES}\n"
-            "            if (convertible(m) if choosing else converted(m))}"
+            "            if (convertible(m, n) if choosing else converted(m))}"
         )
     expression = _LOOKS[symptom].expression  # type: ignore[index]
     lines = ["def look(model, choosing):"]
     if "chosen(" in expression:
         # what conversion is for may change: those names are left out on both sides
         lines += [
-            "    def chosen(m):",
-            "        return convertible(m) if choosing else converted(m)",
+            "    def chosen(m, n):",
+            "        return convertible(m, n) if choosing else converted(m)",
         ]
     plain = f"{_FORWARD} != 'Linear.forward'"
     return "\n".join([*lines, f"    return {expression.replace('NOT_PLAIN', plain)}"])

@@ -21,7 +21,7 @@ from narrowfuzz.oracles import ORACLES, rules_of
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.schedule.carries import check_carried
-from narrowfuzz.schedule.of_models import check_events
+from narrowfuzz.trainings import check_events
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach_of, severity_of
 from narrowfuzz.triage.history import histories

@@ -1,0 +1,136 @@
+"""A recipe in a folder, whose filter leaves linears alone: they are judged as what they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.strategies import cases, direct_cases
+from narrowfuzz.triage.prove import proven
+from narrowfuzz.triage.verify import RunScript
+from narrowfuzz.verdict import Verdict
+
+prepare()
+settle()
+
+FOLDER = Path(__file__).parents[1] / "examples" / "filtered_float8"
+NAME = "mine.float8.filtered"
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    return load_recipes([FOLDER])
+
+
+def judge(**changed: Any) -> Judge:
+    recipe = replace(recipes()[NAME], **changed)
+    return Judge({**recipes(), NAME: recipe}, Ledger([]))
+
+
+def case_of(**spec: Any) -> Case:
+    fields = {"backend": "emulated", "m": 32, "k": 32, "n": 32}
+    return Case(spec=Spec(recipe=NAME, **{**fields, **spec}), data=DataSpec(seed=3))
+
+
+def of(verdicts: tuple[Verdict, ...], rule: str, layer: str) -> set[str]:
+    return {v.status for v in verdicts if (v.oracle, v.at.layer) == (rule, layer)}
+
+
+def test_what_the_filter_leaves_alone_is_judged_unquantised() -> None:
+    judged = judge().judge(case_of(model="attention"))
+    assert not judged.causes
+    assert of(judged.verdicts, "O2", "wq") == {"ok"}
+    assert of(judged.verdicts, "O2", "wo") == {"not_applicable"}
+    assert of(judged.verdicts, "O5", "wo") == {"ok"}
+    single = judge().judge(case_of(k=40))  # no multiple of 16
+    assert not single.causes
+    assert {v.status for v in single.verdicts if v.oracle == "O3"} == {"not_applicable"}
+
+
+def test_an_error_of_a_layer_left_alone_is_not_within_what_quantising_may_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One part in thirty: float8 may be off by that, a plain linear may not."""
+    from torch import nn
+
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * (1 + 2.0**-5))
+    judged = judge().judge(case_of(model="attention"))
+    assert of(judged.verdicts, "O5", "wo") == {"diverged"}
+    assert of(judged.verdicts, "O5", "wq") == {"ok"}
+
+
+def test_what_is_known_of_the_recipe_it_is_based_on_is_known_of_it() -> None:
+    case = case_of(k=0)
+    known = Judge(recipes(), load_ledger()).judge(case)
+    assert known.known and not known.causes
+    alone = {**recipes(), NAME: replace(recipes()[NAME], based_on="")}
+    assert Judge(alone, load_ledger()).judge(case).causes
+
+
+def test_a_filter_that_conversion_does_not_follow_is_told() -> None:
+    """The author promises every linear, torchao is asked for fewer."""
+    promise = recipes()["torchao.float8.rowwise"].convertible
+    judged = judge(convertible=promise).judge(case_of(model="attention"))
+    told = [(v.oracle, v.symptom, v.at.layer or v.at.name) for v in judged.causes]
+    assert ("census", "left unconverted") in {one[:2] for one in told}
+
+
+@settings(
+    max_examples=50, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(cases([able for r in [load_recipes([FOLDER])[NAME]] if (able := runnable(r, "cpu"))]))
+def test_clean_cases_are_silent_also_where_relations_cross_the_filters_shapes(case: Case) -> None:
+    judged = Judge(recipes(), load_ledger()).judge(case)
+    assert not judged.causes, judged.causes[0].sentence()
+
+
+@settings(
+    max_examples=30, phases=[Phase.generate], database=None, deadline=None, derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(direct_cases([able for r in [load_recipes([FOLDER])[NAME]] if (able := runnable(r, "cpu"))]))
+def test_relations_of_a_single_linear_cross_the_filters_shapes_in_silence(case: Case) -> None:
+    judged = Judge(recipes(), load_ledger()).judge(case)
+    assert not judged.causes, judged.causes[0].sentence()
+
+
+def test_scripts_take_what_the_folders_other_files_define(scripts: RunScript) -> None:
+    from narrowfuzz.faults.registry import builtin_faults
+
+    own, case = judge(), case_of(model="attention")
+    with builtin_faults()["cast-truncates"].plant():
+        cause = own.judge(case).causes[0]
+        proof = proven(own, case, cause, ("", "cast-truncates"), scripts)
+    assert not proof.why, proof.output
+
+
+def test_a_folder_without_its_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.py").write_text("X = 1\n")
+    with pytest.raises(ValueError, match=r"recipe folder .* has no recipe\.py, which must define"):
+        load_recipes([tmp_path])
+
+
+def test_a_tap_that_sees_nothing_is_said_at_the_first_case() -> None:
+    from narrowfuzz.recipe import no_tap
+
+    blind = judge(tap=no_tap)
+    blind.judge(case_of())
+    assert "saw 0" in blind.unseen[NAME]
+    sees = judge()
+    sees.judge(case_of())
+    assert sees.unseen[NAME] == ""
+    # there is nothing to see of what the filter leaves alone
+    alone = judge(tap=no_tap)
+    alone.judge(case_of(k=40))
+    assert NAME not in alone.unseen
