@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
-from narrowfuzz.arms.tensors import TORCH_DTYPE
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.slices import AGAIN, Slice
 from narrowfuzz.campaign.store import Store
@@ -29,6 +28,7 @@ from narrowfuzz.device import Device
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.specs import DIRECT
 from narrowfuzz.strategies import cases
@@ -82,7 +82,7 @@ def raw_torch(
     """
     start = time.perf_counter()
     for spec in specs:
-        dtype, model = TORCH_DTYPE[spec.dtype], None
+        dtype, model = DTYPES[spec.dtype], None
         for _ in range(draws):
             if model is None or build_each:
                 model = MODELS[spec.model].build(spec, dtype=dtype, device=device)

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.schedule import Cast, Product, Side
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
@@ -26,7 +27,6 @@ from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from torch import nn
 
 Kind = Literal["delayed", "current", "mx"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 #: There are two for bias and GELU, and a non-reentrant checkpoint changes to the other one for the
 #: rest of the process.
 _ONE_KERNEL = {"NVTE_BIAS_GELU_NVFUSION": "0"}
@@ -121,7 +121,7 @@ def _layer(spec: Any, settings: Any, *, kind: Kind, v1: bool) -> nn.Module:
 
 def _module(spec: Any, *, kind: Kind) -> Any:
     te = _te()
-    options = {"bias": spec.bias, "params_dtype": _DTYPES[spec.dtype], "device": "cuda"}
+    options = {"bias": spec.bias, "params_dtype": DTYPES[spec.dtype], "device": "cuda"}
     if spec.schedule.layer == "layernorm_linear":
         return te.LayerNormLinear(spec.k, spec.k, **options)
     if spec.schedule.layer == "rmsnorm_linear":

@@ -366,7 +366,7 @@ def test_a_snapshot_outlives_its_model() -> None:
     """Plain data only: nothing in it may keep a tensor alive or be one."""
     model = build(AGAIN)
     watched = weakref.ref(model[0].weight)
-    before = snapshot(model, lambda module: False)
+    before = snapshot(model, lambda module, name: False)
     text = repr(before)
     del model
     gc.collect()

@@ -89,7 +89,7 @@ MAY_IMPORT = {
     "simulated_memory": set(),
     "simulated": {"simulated_memory", "te_on_cpu"},
     "gpu": set(),
-    "ladders": {"numerics"},
+    "ladders": {"numerics", "play"},
     "device": {"gpu", "ladders", "numerics", "simulated"},
     "judge_schedule": DATA | {"arms", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule", "device"},

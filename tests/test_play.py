@@ -16,7 +16,7 @@ from kernels import skip_without_kernel
 from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.tensors import TORCH_DTYPE, fp32_array
+from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.environment import prepare, settle
@@ -27,6 +27,7 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.player import Trace, play
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.layer import call_of, first_of
@@ -60,11 +61,11 @@ def played(case: Case, arm: str, trace: Trace) -> Trace:
     tensors = named(spec, tensors_of(case, recipe))
     return play(
         trace,
-        lambda: MODELS[spec.model].build(spec, dtype=TORCH_DTYPE[spec.dtype], device="cpu"),
+        lambda: MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device="cpu"),
         lambda model: recipe.convert(model, spec),
         {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
         events_of(spec),
-        dtype=TORCH_DTYPE[spec.dtype],
+        dtype=DTYPES[spec.dtype],
         **playing(spec, BY_NAME[arm], "cpu"),
     )
 

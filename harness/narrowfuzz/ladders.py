@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 
 from narrowfuzz.numerics.accumulator import Found
+from narrowfuzz.play.dtypes import DTYPES
 
 #: What is measured, by the names of accumulators. No machine here multiplies MXFP8 or FP4 natively.
 KINDS = ("fp32", "bf16", "fp16", "fp8", "fp8 fast", "fp8 rowwise", "fp8 rowwise fast")
@@ -24,7 +25,6 @@ _ONE, _BITS = 2.0**14, 26
 _PLACES = ((1, 2), (1, 31), (16, 31))
 #: The last K, and the steps in which it is walked.
 _LONGEST, _STRIDE = 4096, 16
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Matrix: TypeAlias = torch.Tensor
 
 
@@ -90,8 +90,8 @@ def _apart(multiply: Callable[[Matrix, Matrix], Matrix], k: int) -> int | None:
 
 
 def _multiply(kind: str, device: str, a: Matrix, b: Matrix) -> Matrix:
-    if kind in _DTYPES:
-        x, y = (t.to(device, _DTYPES[kind]) for t in (a, b))
+    if kind in DTYPES:
+        x, y = (t.to(device, DTYPES[kind]) for t in (a, b))
         return (x @ y.t()).cpu()
     x, y = (t.to(device, torch.float8_e4m3fn) for t in (a, b))
     rowwise, fast = "rowwise" in kind, kind.endswith("fast")

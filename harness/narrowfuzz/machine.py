@@ -152,8 +152,10 @@ def _kernel_of(name: str) -> tuple[str, str]:
 def _multiply(name: str, m: int, k: int, n: int) -> None:
     import torch
 
+    from narrowfuzz.play.dtypes import DTYPES
+
     if not name.startswith("fp8"):
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+        dtype = DTYPES[name]
         torch.nn.functional.linear(torch.ones(m, k, dtype=dtype), torch.ones(n, k, dtype=dtype))
         return
     a, b = (torch.ones(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))

@@ -14,11 +14,11 @@ from narrowfuzz.arms.playing import numbers_of
 from narrowfuzz.case import Case
 from narrowfuzz.data import gaussian, hash_bits
 from narrowfuzz.numerics.formats import F64
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.schedule.events import Backward, Event, Forward
 
 #: How far a spike stands out.
 SPIKE = 2.0**12
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def stimuli(case: Case) -> dict[str, torch.Tensor]:
@@ -28,7 +28,7 @@ def stimuli(case: Case) -> dict[str, torch.Tensor]:
     return {
         name: stimulus(
             name, values=event.values, shift=event.shift, seed=case.data.seed,
-            shape=(spec.m, spec.k), dtype=_DTYPES[spec.dtype],
+            shape=(spec.m, spec.k), dtype=DTYPES[spec.dtype],
         )
         for _, event, number in numbers_of(schedule)
         if isinstance(event, Forward | Backward)

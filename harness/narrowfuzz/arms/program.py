@@ -23,7 +23,7 @@ from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
-from narrowfuzz.arms.tensors import TORCH_DTYPE, as_rows, fp32_array
+from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.training import GRADIENTS, events_of, making, named, training
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.case import Spec
@@ -31,6 +31,7 @@ from narrowfuzz.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import player
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.taps import Attended, AttentionWatch, Product
@@ -67,7 +68,7 @@ class Program:
         return player.renewed(model, self._anew, lifecycle=spec.lifecycle)
 
     def _plain(self) -> nn.Module:
-        dtype = TORCH_DTYPE[self.spec.dtype]
+        dtype = DTYPES[self.spec.dtype]
         return self.description.build(self.spec, dtype=dtype, device=self.device)
 
     def _anew(self) -> nn.Module:
@@ -196,7 +197,7 @@ class _Run:
         program, run = self.program, self.training
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
         run.live.clear()
-        dtype, shared = TORCH_DTYPE[self.spec.dtype], program._shared
+        dtype, shared = DTYPES[self.spec.dtype], program._shared
         with torch.no_grad():
             player.fill(run.model, self.tensors, tied=shared, dtype=dtype)
 
@@ -205,7 +206,7 @@ class _Run:
         player.train(
             self.played, self.training, self.tensors, self.events, program._anew, program._calling,
             None if self.layers is None else self._follow,
-            dtype=TORCH_DTYPE[self.spec.dtype], **self.how,
+            dtype=DTYPES[self.spec.dtype], **self.how,
         )  # fmt: skip
 
     def _follow(self, model: nn.Module) -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.taps import unseen
 
-TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DTYPE_NAME = {dtype: name for name, dtype in TORCH_DTYPE.items()}
+DTYPE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def host(t: torch.Tensor) -> NDArray[Any]:
@@ -42,7 +42,7 @@ def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:
 
 def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:
     """Values into a fresh tensor of the layer's dtype (exact: the data fits it)."""
-    return torch.from_numpy(np.ascontiguousarray(x)).to(TORCH_DTYPE[dtype]).to(device)
+    return torch.from_numpy(np.ascontiguousarray(x)).to(DTYPES[dtype]).to(device)
 
 
 def as_rows(t: Any, spec: Spec, width: int) -> F32:

@@ -13,6 +13,7 @@ from torch import nn
 
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.schedule import Cast, Product, Side
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
@@ -20,7 +21,6 @@ from narrowfuzz.stateful import Held, Listener, Subject
 
 #: The layer itself is what faults are planted in: scripts import it as well.
 delayed = importlib.import_module("narrowfuzz.models.delayed")
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def carries() -> Carries:
@@ -79,7 +79,7 @@ def _scaling(settings: Any) -> Any:
 
 def _layer(spec: Spec, settings: Any, *, device: str) -> nn.Module:
     layer: nn.Module = delayed.DelayedLinear(
-        spec.k, spec.k, bias=spec.bias, dtype=_DTYPES[spec.dtype], history=settings.history
+        spec.k, spec.k, bias=spec.bias, dtype=DTYPES[spec.dtype], history=settings.history
     )
     return layer.to(device)
 

@@ -15,7 +15,7 @@ from narrowfuzz.case import Case
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
 from narrowfuzz.oracles.schedule_rules import without_reloads
-from narrowfuzz.play import check, notes, schedule
+from narrowfuzz.play import check, dtypes, notes, schedule
 from narrowfuzz.schedule.events import Backward, Forward, Schedule, Settings
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
@@ -25,7 +25,7 @@ from narrowfuzz.triage.script_schedule_look import Look, look_at
 from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
-SOURCES = (data, events_data, delayed, follow, check, schedule, notes)
+SOURCES = (dtypes, data, events_data, delayed, follow, check, schedule, notes)
 #: Keywords of a forward that may differ from one to the next.
 _HOW = ("mode", "inside", "first", "path")
 _IMPORTS = "import numpy as np\nimport torch"
