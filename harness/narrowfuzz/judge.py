@@ -311,8 +311,9 @@ class Judge:
                 break  # dearer rungs would only say the same
             if not ended and repeat:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
+                again = self._program(spec, arm)
                 with poisoned(sizes, self.device.torch):
-                    repeats[arm.name] = program.run(tensors, tap=False, spec=spec)
+                    repeats[arm.name] = again.run(tensors, tap=False, spec=spec)
         return traces, repeats
 
     def _timed(
@@ -326,8 +327,11 @@ class Judge:
         return trace
 
     def _program(self, spec: Spec, arm: Arm) -> Program:
-        # only a compiled graph serves other dims; run eagerly, a Spec is its own program: what
-        # happens in one run may stay with the model
+        """The Spec's program. A training that is more than steps has a model of its own each time:
+        what happens in it may stay with the model."""
+        if spec.events and not arm.compiler:
+            return Program(spec, self.recipes[spec.recipe], arm, device=self.device.torch)
+        # only a compiled graph serves other dims; run eagerly, a Spec is its own program
         own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
         key = (compile_key(own), arm.name)
         if key in self._programs:

@@ -75,12 +75,28 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     narrows = autocasts and spec.dtype == "fp32" and spec.checkpoint != "reentrant"
     inside = narrows and not spec.autocast and choose("events", False, False, True)
     back = choose("events", False, True)
+    looks_first = back and choose("events", False, True)
     plain = spec.model in OF_IDS
-    return tuple(
+    events = tuple(
         _of_a_model(event, inside=inside, back=back, plain=plain)
         for event in walk(choose, habits)
         if not isinstance(event, Open | Close)
     )
+    return _evaluated_first(events) if looks_first else events
+
+
+def _evaluated_first(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """An evaluation before each rollback: it is what tells that there is something to undo."""
+    found: list[Event] = []
+    more = 0
+    for event in events:
+        if isinstance(event, Reload):
+            found.append(Forward(mode="eval"))
+            more += 1
+        if isinstance(event, Backward):  # no graph waits where a state is loaded
+            event = msgspec.structs.replace(event, of=tuple(f + more for f in event.of))
+        found.append(event)
+    return tuple(found)
 
 
 def _of_a_model(event: Event, *, inside: bool, back: bool, plain: bool) -> Event:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from narrowfuzz.arms.ladder import natives, select_arms
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case import Case, Compile, Spec, compile_key
 from narrowfuzz.coverage import Pair, pairs
@@ -56,6 +59,7 @@ class Generator:
         stateful: Sequence[Stateful],
         rng: random.Random,
         plan_of: Callable[[Spec], Plan],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recipes, self.stateful, self.rng = recipes, stateful, rng
         #: What a Spec multiplies on the run's device, and how that is added.
@@ -74,6 +78,9 @@ class Generator:
         self.vary = FACTORS if self.models else FACTORS - {"model"}
         if not natives(select_arms(config.arms), config.device):
             self.vary -= {"kernels"}
+        #: Who has had which seconds of eager slices; None where cases are counted, which no clock
+        #: may steer.
+        self.shares = None if config.cases else Shares(clock)
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
         #: Compiled Specs that have had their draws, and schedules that have been played.
@@ -112,7 +119,10 @@ class Generator:
                 if key in self.served:  # each run starts with the same simplest example
                     return
                 self.served.add(key)
-            serve(chosen)
+            if not eager or self.shares is None:
+                serve(chosen)
+            elif not self.shares.overspent(chosen[0].spec):
+                self.shares.pay(chosen[0].spec, partial(serve, chosen))
 
         some = st.lists(batch, min_size=candidates, max_size=candidates)
         self._generate(some, take, self._examples(eager, wanted))

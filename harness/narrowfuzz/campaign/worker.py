@@ -124,7 +124,12 @@ class Worker:
         self.judge.before_rerun = self._note
         self.journal = config.out / "journal" / f"{number}.json"
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
-        self.generator = Generator(config, self.recipes, self.stateful, rng, self.judge.plan)
+        #: What is found is triaged beside the slices' time.
+        self.triage_seconds = 0.0
+        self.generator = Generator(
+            config, self.recipes, self.stateful, rng, self.judge.plan,
+            lambda: time.monotonic() - self.triage_seconds,
+        )  # fmt: skip
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
@@ -140,7 +145,6 @@ class Worker:
         #: Which Inductor is next: the one with eager's roundings or the one that users run.
         self.inductors = itertools.count()
         self.began = time.monotonic()
-        self.triage_seconds = 0.0
         self.triage_compiling = 0.0
         self.reported = time.monotonic()
 

@@ -38,15 +38,40 @@ def _casts(change: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _after_steps(forget: Callable[[], None]) -> Iterator[None]:
-    """``forget`` is called after every step of an optimizer."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+def _after_loads(then: Callable[[], None]) -> Iterator[None]:
+    """``then`` is called after a state is loaded into a model."""
+    from torch import nn
 
-    hook = register_optimizer_step_post_hook(lambda *_: forget())
-    try:
+    def make(load: Any) -> Any:
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            result = load(*args, **kwargs)
+            then()
+            return result
+
+        return loaded
+
+    with replaced(nn.Module, "load_state_dict", make):
         yield
-    finally:
-        hook.remove()
+
+
+class _Kept:
+    """Casts of weights, fresh until the weight is written, but not by a state that is loaded."""
+
+    def __init__(self) -> None:
+        #: How the weight lies and is cast -> its version, itself, the cast.
+        self.casts: dict[Any, list[Any]] = {}
+
+    def refresh(self) -> None:
+        for entry in self.casts.values():
+            entry[0] = entry[1]._version
+
+    def get(self, key: Any, x: Any) -> Any:
+        """The cast of ``x``; None if none is fresh."""
+        entry = self.casts.get(key)
+        return entry[2] if entry is not None and entry[0] == x._version else None
+
+    def put(self, key: Any, x: Any, cast: Any) -> None:
+        self.casts[key] = [x._version, x, cast]
 
 
 @contextmanager
@@ -70,22 +95,20 @@ def _looking() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _cast_outlives_load() -> Iterator[None]:
-    """The cast that an evaluation makes of a weight serves until the optimizer steps, whatever is
-    loaded into the weight."""
-    kept: dict[Any, Any] = {}
-    with _looking() as looks:
+    """A weight's cast serves until the optimizer writes the weight, whatever is loaded into it."""
+    kept = _Kept()
 
-        def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
-            if role != "weight" or in_backward() or x.is_inference():
-                return cast(x, *args, **kwargs)
-            key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
-            if not looks():
-                return kept[key][1] if key in kept else cast(x, *args, **kwargs)
-            kept[key] = (x, cast(x, *args, **kwargs))  # the weight lives as long as its cast
-            return kept[key][1]
+    def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if role != "weight" or x.is_inference():
+            return cast(x, *args, **kwargs)
+        key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
+        found = kept.get(key, x)
+        if found is None:
+            kept.put(key, x, found := cast(x, *args, **kwargs))
+        return found
 
-        with _after_steps(kept.clear), _casts(change):
-            yield
+    with _after_loads(kept.refresh), _casts(change):
+        yield
 
 
 @contextmanager
@@ -115,25 +138,24 @@ def _evaluations_amax() -> Iterator[None]:
 
 
 @contextmanager
-def _precomputed_for_recompute() -> Iterator[None]:
-    """A recompute multiplies the weight's cast that was made when the optimizer stepped last, also
-    where another state has been loaded since."""
-    kept: dict[Any, Any] = {}
-    fresh: set[Any] = set()
+def _recompute_keeps_cast() -> Iterator[None]:
+    """A forward casts its weight anew and backward takes the cast that is kept: the one that was
+    made since the optimizer wrote the weight, whatever has been loaded."""
+    kept = _Kept()
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         if role != "weight" or x.is_inference():
             return cast(x, *args, **kwargs)
         key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
-        if in_backward() and key in kept:
-            return kept[key][1]
+        found = kept.get(key, x)
+        if in_backward() and found is not None:
+            return found
         made = cast(x, *args, **kwargs)
-        if key not in fresh and not in_backward():
-            kept[key] = (x, made)  # the weight lives as long as its cast
-            fresh.add(key)
+        if found is None and not in_backward():
+            kept.put(key, x, made)
         return made
 
-    with _after_steps(fresh.clear), _casts(change):
+    with _after_loads(kept.refresh), _casts(change):
         yield
 
 
@@ -222,13 +244,13 @@ _EVALUATES = "https://github.com/NVIDIA/TransformerEngine/pull/59"
 
 FAULTS = [
     Fault("cast-outlives-load", "state",
-          "after a rollback a weight multiplies the codes that an evaluation made before it",
+          "after a rollback a weight multiplies the codes that were made before it",
           _RELOADS, _FLOAT8, _cast_outlives_load),
     Fault("evaluations-amax", "state", "an evaluation's maximum scales the next training forward",
           _EVALUATES, _FLOAT8, _evaluations_amax),
     Fault("recompute-keeps-cast", "recompute",
           "a recompute multiplies the codes of the last step's weights, whatever was loaded",
-          _RELOADS, _FLOAT8, _precomputed_for_recompute),
+          _RELOADS, _FLOAT8, _recompute_keeps_cast),
     Fault("newest-input-kept", "state",
           "of graphs that wait, every weight gradient is made with the newest input",
           "https://github.com/NVIDIA-NeMo/Automodel/pull/3530", _FLOAT8, _newest_input),

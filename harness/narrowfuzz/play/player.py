@@ -180,14 +180,14 @@ def called(
     """The model as it is called: recomputed, compiled, both or neither. Where calls are watched, a
     recompute knows which forward it repeats."""
     call: Any = model
-    how: Any = full
-    if checkpoint == "reentrant":
-        how = reentrant
-    if checkpoint == "selective":
-        how = selective
-    if watch:
-        how = numbered(how, run)
     if checkpoint:
+        how: Any = full
+        if checkpoint == "reentrant":
+            how = reentrant
+        if checkpoint == "selective":
+            how = selective
+        if watch:
+            how = numbered(how, run)
         call = recomputing(model, how, regions)
     if memory_budget < 1:
         from torch._functorch import config
