@@ -20,7 +20,7 @@ from narrowfuzz.case import Case, Compile, DataSpec, Spec
 from narrowfuzz.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
 from narrowfuzz.recipe import load_recipes, runnable
-from narrowfuzz.specs import specs
+from narrowfuzz.specs import specs, trainings
 from narrowfuzz.strategies import batches, cases
 
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
@@ -93,18 +93,36 @@ def test_nothing_is_drawn_that_is_not_in_the_universe(rung: Compile) -> None:
 
 def test_every_pair_without_the_rung_is_drawn_by_and_by() -> None:
     """Most of them within so many cases; what never comes would be an impossible pair."""
-    wanted = {pair for pair in WHOLE if "rung" not in dict(pair)}
+    wanted = {pair for pair in WHOLE if not {"rung", "schedule"} & dict(pair).keys()}
     met = seen(drawn("none", 2000)) & wanted
     assert len(met) > 0.8 * len(wanted)
 
 
 def test_every_kind_of_pair_meets_for_every_value_of_both_sides() -> None:
     """No value of a dimension is out of another dimension's reach."""
-    met = seen(drawn("none", 2500))
-    for one, two in {(a[0], b[0]) for a, b in WHOLE if "rung" not in (a[0], b[0])}:
+    met = seen(drawn("none", 1700))
+    kinds = {(a[0], b[0]) for a, b in WHOLE if "rung" not in (a[0], b[0])}
+    for one, two in kinds - {("recipe", "schedule")}:
         there = {(a, b) for a, b in WHOLE if (a[0], b[0]) == (one, two)}
         for side in (0, 1):
             assert {p[side] for p in there} == {p[side] for p in met & there}, (one, two)
+
+
+@pytest.mark.parametrize("name", ["torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil"])
+def test_every_recipe_meets_what_may_happen_to_a_model(name: str) -> None:
+    found: set[Pair] = set()
+
+    @settings(
+        max_examples=150, database=None, derandomize=True, deadline=None,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(trainings([RECIPES[name]]))
+    def collect(spec: Spec) -> None:
+        found.update(pairs(Case(spec=spec, data=DataSpec())))
+
+    collect()
+    wanted = {p for p in WHOLE if p[0] == ("recipe", name) and p[1][0] == "schedule"}
+    assert wanted <= found, wanted - found
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
         looks=looks,
         retains=retains and keeps,
         calm=calm,
+        grad_trend=choose("events", (0, 0), (0, 0), (0, -3), (0, -6)),
         special=() if calm else ("zero", "spike"),
+        dropped=choose("events", "", "", "", "inside"),
         reload_at=choose("events", 0, 0, 3, 6) if spec.compile == "none" else 0,
     )
     narrows = autocasts and spec.dtype == "fp32" and spec.checkpoint != "reentrant"

@@ -7,7 +7,7 @@ all the time if cases were dealt: it gets as many seconds as they do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from narrowfuzz.case import Spec
@@ -35,11 +35,16 @@ class Shares:
             self.spent.setdefault(name, defaultdict(float))[value] += self.clock() - started
 
     def _too_much(self, name: str, value: Hashable) -> bool:
-        spent = self.spent.get(name, {})
+        spent: Mapping[Hashable, float] = self.spent.get(name, {})
         others = [seconds for other, seconds in spent.items() if other != value]
-        mean = sum(others) / max(len(others), 1)
+        if not others:
+            return False
+        mean = sum(others) / len(others)
         return spent.get(value, 0.0) > _ALWAYS + _TIMES * mean
 
 
 def _kinds(spec: Spec) -> tuple[tuple[str, Hashable], ...]:
-    return ("recipe", (spec.recipe, spec.backend)), ("model", spec.model)
+    """Single linears have slices of their own."""
+    if spec.model == "linear":
+        return (("recipe of a linear", (spec.recipe, spec.backend)),)
+    return ("recipe of a model", (spec.recipe, spec.backend)), ("model", spec.model)

@@ -164,6 +164,8 @@ def _newest_input() -> Iterator[None]:
     """A layer keeps one input for its weight's gradient: the newest."""
     newest: dict[Any, Any] = {}
     running: list[Any] = [None, None]
+    #: The role that was cast last: in a recompute the input comes first.
+    last = [""]
 
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         if role == "input" and not in_backward():
@@ -172,9 +174,10 @@ def _newest_input() -> Iterator[None]:
             running[1] = _storage(x)
             if not in_backward():
                 newest[running[1]] = running[0]
-        if role == "input" and in_backward():
+        if role == "input" and last[0] == "grad_output":
             other = newest.get(running[1])
             x = x if other is None or other.shape != x.shape else other
+        last[0] = role
         return cast(x, *args, **kwargs)
 
     with _casts(change):
