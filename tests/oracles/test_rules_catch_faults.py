@@ -17,6 +17,7 @@ from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.recipe import load_recipes, obstacles
+from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 prepare()
@@ -56,6 +57,11 @@ BLOCK: dict[str, Any] = {
 }  # fmt: skip
 GRADIENTS = {"regime": "ladder", "gemm": "grad_weight"}
 DRIFTING = frozenset({"inductor+checkpoint_selective"})
+
+EVALUATED, BACK = Forward(mode="eval"), Backward(of=(0,))
+RELOADED = (Forward(), BACK, Step(), Reload(), Forward(), Backward(of=(1,)), Step())
+WAITING = (Forward(), Forward(), BACK, Backward(of=(1,)), Step())
+AGAIN = (Forward(), Backward(of=(0,), retain=True), BACK, Step())
 
 HUNTS = [
     Hunt("contract", "backward-unsupported"),
@@ -144,6 +150,10 @@ HUNTS = [
     Hunt("R22", "transposed-copy-garbled"),
     Hunt("R23", "gradient-accumulated-twice", spec={"microbatches": 2}),
     Hunt("R23", "gradient-accumulated-twice", recipe="torch.bf16", spec={"microbatches": 3}),
+    Hunt("R24", "evaluation-sticks", spec={"events": (EVALUATED, Forward(), Backward(of=(1,)))}),
+    Hunt("R25", "saved-in-bf16", spec={"dtype": "fp32", "events": RELOADED}),
+    Hunt("R26", "newest-input-kept", spec={"events": WAITING}),
+    Hunt("R27", "backward-adds-up", spec={"events": AGAIN}),
 ]
 
 

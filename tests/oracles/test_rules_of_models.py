@@ -62,12 +62,14 @@ def call(module: str = "up", index: int = 0, phase: Any = "forward", seed: int =
 
 
 class TestLayerEvidence:
-    def test_each_layers_first_and_last_call_is_a_case_of_its_own(self) -> None:
-        calls = (call(), call("down"), *(call(index=i, seed=i) for i in (1, 2)))
-        evidence = evidence_of({"eager": Trace("eager", calls=calls)}, steps=3)
+    def test_some_calls_of_each_layer_are_cases_of_their_own(self) -> None:
+        calls = (call(), call("down"), *(call(index=i, seed=i) for i in range(1, 10)))
+        evidence = evidence_of({"eager": Trace("eager", calls=calls)}, steps=5, microbatches=2)
         seen = list(layer_evidences(evidence))
-        assert [(at.layer, at.call) for at, _ in seen] == [("up", 0), ("down", 0), ("up", 2)]
-        assert np.array_equal(seen[2][1].tensors["input"], calls[3].tensors["input"])
+        assert [(at.layer, at.call) for at, _ in seen] == [
+            ("up", 0), ("down", 0), ("up", 3), ("up", 6), ("up", 9),
+        ]  # fmt: skip
+        assert np.array_equal(seen[2][1].tensors["input"], calls[4].tensors["input"])
         for _, layer in seen:
             assert layer.spec.direct and set(layer.traces) == {"eager"}
             assert layer.rerun is None and layer.twin is None and not layer.repeats

@@ -126,7 +126,8 @@ def _calls(trace: Trace) -> Iterator[tuple[LayerCall, LayerCall]]:
         calls = again if call.phase == "recompute" else first
         calls[call.module, call.forward].append(call)
     for place, repeats in again.items():
-        yield from zip(cycle(first[place]), repeats, strict=False)
+        in_order = sorted(repeats, key=lambda call: call.index)
+        yield from zip(cycle(first[place]), in_order, strict=False)
 
 
 def _same_seen(arm: str, place: _Place, side: str, x: Seen, y: Seen) -> Verdict:
