@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.data import make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.models.zoo import MODELS, gradient_names
+from narrowfuzz.models.zoo import gradient_names
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.oracles.evidence import Evidence

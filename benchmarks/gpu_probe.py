@@ -26,11 +26,11 @@ from narrowfuzz.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
 from narrowfuzz.arms.ladder import options_on, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.device import Device, check_device, choose, enter
 from narrowfuzz.environment import prepare, settle, versions
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.play.taps import ATTENTION, AttentionWatch
 from narrowfuzz.policy import cast_policies
 from narrowfuzz.recipe import load_recipes

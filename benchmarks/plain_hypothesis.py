@@ -24,10 +24,10 @@ from narrowfuzz.campaign.slices import AGAIN, Slice
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.worker import Worker
 from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.device import Device
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.specs import DIRECT
@@ -185,7 +185,6 @@ def one_compile_per_example(
         case, arms = waiting.pop()
         assert case.spec.direct, case
         judge._programs.clear()
-        judge._repeated.clear()
         torch._dynamo.reset()
         keys.append(compile_key(case.spec))
         judged += judge.judge(case, None, frozenset(arms)).ran

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from narrowfuzz.case import Spec
-from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.events import Schedule, Settings
 from narrowfuzz.stateful import Stateful

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from narrowfuzz.case import COMPILED, Case, Compile, Spec
-from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.plugin import Harness
 from narrowfuzz.specs import DIRECT, specs, trainings
 from narrowfuzz.strategies import cases, data_specs, direct_cases

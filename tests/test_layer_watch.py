@@ -13,9 +13,10 @@ from narrowfuzz.arm import EAGER, with_checkpoint
 from narrowfuzz.arms.layers import layers_of
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, Checkpoint, DataSpec, ModelName, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import MODELS, linear_names
+from narrowfuzz.models.zoo import linear_names
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan

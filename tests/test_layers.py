@@ -20,7 +20,7 @@ HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
 LOW = {"address", "case", "content", "expect", "verdict", "numerics", "faults.fault", "machine"}
-LOW |= {"arm", "severity"}
+LOW |= {"arm", "catalog", "severity"}
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
 DATA = LOW | {
@@ -43,7 +43,8 @@ MAY_IMPORT = {
     "address": set(),
     "expect": {"address"},
     "play": set(),
-    "case": {"schedule.events"},
+    "catalog": {"play"},
+    "case": {"catalog", "schedule.events"},
     "arm": {"case", "schedule.events"},
     "choices": set(),
     "schedule": {"address", "choices", "numerics", "trace"},
@@ -62,11 +63,11 @@ MAY_IMPORT = {
     "ladder_data": {"numerics"},
     "data": {"case", "ladder_data", "numerics"},
     "event_data": {"case", "numerics", "schedule"},
-    "trainings": {"case", "schedule"},
+    "trainings": {"case", "catalog", "schedule"},
     "specs": LOW | {"choices", "recipe", "trainings"},
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "ledger": LOW | {"facts"},
-    "models": {"case", "numerics", "play", "schedule", "stateful"},
+    "models": {"case", "catalog", "numerics", "play", "schedule", "stateful"},
     "factors": LOW | {"recipe", "schedule", "specs", "stateful", "strategies"},
     "coverage": LOW | {"recipe", "schedule", "specs", "stateful", "strategies"},
     "arms": DATA | {"models", "play"},
@@ -84,6 +85,7 @@ MAY_IMPORT = {
         "numerics",
         "policy",
         "faults",
+        "catalog",
     },
     "planted": {"device", "faults", "controls", "te_on_cpu"},
     "simulated_memory": set(),

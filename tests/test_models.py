@@ -13,16 +13,10 @@ import torch
 from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.catalog import MODELS, heads_of
 from narrowfuzz.data import make_model_tensors
 from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import (
-    MODELS,
-    gradient_names,
-    heads_of,
-    linear_names,
-    parameter_shapes,
-    tied_names,
-)
+from narrowfuzz.models.zoo import gradient_names, linear_names, parameter_shapes, tied_names
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.triage.script_parts import model_source
 
@@ -81,7 +75,7 @@ def rows(spec: Spec) -> Any:
 def test_its_source_is_the_classes_it_uses_and_no_others(name: ModelName) -> None:
     classes = [n.name for n in ast.parse(model_source(name)).body if isinstance(n, ast.ClassDef)]
     assert len(classes) == len(set(classes))
-    assert classes[-1] == MODELS[name].module.__name__
+    assert classes[-1] == MODELS[name].module
     assert {type(m).__name__ for m in built(spec_of(name)).modules()
             if type(m).__module__.startswith("narrowfuzz")} == set(classes)  # fmt: skip
 

@@ -19,12 +19,12 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.expect import Within, bits
 from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
 from narrowfuzz.play.dtypes import DTYPES

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 
@@ -117,6 +118,24 @@ def test_a_relation_costs_two_files() -> None:
             continue
         named = [path.name for path, text in texts.items() if f'"{rule.name}"' in text]
         assert len(named) <= 2 and "__init__.py" in named, (rule.name, named)
+
+
+def named_in(names: Collection[str]) -> dict[str, set[str]]:
+    """In which modules of the package each of these words stands."""
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for path in sorted(OURS.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in found:
+                found[node.value].add(path.relative_to(OURS).as_posix())
+    return found
+
+
+def test_a_model_costs_its_class_and_a_row() -> None:
+    """All else asks the row. A library's own layers have names of their own, some of them alike."""
+    of_layers = {"linear", "layernorm_linear", "rmsnorm_linear", "frozen_first"}
+    words = {"attention", "dropout"}  # of the field
+    for name, modules in named_in(set(MODELS) - of_layers - words).items():
+        assert modules == {"catalog.py"}, (name, modules)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.events import Backward, Event, Forward, Schedule, Step, plain_training
 
 #: 2 added models, schedules and more rungs, 3 the variant, 4 ladder data, 5 events of models; older
@@ -27,23 +28,10 @@ SCHEMA = 5
 MAX_CASE_BYTES = 1 << 20
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-ModelName = Literal[
-    "linear",
-    "mlp_gelu",
-    "mlp_swiglu",
-    "rmsnorm_linear",
-    "layernorm_linear",
-    "attention",
-    "llama_block",
-    "two_blocks",
-    "joined_blocks",
-    "tied_embedding",
-    "dropout",
-    "used_twice",
-    "frozen_first",
-    "hooked",
-    "own_forward",
-]
+if TYPE_CHECKING:
+    ModelName = str
+else:
+    ModelName = Literal[tuple(MODELS)]
 Layout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
@@ -76,14 +64,6 @@ ValueClass = Literal[
     "inf_nan",
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
-
-#: Models whose output has n features; the others return k.
-_WIDTH_N = frozenset(
-    {"linear", "rmsnorm_linear", "layernorm_linear", "tied_embedding", "hooked", "own_forward"}
-)
-
-#: Models whose input is token ids below n, not features.
-OF_IDS: frozenset[ModelName] = frozenset({"tied_embedding"})
 
 Dim = Annotated[int, Meta(ge=0, le=4096)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
@@ -178,7 +158,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def width(self) -> int:
         """Features of the output."""
-        return self.n if self.model in _WIDTH_N else self.k
+        return self.n if MODELS[self.model].wide else self.k
 
     @property
     def tokens(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from narrowfuzz.case import Case, Compile, Spec, ValueClass
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule import of_models
 from narrowfuzz.specs import not_reentrant
@@ -34,9 +35,9 @@ _FIELDS = (
 #: Numbers of which any is as good as another above one.
 _NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
 #: Models that are counted by another field, too.
-_PAIRS = (
-    ("dropout", "checkpoint"), ("used_twice", "checkpoint"), ("used_twice", "compile"),
-    ("tied_embedding", "checkpoint"), ("tied_embedding", "compile"),
+_PAIRS = tuple(
+    (name, field) for name, model in MODELS.items() if model.often > 1
+    for field in ("checkpoint", "compile")
 )  # fmt: skip
 
 

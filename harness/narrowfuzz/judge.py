@@ -24,12 +24,13 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.training import AFTER
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec, compile_key
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.event_data import with_events
 from narrowfuzz.judge_schedule import judge_schedule, look, run_arms
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.models.zoo import MODELS, gradient_names, layer_names, parameter_shapes, ties
+from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided

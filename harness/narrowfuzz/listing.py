@@ -47,7 +47,7 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
         ]
         return ("recipe", "backends", "what", "here"), models + schedules
     if what == "models":
-        from narrowfuzz.models.zoo import MODELS
+        from narrowfuzz.catalog import MODELS
 
         return ("model", "what"), ((m.name, m.title) for m in MODELS.values())
     if what == "arms":

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case import OF_IDS, Compile, Kernels, ModelName, Spec
+from narrowfuzz.case import Compile, Kernels, ModelName, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.machine import machine, onednn_stays
 from narrowfuzz.recipe import Recipe
@@ -47,19 +48,18 @@ FACTORS = frozenset(
 #: What may vary of a single linear, trained once: there every relation may apply.
 DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
 
-#: Models but the linear. Twice: those that use a weight twice, and the random one, where a rung or
-#: a checkpointing goes wrong that is right elsewhere.
-WIDE: tuple[ModelName, ...] = (
-    *(name for name in get_args(ModelName) if name != "linear"),
-    "used_twice", "tied_embedding", "dropout",
+#: Models but the linear, as often as they are drawn; and those that are compiled with partial
+#: recompute, as often.
+WIDE = tuple(
+    name for times in (0, 1) for name, model in MODELS.items()
+    if model.kind != "linear" and model.often > times
+)  # fmt: skip
+FRAGILE = tuple(
+    name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times
 )  # fmt: skip
 
-#: Where partial recompute of a fused chain is compiled, code may differ from itself. Twice: the one
-#: whose region is the longest, so that it has most to fuse.
-FRAGILE: tuple[ModelName, ...] = ("joined_blocks", "llama_block", "joined_blocks", "two_blocks")
-
 #: Models of which one forward takes as long as ten of others.
-_LONG: frozenset[ModelName] = frozenset({"llama_block", "two_blocks", "joined_blocks"})
+_LONG = frozenset(name for name, model in MODELS.items() if model.fragile)
 
 #: Steps, and microbatches of each.
 _SCHEDULES = ((2, 1), (1, 2), (3, 1), (1, 3), (5, 1), (2, 2), (3, 2), (2, 3))
@@ -204,7 +204,7 @@ def of_rung(
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
     """Why this is not recomputed by the reentrant checkpoint, "" where it is."""
-    if model in OF_IDS:
+    if model in MODELS and MODELS[model].takes_ids:
         return "token ids carry no gradient, and it needs an input that does"
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from narrowfuzz.case import OF_IDS, Spec
+from narrowfuzz.case import Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Switch
 from narrowfuzz.schedule.rules import Standing
 from narrowfuzz.schedule.walk import Choose, Habits, walk
@@ -37,7 +38,7 @@ def check_events(spec: Spec, *, autocasts: bool) -> None:
 
 def _objection(spec: Spec, event: Event, autocasts: bool) -> str:
     """Why a model of this Spec cannot play the event; "" if it can."""
-    ids = spec.model in OF_IDS
+    ids = MODELS[spec.model].takes_ids
     match event:
         case Open() | Close():
             return "a converted model has no regions: a forward runs under autocast by inside=true"
@@ -78,7 +79,7 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     inside = narrows and not spec.autocast and choose("events", False, False, True)
     back = choose("events", False, True)
     looks_first = back and choose("events", False, True)
-    plain = spec.model in OF_IDS
+    plain = MODELS[spec.model].takes_ids
     events = tuple(
         _of_a_model(event, inside=inside, back=back, plain=plain)
         for event in walk(choose, habits)

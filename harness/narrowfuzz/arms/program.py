@@ -27,8 +27,9 @@ from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.training import GRADIENTS, events_of, making, named, training
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.case import Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.machine import lacking_kernel, onednn_stays
-from narrowfuzz.models.zoo import MODELS, linear_names, tied_names
+from narrowfuzz.models.zoo import linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import player
 from narrowfuzz.play.dtypes import DTYPES

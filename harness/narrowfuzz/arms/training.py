@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from narrowfuzz.arm import Arm
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import LEARNING_RATE, Spec
-from narrowfuzz.models.zoo import MODELS, ties
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.models.zoo import ties
 from narrowfuzz.play import player
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 

@@ -12,7 +12,7 @@ from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.arms.training import events_of, playing
 from narrowfuzz.case import Spec
-from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.play.player import Trace, play
 

@@ -6,19 +6,14 @@ compiled ones every difference that torch documents is a legal one.
 
 from __future__ import annotations
 
-from narrowfuzz.case import ModelName
+from narrowfuzz.catalog import MODELS, of_kind
 from narrowfuzz.controls.control import Control
 
 _PLAIN = ("torch.fp32", "torch.bf16")
 _EAGER = ("eager*",)
-_MLPS: tuple[ModelName, ...] = (
-    "mlp_gelu", "mlp_swiglu", "dropout", "used_twice", "frozen_first",
-)  # fmt: skip
-_NORMS: tuple[ModelName, ...] = (
-    "rmsnorm_linear", "layernorm_linear", "tied_embedding", "hooked", "own_forward",
-)  # fmt: skip
-_BLOCKS: tuple[ModelName, ...] = ("attention", "llama_block", "two_blocks", "joined_blocks")
-_POINTWISE: tuple[ModelName, ...] = ("frozen_first", "hooked", "own_forward")
+_POINTWISE = tuple(
+    name for name, model in MODELS.items() if model.pointwise and model.kind != "linear"
+)
 
 _DEFINITION = (
     "a plain nn.Linear is what every bound is measured from: docs/rules.md, Bounds (any order of "
@@ -39,11 +34,12 @@ CONTROLS = [
             ("torch.fp32",), ("linear",), _EAGER),
     Control("plain-bf16-linear", "nn.Linear in bf16", _DEFINITION,
             ("torch.bf16",), ("linear",), _EAGER),
-    Control("plain-mlps", "feed-forward models, eager", _DEFINITION, _PLAIN, _MLPS, _EAGER),
+    Control("plain-mlps", "feed-forward models, eager", _DEFINITION,
+            _PLAIN, of_kind("mlp"), _EAGER),
     Control("plain-norms", "norms, ties, hooks and own forwards, eager", _DEFINITION,
-            _PLAIN, _NORMS, _EAGER),
+            _PLAIN, of_kind("norm"), _EAGER),
     Control("plain-blocks", "attention and Llama blocks, eager", _DEFINITION,
-            _PLAIN, _BLOCKS, _EAGER),
+            _PLAIN, of_kind("block"), _EAGER),
     Control("plain-traced", "every model in traced graphs", _TRACED, _PLAIN, (), ("aot_eager",
             "aot_eager+*")),
     Control("plain-partitioned", "every model in partitioned graphs", _TRACED, _PLAIN, (),
@@ -51,5 +47,5 @@ CONTROLS = [
     Control("plain-inductor-pointwise", "linears and pointwise operations, compiled", _GENERATED,
             _PLAIN, _POINTWISE, ("inductor*",)),
     Control("plain-inductor-blocks", "attention and Llama blocks, compiled", _GENERATED,
-            _PLAIN, _BLOCKS, ("inductor*",)),
+            _PLAIN, of_kind("block"), ("inductor*",)),
 ]  # fmt: skip

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from narrowfuzz.case import ModelName
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.controls.control import Control
 from narrowfuzz.controls.sums import blocked, reversed_sum, wide
 from narrowfuzz.faults.patching import recompiled, replaced
 
 _PLAIN = ("torch.fp32", "torch.bf16")
 _EAGER = ("eager*",)
-_ATTENDING: tuple[ModelName, ...] = ("attention", "llama_block", "two_blocks", "joined_blocks")
-_NORMED: tuple[ModelName, ...] = (
-    "rmsnorm_linear", "layernorm_linear", "llama_block", "two_blocks",
-)  # fmt: skip
+_ATTENDING = tuple(name for name, model in MODELS.items() if model.attends)
+_NORMED = tuple(name for name, model in MODELS.items() if model.normalises)
 
 
 @contextmanager

@@ -1,128 +1,14 @@
-"""The models by name: how a Spec's dimensions become a module, and what may be expected of it."""
+"""What a Spec's model consists of, asked of the module: parameters, linears, ties, gradients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import nn
 
-from narrowfuzz.case import OF_IDS, ModelName, Spec
-from narrowfuzz.play import models as blocks
-
-Arguments = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Model:
-    """One architecture."""
-
-    name: ModelName
-    title: str
-    module: type[nn.Module]
-    #: Constructor arguments for a Spec.
-    arguments: Callable[[Spec], Arguments]
-    #: True: two runs draw different numbers unless the generator is reset.
-    random: bool = False
-    #: True: nothing but linears and pointwise operations that IEEE fixes to the bit: no float sum
-    #: outside a GEMM, no libm function, no sum of two GEMMs (a compiler makes it one addmm).
-    pointwise: bool = False
-    attends: bool = False
-    #: The linear that makes the output, used once and by nothing else; "" if none does.
-    last: str = ""
-    #: Submodules that are recomputed one by one; () recomputes the whole model.
-    regions: tuple[str, ...] = ()
-
-    @property
-    def takes_ids(self) -> bool:
-        """True: the input is token ids below n, not features."""
-        return self.name in OF_IDS
-
-    def build(self, spec: Spec, *, dtype: torch.dtype, device: str) -> nn.Module:
-        """The module with fresh parameters."""
-        with torch.device(device):
-            return self.module(*self.arguments(spec)).to(dtype)
-
-    def expression(self, spec: Spec) -> str:
-        """The constructor call as text."""
-        return f"{self.module.__name__}({', '.join(map(repr, self.arguments(spec)))})"
-
-
-def heads_of(spec: Spec) -> int:
-    """The drawn number of heads, where it divides the width."""
-    return math.gcd(spec.heads, spec.k) or 1
-
-
-def _attention(spec: Spec) -> Arguments:
-    return spec.k, heads_of(spec), spec.attention == "flash"
-
-
-def _block(spec: Spec) -> Arguments:
-    return spec.k, spec.n, heads_of(spec), spec.attention == "flash"
-
-
-def _wide(spec: Spec) -> Arguments:
-    return spec.k, spec.n, spec.bias
-
-
-MODELS: dict[ModelName, Model] = {
-    model.name: model
-    for model in (
-        Model(
-            "linear", "one linear inside a container", blocks.OneLinear, _wide, pointwise=True
-        ),
-        Model("mlp_gelu", "up, GELU, down", blocks.GeluMLP, _wide, last="down"),
-        Model("mlp_swiglu", "SwiGLU feed-forward", blocks.SwiGLU, _wide, last="w2"),
-        Model(
-            "rmsnorm_linear", "RMSNorm and a linear", blocks.NormLinear,
-            lambda spec: ("rms", *_wide(spec)), last="proj",
-        ),
-        Model(
-            "layernorm_linear", "LayerNorm and a linear", blocks.NormLinear,
-            lambda spec: ("layer", *_wide(spec)), last="proj",
-        ),
-        Model(
-            "attention", "causal self-attention", blocks.Attention, _attention,
-            attends=True, last="wo",
-        ),
-        Model(
-            "llama_block", "RMSNorm, attention, RMSNorm, SwiGLU", blocks.LlamaBlock, _block,
-            attends=True,
-        ),
-        Model(
-            "two_blocks", "two Llama blocks, recomputed one by one", blocks.TwoBlocks, _block,
-            attends=True, regions=("layers.0", "layers.1"),
-        ),
-        Model(
-            "joined_blocks", "two Llama blocks, recomputed as one region", blocks.TwoBlocks, _block,
-            attends=True,
-        ),
-        Model(
-            "tied_embedding", "embedding whose weight is the head's too", blocks.TiedHead,
-            lambda spec: (spec.n, spec.k),
-        ),
-        Model("dropout", "MLP with dropout", blocks.DroppedOut, _wide, random=True, last="down"),
-        Model(
-            "used_twice", "one linear called twice", blocks.UsedTwice,
-            lambda spec: (spec.k, spec.bias),
-        ),
-        Model(
-            "frozen_first", "MLP whose first layer does not train", blocks.FrozenFirst, _wide,
-            pointwise=True, last="second",
-        ),
-        Model(
-            "hooked", "a linear with hooks and attributes", blocks.Hooked, _wide, pointwise=True
-        ),
-        Model(
-            "own_forward", "a subclass of nn.Linear with its own forward", blocks.OwnForward,
-            _wide, pointwise=True,
-        ),
-    )
-}  # fmt: skip
+from narrowfuzz.case import Spec
+from narrowfuzz.catalog import MODELS
 
 
 @cache

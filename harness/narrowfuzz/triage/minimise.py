@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.of_models import simpler_events
 from narrowfuzz.triage.minimise_schedule import simpler_cases
 
@@ -34,16 +35,6 @@ REACH = (
     "gaussian", "zero_rows", "outlier", "heavy_tail", "binade_edges", "mined", "near_max",
     "scale_ends", "subnormal",
 )  # fmt: skip
-
-
-#: What to look at inside a larger model, smallest first; every other model is tried as a linear.
-SMALLER: dict[str, tuple[str, ...]] = {
-    "linear": (),
-    "llama_block": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention"),
-    "two_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
-    "joined_blocks": ("linear", "rmsnorm_linear", "mlp_swiglu", "attention", "llama_block"),
-    "tied_embedding": ("linear", "rmsnorm_linear"),
-}
 
 
 @dataclass
@@ -155,7 +146,7 @@ class _Search:
             yield name, partial(_with_data, **{name: _default(DataSpec, name)})
         for values in REACH:
             yield f"values={values}", partial(_tamer, values=values)
-        for model in SMALLER.get(self.best.spec.model, ("linear",)):
+        for model in MODELS[self.best.spec.model].smaller:
             yield f"model={model}", partial(_with_spec, model=model)
         for name in _changed(self.best.spec):
             if name not in _KEPT:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from narrowfuzz.arm import BY_NAME, Arm
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import (
     Is,
     Near,
@@ -23,7 +24,6 @@ from narrowfuzz.expect import (
     Within,
     read,
 )
-from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.oracles import own_backward

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from narrowfuzz.case import ModelName, Spec
-from narrowfuzz.models.zoo import MODELS
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.play import models
@@ -119,4 +119,4 @@ def quoted(text: str) -> str:
 @functools.cache
 def model_source(*names: ModelName) -> str:
     """Source of the models' classes, those that they use first."""
-    return pasted([MODELS[name].module.__name__ for name in names], (models,))
+    return pasted([MODELS[name].module for name in names], (models,))

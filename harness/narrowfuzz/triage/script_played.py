@@ -15,9 +15,9 @@ from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER, Arm, base_of, climb
 from narrowfuzz.arms.training import AFTER, GRADIENTS, events_of, named, playing, training
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.repeat import AGAIN

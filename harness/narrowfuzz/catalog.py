@@ -1,0 +1,156 @@
+"""The models by name: how a Spec's dimensions become one, and what may be expected of it.
+
+A model is a class of ``play/models.py`` and a row here; all else asks the row. Nothing here loads
+torch before a model is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One architecture."""
+
+    name: str
+    title: str
+    #: Its class in ``play/models.py``, and what is given to that for a Spec.
+    module: str
+    arguments: Callable[[Any], Arguments]
+    #: What it belongs to: where all models are run, they are run in these groups.
+    kind: Literal["linear", "mlp", "norm", "block"]
+    #: True: the output has n features, not k.
+    wide: bool = False
+    #: True: the input is token ids below n, not features.
+    takes_ids: bool = False
+    #: True: two runs draw different numbers unless the generator is reset.
+    random: bool = False
+    #: True: nothing but linears and pointwise operations that IEEE fixes to the bit: no float sum
+    #: outside a GEMM, no libm function, no sum of two GEMMs (a compiler makes it one addmm).
+    pointwise: bool = False
+    attends: bool = False
+    normalises: bool = False
+    #: The linear that makes the output, used once and by nothing else; "" if none does.
+    last: str = ""
+    #: Submodules that are recomputed one by one; () recomputes the whole model.
+    regions: tuple[str, ...] = ()
+    #: How often it is drawn, of all; where a rung or a checkpointing goes wrong that is right
+    #: elsewhere, twice.
+    often: int = 1
+    #: How often it is drawn where partial recompute of a fused chain is compiled: the longer its
+    #: region, the more there is to fuse.
+    fragile: int = 0
+    #: What to look at instead when a case is minimised, smallest first.
+    smaller: tuple[str, ...] = ("linear",)
+
+    def build(self, spec: Any, *, dtype: torch.dtype, device: str) -> nn.Module:
+        """The module with fresh parameters."""
+        import torch
+
+        from narrowfuzz.play import models
+
+        with torch.device(device):
+            made: nn.Module = getattr(models, self.module)(*self.arguments(spec))
+            return made.to(dtype)
+
+    def expression(self, spec: Any) -> str:
+        """The constructor call as text."""
+        return f"{self.module}({', '.join(map(repr, self.arguments(spec)))})"
+
+
+def heads_of(spec: Any) -> int:
+    """The drawn number of heads, where it divides the width."""
+    return math.gcd(spec.heads, spec.k) or 1
+
+
+def _attention(spec: Any) -> Arguments:
+    return spec.k, heads_of(spec), spec.attention == "flash"
+
+
+def _block(spec: Any) -> Arguments:
+    return spec.k, spec.n, heads_of(spec), spec.attention == "flash"
+
+
+def _sides(spec: Any) -> Arguments:
+    return spec.k, spec.n, spec.bias
+
+
+_PARTS_OF_A_BLOCK = ("linear", "rmsnorm_linear", "mlp_swiglu", "attention")
+
+MODELS: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model(
+            "linear", "one linear inside a container", "OneLinear", _sides, "linear",
+            wide=True, pointwise=True, smaller=(),
+        ),
+        Model("mlp_gelu", "up, GELU, down", "GeluMLP", _sides, "mlp", last="down"),
+        Model("mlp_swiglu", "SwiGLU feed-forward", "SwiGLU", _sides, "mlp", last="w2"),
+        Model(
+            "rmsnorm_linear", "RMSNorm and a linear", "NormLinear",
+            lambda spec: ("rms", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
+        ),
+        Model(
+            "layernorm_linear", "LayerNorm and a linear", "NormLinear",
+            lambda spec: ("layer", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
+        ),
+        Model(
+            "attention", "causal self-attention", "Attention", _attention, "block",
+            attends=True, last="wo",
+        ),
+        Model(
+            "llama_block", "RMSNorm, attention, RMSNorm, SwiGLU", "LlamaBlock", _block, "block",
+            attends=True, normalises=True, fragile=1, smaller=_PARTS_OF_A_BLOCK,
+        ),
+        Model(
+            "two_blocks", "two Llama blocks, recomputed one by one", "TwoBlocks", _block, "block",
+            attends=True, normalises=True, regions=("layers.0", "layers.1"), fragile=1,
+            smaller=(*_PARTS_OF_A_BLOCK, "llama_block"),
+        ),
+        Model(
+            "joined_blocks", "two Llama blocks, recomputed as one region", "TwoBlocks", _block,
+            "block", attends=True, normalises=True, fragile=2,
+            smaller=(*_PARTS_OF_A_BLOCK, "llama_block"),
+        ),
+        Model(
+            "tied_embedding", "embedding whose weight is the head's too", "TiedHead",
+            lambda spec: (spec.n, spec.k), "norm", wide=True, takes_ids=True, normalises=True,
+            often=2, smaller=("linear", "rmsnorm_linear"),
+        ),
+        Model(
+            "dropout", "MLP with dropout", "DroppedOut", _sides, "mlp", random=True, last="down",
+            often=2,
+        ),
+        Model(
+            "used_twice", "one linear called twice", "UsedTwice",
+            lambda spec: (spec.k, spec.bias), "mlp", often=2,
+        ),
+        Model(
+            "frozen_first", "MLP whose first layer does not train", "FrozenFirst", _sides, "mlp",
+            pointwise=True, last="second",
+        ),
+        Model(
+            "hooked", "a linear with hooks and attributes", "Hooked", _sides, "norm",
+            wide=True, pointwise=True,
+        ),
+        Model(
+            "own_forward", "a subclass of nn.Linear with its own forward", "OwnForward", _sides,
+            "norm", wide=True, pointwise=True,
+        ),
+    )
+}  # fmt: skip
+
+
+def of_kind(*kinds: str) -> tuple[str, ...]:
+    """Names of the models of these kinds."""
+    return tuple(name for name, model in MODELS.items() if model.kind in kinds)
