@@ -105,7 +105,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
             "*scale*: got *, must be *",
             "*[[]O3, arm eager[]]*",
             "*narrowfuzz replay case.json*",
-            '*{"data":{*"schema":4,"spec":{*"recipe":"mine.liar"}}*',
+            '*{"data":{*"schema":5,"spec":{*"recipe":"mine.liar"}}*',
         ]
     )
     # the printed JSON is a case that replays to the same failure

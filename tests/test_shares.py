@@ -41,7 +41,7 @@ def spent(dear: float, *, cases: int = 0) -> dict[str, float]:
         Config(out=Path(), cases=cases), recipes, [], random.Random(1),
         lambda spec: RECIPES[spec.recipe].plan(spec), clock,
     )  # fmt: skip
-    for _ in range(12):
+    for _ in range(5):
         generator.layers("none", "linears", lambda: True, serve)
     return seconds
 

@@ -38,6 +38,7 @@ from narrowfuzz.schedule.events import (
 )
 from narrowfuzz.specs import trainings
 from narrowfuzz.trainings import check_events
+from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
 
@@ -223,6 +224,30 @@ def test_a_clean_training_is_silent(recipe: str, model: str, checkpoint: str) ->
 
 
 B0 = Backward(of=(0,))
+
+
+@pytest.mark.parametrize("checkpoint", ["full", "reentrant", "selective"])
+def test_a_model_trains_again_once_it_was_evaluated(checkpoint: str) -> None:
+    """What is recomputed right behind an evaluation drops out what its forward did."""
+    case = case_of((Forward(), LOOK, B0), "torch.bf16", model="dropout", checkpoint=checkpoint)
+    assert not judge().judge(case).causes
+
+
+def test_events_are_minimised() -> None:
+    case = case_of(FULL)
+
+    def shows(candidate: Case) -> bool:
+        try:
+            check_events(candidate.spec, autocasts=True)
+        except ValueError:
+            return False
+        return "second backward" in of_models.features(candidate.spec.events)
+
+    small = minimise(case, shows).case.spec
+    assert small.events == (Forward(), Backward(of=(0,), retain=True), Backward(of=(0,)))
+    assert minimise(case, lambda candidate: True).case.spec.events == ()
+
+
 PLANTED = [
     # the fault, what happens, and a rule that sees it
     ("cast-outlives-load", (Forward(), B0, Step(), LOOK, Reload(back=True), Forward(),

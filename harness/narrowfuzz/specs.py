@@ -121,7 +121,10 @@ def specs(
     if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
         spec = draw(trained(spec, recipe))
     if compile == "none" and "kernels" in vary and not onednn_stays():
-        kernels: Kernels = draw(one_of(*_SLOW if _crawls(recipe, spec) else _USUAL))
+        crawls = _crawls(recipe, spec)
+        kernels: Kernels = draw(one_of(*_SLOW if crawls else _USUAL))
+        if crawls and spec.events:
+            kernels = "native"  # a training multiplies a hundred times
         return msgspec.structs.replace(spec, kernels=kernels)
     return spec
 

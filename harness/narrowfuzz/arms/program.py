@@ -55,7 +55,8 @@ class Program:
                 self._model = self._build()
             #: Shared with what it calls: a recompute tells which forward it repeats.
             self._training = player.Training(self._model, None)
-            self._call = self._calling(self._model)
+            self._prepare()
+            self._call = self._training.call
         except Exception as error:
             raise_if_lost(error, self.device)
             self.error = run_error(error, "convert")
@@ -75,15 +76,15 @@ class Program:
     def _anew(self) -> nn.Module:
         return self.recipe.convert(self._plain(), self.spec)  # type: ignore[no-any-return]
 
-    def _calling(self, model: nn.Module) -> Any:
-        """The model as it is called, with a tap in what a compiler makes."""
+    def _prepare(self) -> None:
+        """How the model that is trained is called, with a tap in what a compiler makes."""
         how = making(self.spec, self.arm, self.device)
         if self.arm.compiler:
             budget = how["memory_budget"]
             how |= {"compiler": tapped_backend(self.arm.compiler, self._tap, budget)}
             how |= {"memory_budget": 1.0}
         watch = () if self.arm.compiler else self._linears
-        return player.called(self._training, model, watch=watch, **how)
+        self._training.call = player.called(self._training, watch=watch, **how)
 
     def run(
         self,
@@ -205,14 +206,18 @@ class _Run:
     def _train(self) -> None:
         program = self.program
         player.train(
-            self.played, self.training, self.tensors, self.events, program._anew, program._calling,
-            None if self.layers is None else self._follow,
+            self.played, self.training, self.tensors, self.events, program._anew, self._prepare,
             dtype=DTYPES[self.spec.dtype], **self.how,
         )  # fmt: skip
 
-    def _follow(self, model: nn.Module) -> None:
-        assert self.layers is not None
-        self.layers.follow(layers_of(model, self.program._linears, self.focus))
+    def _prepare(self) -> None:
+        self.program._prepare()
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.layers is not None:
+            model = self.training.model
+            self.layers.follow(layers_of(model, self.program._linears, self.focus))
 
     def _trace_of(self, left: _Left) -> Trace:
         """The trace of what a run has left."""
@@ -252,7 +257,7 @@ class _Run:
                 stack.enter_context(self.program._tap.recording(self.tap))
             elif self.layers is not None:
                 stack.enter_context(self.layers.recording())
-                self._follow(self.training.model)
+                self._follow()
                 stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))
                 if self.program.description.attends and self.attention:
                     stack.enter_context(self.watch)

@@ -97,49 +97,43 @@ def play(
     """A model that is made, filled and trained. ``watch`` names the linears whose calls are kept,
     ``tap`` shows what they multiply, ``around`` surrounds everything that runs."""
     with torch.no_grad():
-        anew = lambda: convert(build())  # noqa: E731
-        model = renewed(anew(), anew, lifecycle=lifecycle)
+        model = convert(build())
+        if lifecycle != "none":
+            model = renewed(model, lambda: convert(build()), lifecycle=lifecycle)
         fill(model, tensors, tied=tied, dtype=dtype)
     run = Training(model, model)
 
-    def calling(model: nn.Module) -> Any:
-        return called(
-            run, model, checkpoint=checkpoint, regions=regions, compiler=compiler,
+    def prepare() -> None:
+        run.call = called(
+            run, checkpoint=checkpoint, regions=regions, compiler=compiler,
             compile_with=compile_with, memory_budget=memory_budget, watch=watch,
         )  # fmt: skip
+        if watch:
+            watching.follow(linears(run.model, watch=watch))
 
-    run.call = calling(model)
-    torch.manual_seed(0)
     with contextlib.ExitStack() as stack:
-        follow: Any = None
         if watch:
             watching = LayerWatch(run)
             trace.calls = watching.calls
-            follow = lambda model: watching.follow(linears(model, watch=watch))  # noqa: E731
             stack.enter_context(watching.recording())
-            follow(model)
             if tap is not None:
                 stack.enter_context(tap(copies(watching.emit)))
         if tap is not None and not watch:
             stack.enter_context(tap(copies(lambda *gemm: trace.gemms.append(gemm))))
+        prepare()
+        torch.manual_seed(0)
         if around is not None:
             stack.enter_context(around())
         if kernels == "native":
             stack.enter_context(without_onednn())
         train(
-            trace, run, tensors, events, anew, calling, follow,
+            trace, run, tensors, events, lambda: convert(build()), prepare,
             happens=happens, modes=modes, device=device, dtype=dtype, input_shape=input_shape,
             output_shape=output_shape, ids=ids, optimizer=optimizer, rate=rate, autocast=autocast,
             input_layout=input_layout, grad_layout=grad_layout, parameters=parameters,
         )  # fmt: skip
-    trace.results = {name: t.flatten(0, -2).cpu() if is_rows(name) else t.cpu()
-                     for name, t in trace.results.items()}  # fmt: skip
+    trace.results = {name: t.cpu() for name, t in trace.results.items()}
     return trace
-
-
-def is_rows(name: str) -> bool:
-    """Is this a result by rows?"""
-    return name.partition("@")[0] in ("output", "grad_input")
 
 
 def renewed(model: nn.Module, anew: Callable[[], nn.Module], *, lifecycle: str) -> nn.Module:
@@ -168,7 +162,6 @@ def fill(
 
 def called(
     run: Training,
-    model: nn.Module,
     *,
     checkpoint: str,
     regions: tuple[str, ...],
@@ -179,7 +172,7 @@ def called(
 ) -> Any:
     """The model as it is called: recomputed, compiled, both or neither. Where calls are watched, a
     recompute knows which forward it repeats."""
-    call: Any = model
+    call: Any = run.model
     if checkpoint:
         how: Any = full
         if checkpoint == "reentrant":
@@ -188,7 +181,7 @@ def called(
             how = selective
         if watch:
             how = numbered(how, run)
-        call = recomputing(model, how, regions)
+        call = recomputing(run.model, how, regions)
     if memory_budget < 1:
         from torch._functorch import config
 
@@ -210,8 +203,7 @@ def train(
     tensors: Mapping[str, torch.Tensor],
     events: Sequence[Event],
     anew: Callable[[], nn.Module],
-    calling: Callable[[nn.Module], Any],
-    follow: Callable[[nn.Module], None] | None,
+    prepare: Callable[[], None],
     *,
     happens: tuple[str, ...],
     modes: tuple[str, ...],
@@ -228,8 +220,7 @@ def train(
     parameters: bool,
 ) -> None:
     """Every event in order; results are left live. ``happens`` and ``modes`` are the kinds of
-    events and of forwards. A model that is made ``anew`` is prepared by ``calling`` it and, where
-    its calls are watched, ``follow``."""
+    events and of forwards. Where a model is made ``anew``, ``prepare`` says how it is called."""
     if optimizer:
         run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
     if "rollback" in happens:
@@ -253,9 +244,7 @@ def train(
             trace.phase, state = "convert", saved(run.model)
             run.model = anew()
             run.model.load_state_dict(loaded(state, weights_only=how[0]))
-            run.call = calling(run.model)
-            if follow is not None:
-                follow(run.model)
+            prepare()
             if optimizer:
                 moments = run.optimizer.state_dict()
                 run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
@@ -320,8 +309,7 @@ def forward(
     autocast: bool,
 ) -> None:
     """Run the model, with ``mode`` train on a graph; ``narrow``: under autocast."""
-    x = tensors[f"input@{number}"] if f"input@{number}" in tensors else tensors["input"]
-    x = x.roll(turn, 0)
+    x = tensors.get(f"input@{number}", tensors["input"]).roll(turn, 0)
     if ids:
         x = x.to(device).long().reshape(input_shape[:-1])
     else:
@@ -332,13 +320,18 @@ def forward(
     trace.phase, run.forward = "forward", number
     if "eval" in modes:
         run.model.train(mode != "eval")
-    grad_mode = torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(
-        mode == "train"
-    )  # fmt: skip
-    with grad_mode, torch.autocast(device, torch.bfloat16, enabled=autocast and narrow):
-        # a leaf's cast would be cached by autocast, which a view is not
-        y = run.call(x.view_as(x) if x.requires_grad else x)
-    keep(trace, "output", y.detach())
+    modes_of = {"train": torch.enable_grad, "inference": torch.inference_mode}
+    with (
+        modes_of.get(mode, torch.no_grad)(),
+        torch.autocast(device, torch.bfloat16, enabled=autocast and narrow),
+    ):
+        if autocast and not ids:  # noqa: SIM108 - a leaf's cast would be cached by autocast
+            y = run.call(x.view_as(x))
+        else:
+            y = run.call(x)
+    if "eval" in modes:
+        run.model.train()
+    keep(trace, "output", y.detach().flatten(0, -2))
     if mode == "train":
         run.live[number] = x, y
 
@@ -358,9 +351,7 @@ def backward(
 ) -> None:
     """One backward through the outputs of these forwards."""
     trace.phase = "backward"
-    g = tensors["grad_output"]
-    if f"grad_output@{number}" in tensors:
-        g = tensors[f"grad_output@{number}"]
+    g = tensors.get(f"grad_output@{number}", tensors["grad_output"])
     g = g.to(device, dtype).reshape(output_shape)
     if grad_layout != "contiguous":
         g = arranged(g, grad_layout)
@@ -369,7 +360,7 @@ def backward(
     for f in of:
         x = run.live[f][0] if retain else run.live.pop(f)[0]
         if x.grad is not None:
-            keep(trace, "grad_input", x.grad)
+            keep(trace, "grad_input", x.grad.flatten(0, -2))
             x.grad = None
 
 
