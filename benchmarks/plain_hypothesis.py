@@ -65,7 +65,7 @@ def warm_up(judge: Judge, kind: Compile) -> None:
         backend = judge.recipes[name].backends[-1]
         spec = Spec(recipe=name, backend=backend, m=8, k=8, n=8, compile=kind)
         judge.judge(Case(spec=spec, data=DataSpec()))
-    judge.compiles, judge.compile_seconds = 0, 0.0
+    judge.programs.compiles, judge.programs.compile_seconds = 0, 0.0
 
 
 def raw_torch(
@@ -155,8 +155,8 @@ def many_draws_per_compile(kind: Compile, seconds: float) -> dict[str, Any]:
             worker.serve(linears, min(until, time.monotonic() + length))
         spent = time.perf_counter() - start
     return {
-        "cases": worker.ran, "seconds": spent, "compiles": worker.judge.compiles,
-        "compile_seconds": worker.judge.compile_seconds, "keys": worker.keys,
+        "cases": worker.ran, "seconds": spent, "compiles": worker.judge.programs.compiles,
+        "compile_seconds": worker.judge.programs.compile_seconds, "keys": worker.keys,
         "firsts": worker.firsts,
     }  # fmt: skip
 
@@ -184,7 +184,7 @@ def one_compile_per_example(
             return
         case, arms = waiting.pop()
         assert case.spec.direct, case
-        judge._programs.clear()
+        judge.programs.clear()
         torch._dynamo.reset()
         keys.append(compile_key(case.spec))
         judged += judge.judge(case, None, frozenset(arms)).ran
@@ -192,6 +192,6 @@ def one_compile_per_example(
     generate(strategy, test, number=1, examples=len(firsts))
     seconds = time.perf_counter() - start
     return {
-        "cases": judged, "seconds": seconds, "compiles": judge.compiles,
-        "compile_seconds": judge.compile_seconds, "keys": keys,
+        "cases": judged, "seconds": seconds, "compiles": judge.programs.compiles,
+        "compile_seconds": judge.programs.compile_seconds, "keys": keys,
     }  # fmt: skip

@@ -37,7 +37,16 @@ DATA = LOW | {
     "event_data",
     "trainings",
 }
-JUDGED = DATA | {"play", "models", "arms", "oracles", "judge", "judge_schedule", "device"}
+JUDGED = DATA | {
+    "play",
+    "models",
+    "arms",
+    "oracles",
+    "judge",
+    "judge_schedule",
+    "device",
+    "programs",
+}
 MAY_IMPORT = {
     "numerics": set(),
     "address": set(),
@@ -94,7 +103,8 @@ MAY_IMPORT = {
     "ladders": {"numerics", "play"},
     "device": {"gpu", "ladders", "numerics", "simulated"},
     "judge_schedule": DATA | {"arms", "oracles"},
-    "judge": DATA | {"models", "arms", "oracles", "judge_schedule", "device"},
+    "programs": DATA | {"arms"},
+    "judge": DATA | {"models", "arms", "oracles", "judge_schedule", "device", "programs"},
     "triage": JUDGED | {"planted"},
     "campaign": JUDGED | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"},
     "vacuity": JUDGED,

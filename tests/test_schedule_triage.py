@@ -126,7 +126,7 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
         assert again is not None
         recipe = tried.stateful_recipe(case.spec)
         scripts = [
-            write_schedule_script(tried.look(c), v, recipe)
+            write_schedule_script(tried.observe_schedule(c), v, recipe)
             for c, v in ((case, verdict), (small, again))
         ]
         assert [run_here(script, tmp_path) for script in scripts] == [1, 1]
@@ -143,7 +143,8 @@ def test_a_script_of_a_backward_in_high_precision(fault: str, tmp_path: Path) ->
     case = case_of(Schedule(events=(Forward(), Forward(), Backward(of=(0, 1)), Step())))
     with operands_fault(fault).plant():
         verdict = cause_of(tried.judge(case), "O22")
-        script = write_schedule_script(tried.look(case), verdict, tried.stateful_recipe(case.spec))
+        recipe = tried.stateful_recipe(case.spec)
+        script = write_schedule_script(tried.observe_schedule(case), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
 
@@ -159,7 +160,7 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
         tried = judge()
         verdict = tried.judge(case).causes[0]
         recipe = tried.stateful_recipe(case.spec)
-        script = write_schedule_script(tried.look(after), verdict, recipe)
+        script = write_schedule_script(tried.observe_schedule(after), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
     assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
@@ -172,7 +173,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
     tried = judge()
     with find_fault(FAULTS, "scale_doubled").plant():
         verdict = tried.judge(case).causes[0]
-        evidence = tried.look(msgspec.structs.replace(case, history=(bare,)))
+        evidence = tried.observe_schedule(msgspec.structs.replace(case, history=(bare,)))
         script = write_schedule_script(evidence, verdict, tried.stateful_recipe(case.spec))
     assert "bias=False" in script and "bias=True" in script
 
@@ -183,7 +184,7 @@ def test_scripts_of_a_clean_schedule_hold(schedule: Schedule) -> None:
     """Every rule, on every arm and slot that it could have been broken at."""
     tried, case = judge(), case_of(schedule)
     assert not tried.judge(case).causes
-    evidence, recipe = tried.look(case), tried.stateful_recipe(case.spec)
+    evidence, recipe = tried.observe_schedule(case), tried.stateful_recipe(case.spec)
     with tempfile.TemporaryDirectory() as folder:
         for verdict in sample(list(possible(evidence))):
             script = write_schedule_script(evidence, verdict, recipe)

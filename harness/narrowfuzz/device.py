@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.gpu import ask, look, problem
+from narrowfuzz.gpu import ask, problem, seen_here
 from narrowfuzz.numerics.accumulator import (
     CPU,
     HOPPER,
@@ -47,7 +47,7 @@ class Device:
     def describe(self) -> dict[str, Any]:
         """As recorded beside findings."""
         adds = {kind: str(found) for kind, found in self.seen.items()}
-        gpus = look().describe() if self.name.startswith("cuda") else {}
+        gpus = seen_here().describe() if self.name.startswith("cuda") else {}
         return {"name": self.name, "adds": adds, **gpus}
 
     def profile(self) -> list[str]:

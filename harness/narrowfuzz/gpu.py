@@ -81,7 +81,7 @@ def ask() -> Gpus:
     return Gpus(**(answer | {"gpus": gpus}))
 
 
-def look() -> Gpus:
+def seen_here() -> Gpus:
     """What this process sees; CUDA is up afterwards."""
     import torch
 
@@ -128,4 +128,4 @@ def _cublaslt() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(look().describe()))
+    print(json.dumps(seen_here().describe()))

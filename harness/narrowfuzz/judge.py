@@ -1,34 +1,29 @@
 """judge(case) -> verdicts: run a case on its arms, apply every rule, fold consequences.
 
 The only place that sees both arms and oracles. pytest, campaign, replay and the minimiser all call
-it. Built programs are kept between calls (a Spec is built once and serves many data draws); that
-is a cache and does not change a verdict.
+it.
 """
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
-import torch
 from torch.nn import Linear
 
 from narrowfuzz.arm import LADDER, Arm, base_of, climb
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.memory import poisoned
-from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.training import AFTER
 from narrowfuzz.arms.twin import twin_outputs
-from narrowfuzz.case import Case, Spec, compile_key
+from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.event_data import with_events
-from narrowfuzz.judge_schedule import judge_schedule, look, run_arms
+from narrowfuzz.judge_schedule import judge_schedule, observe, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.numerics.formats import F32
@@ -41,6 +36,7 @@ from narrowfuzz.oracles.contract import accepted
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import Recipe, unknown
 from narrowfuzz.schedule.carries import check_carried
 from narrowfuzz.schedule.rules import check_schedule
@@ -50,8 +46,6 @@ from narrowfuzz.trace import Trace
 from narrowfuzz.trainings import check_events
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
-#: One case's relations alone build a dozen Specs; a compiled program must outlive them.
-_KEPT_PROGRAMS = 40
 FRESH_DRAWS = 20
 
 
@@ -93,10 +87,10 @@ class Judge:
     before_rerun: Callable[[Case], None] = lambda case: None
     #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
     unseen: dict[str, str] = field(default_factory=dict)
-    compiles: int = 0
-    compile_seconds: float = 0.0
-    _programs: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
     _subjects: dict[str, Subject] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.programs = Programs(self.recipes, self.device.torch)
 
     def judge(
         self,
@@ -122,7 +116,7 @@ class Judge:
         """
         for earlier in case.history:
             self.run_arms(earlier)
-            self._programs.clear()  # its models are dead by now
+            self.programs.clear()  # its models are dead by now
         if case.spec.schedule is not None:
             return self._judge_schedule(case, oracles, only, focus)
         chosen = self.oracles if oracles is None else oracles
@@ -189,7 +183,7 @@ class Judge:
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
         self.before_rerun(msgspec.structs.replace(case, spec=spec))
-        program = self._program(spec, base_of(spec))
+        program = self.programs.of(spec, base_of(spec))
         return program.run(tensors, tap=True, spec=spec, events=AFTER.get(event))
 
     def _judge_schedule(
@@ -221,10 +215,10 @@ class Judge:
         traces, _ = self._run(case.spec, tensors_of(case, self.recipe(case.spec)), None)
         return traces
 
-    def look(self, case: Case) -> ScheduleEvidence:
+    def observe_schedule(self, case: Case) -> ScheduleEvidence:
         """What the rules judge of a schedule: its runs, event by event."""
         recipe = self.stateful_recipe(case.spec)
-        return look(case, recipe, self._subject(recipe), self.ledger.deviations(case))
+        return observe(case, recipe, self._subject(recipe), self.ledger.deviations(case))
 
     def _subject(self, recipe: Stateful) -> Subject:
         if recipe.name not in self._subjects:
@@ -305,56 +299,17 @@ class Judge:
         for arm in self.rungs(spec):
             if only is not None and arm.name not in only:
                 continue
-            program = self._program(spec, arm)
-            traces[arm.name] = self._timed(program, tensors, spec, focus)
+            program = self.programs.of(spec, arm)
+            traces[arm.name] = self.programs.tapped(program, tensors, spec, focus)
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
             if ended and arm is base_of(spec):
                 break  # dearer rungs would only say the same
             if not ended and repeat:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
-                again = self._program(spec, arm)
+                again = self.programs.of(spec, arm)
                 with poisoned(sizes, self.device.torch):
                     repeats[arm.name] = again.run(tensors, tap=False, spec=spec)
         return traces, repeats
-
-    def _timed(
-        self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
-    ) -> Trace:
-        """Run tapped; what a compiled program's first run takes is its compile time."""
-        compiles, started = program.arm.compiler and not program.ran, time.monotonic()
-        trace = program.run(tensors, tap=True, spec=spec, focus=focus)
-        if compiles:
-            self.compile_seconds += time.monotonic() - started
-        return trace
-
-    def _program(self, spec: Spec, arm: Arm) -> Program:
-        """The Spec's program. A training that is more than steps has a model of its own each time:
-        what happens in it may stay with the model."""
-        if spec.events and not arm.compiler:
-            return Program(spec, self.recipes[spec.recipe], arm, device=self.device.torch)
-        # only a compiled graph serves other dims; run eagerly, a Spec is its own program
-        own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
-        key = (compile_key(own), arm.name)
-        if key in self._programs:
-            self._programs.move_to_end(key)
-            return self._programs[key]
-        if arm.compiler:
-            self._forget_compiled(compile_key(spec))
-            self.compiles += 1
-        program = Program(spec, self.recipes[spec.recipe], arm, device=self.device.torch)
-        self._programs[key] = program
-        while len(self._programs) > _KEPT_PROGRAMS:
-            self._programs.popitem(last=False)
-        return program
-
-    def _forget_compiled(self, keep: str) -> None:
-        """Drop other Specs' artefacts: Dynamo caches by code object and would recompile, then give
-        up compiling and silently run eager."""
-        stale = [k for k, p in self._programs.items() if p.arm.compiler and k[0] != keep]
-        if stale:
-            for key in stale:
-                del self._programs[key]
-            torch._dynamo.reset()
 
     def as_known(self, case: Case) -> Case:
         """The case under the name of the recipe that its own is based on, as the ledger has it."""

@@ -49,12 +49,12 @@ def judge_schedule(
     focus: int | None = None,
 ) -> tuple[list[Verdict], bool]:
     """All verdicts of these rules, and whether every run came to its end."""
-    evidence = look(case, recipe, subject, deviations, only, focus)
+    evidence = observe(case, recipe, subject, deviations, only, focus)
     ran = all(trace.error is None for trace in evidence.traces.values())
     return list(_verdicts(evidence, rules)), ran
 
 
-def look(
+def observe(
     case: Case,
     recipe: Stateful,
     subject: Subject,

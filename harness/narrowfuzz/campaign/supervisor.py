@@ -75,7 +75,7 @@ class Tally:
 
 
 @dataclass
-class _Seat:
+class _Handle:
     """One worker's place; its process may be replaced."""
 
     number: int
@@ -113,30 +113,30 @@ def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None
     """Run workers until the time is up, enough is found, or ``tally`` says it was interrupted."""
     context = mp.get_context("forkserver")
     deadline = time.monotonic() + config.minutes * 60.0
-    seats = [_Seat(number) for number in range(config.workers)]
+    handles = [_Handle(number) for number in range(config.workers)]
     try:
-        for seat in seats:
-            _start(seat, config, context, deadline)
-        while not all(seat.done for seat in seats):
-            _receive(seats, tally, store)
+        for handle in handles:
+            _start(handle, config, context, deadline)
+        while not all(handle.done for handle in handles):
+            _receive(handles, tally, store)
             progress(tally)
-            for seat in seats:
-                _look_after(seat, config, context, deadline, tally, store)
+            for handle in handles:
+                _look_after(handle, config, context, deadline, tally, store)
             tally.enough = 0 < config.stop_after <= tally.new
             if tally.enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
-        _drain(seats, tally, store)
+        _drain(handles, tally, store)
         for loss in () if tally.interrupted else tally.losses:
             loss.join()
         left = sorted(path.name for path in (store.out / "journal").glob("lost-*.json"))
         if left:
             tally.notes.append(f"cases of lost workers, not looked into: journal/{', '.join(left)}")
     finally:
-        for seat in seats:
-            if seat.process is not None and seat.process.is_alive():
-                seat.process.kill()
-            if seat.process is not None:
-                seat.process.join(5)
+        for handle in handles:
+            if handle.process is not None and handle.process.is_alive():
+                handle.process.kill()
+            if handle.process is not None:
+                handle.process.join(5)
 
 
 @contextmanager
@@ -155,37 +155,37 @@ def interruptible(tallies: Sequence[Tally]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start(seat: _Seat, config: Config, context: Any, deadline: float) -> None:
+def _start(handle: _Handle, config: Config, context: Any, deadline: float) -> None:
     from narrowfuzz.campaign.worker import work
 
     receiving, sending = context.Pipe(duplex=False)
-    seat.process = context.Process(
+    handle.process = context.Process(
         target=work,
-        args=(config, seat.number, seat.generation, seat.judged, deadline, sending),
+        args=(config, handle.number, handle.generation, handle.judged, deadline, sending),
         daemon=False,
     )
-    seat.process.start()
+    handle.process.start()
     sending.close()
-    seat.channel, seat.done = receiving, False
+    handle.channel, handle.done = receiving, False
 
 
-def _receive(seats: list[_Seat], tally: Tally, store: Store) -> None:
-    channels = {seat.channel: seat for seat in seats if seat.channel is not None}
+def _receive(handles: list[_Handle], tally: Tally, store: Store) -> None:
+    channels = {handle.channel: handle for handle in handles if handle.channel is not None}
     for channel in wait(list(channels), timeout=0.2):
         assert isinstance(channel, Connection)
-        seat = channels[channel]
+        handle = channels[channel]
         try:
             kind, value = channel.recv()
         except (EOFError, OSError):
-            seat.channel = None
+            handle.channel = None
             continue
-        _take(kind, value, seat, tally, store)
+        _take(kind, value, handle, tally, store)
 
 
-def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> None:
+def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) -> None:
     if kind == "counts":
         tally.counts.update(value)
-        seat.judged += value.get("cases", 0)
+        handle.judged += value.get("cases", 0)
         if not tally.first_verdict and value:
             tally.first_verdict = tally.seconds
     elif kind == "finding":
@@ -193,41 +193,41 @@ def _take(kind: str, value: Any, seat: _Seat, tally: Tally, store: Store) -> Non
     elif kind == "ready":
         tally.ready = tally.ready or tally.seconds
     elif kind == "recycled":
-        seat.recycled = True
+        handle.recycled = True
     elif kind == "note":
         if value not in tally.notes:
             print(f"warning: {value}", file=sys.stderr, flush=True)
             tally.notes.append(value)
     else:
         assert kind == "done", kind
-        seat.done = True
+        handle.done = True
 
 
 def _look_after(
-    seat: _Seat, config: Config, context: Any, deadline: float, tally: Tally, store: Store
+    handle: _Handle, config: Config, context: Any, deadline: float, tally: Tally, store: Store
 ) -> None:
     """Notice a dead or silent worker, turn its case into a finding, and replace it."""
-    if seat.done or seat.process is None:
+    if handle.done or handle.process is None:
         return
-    journal = store.out / "journal" / f"{seat.number}.json"
+    journal = store.out / "journal" / f"{handle.number}.json"
     silent = time.time() - journal.stat().st_mtime if journal.exists() else 0.0
     hung = silent > config.hang_seconds
     if hung:
-        seat.process.kill()
-        seat.process.join(10)
-    if seat.process.is_alive() or (seat.channel is not None and not hung):
+        handle.process.kill()
+        handle.process.join(10)
+    if handle.process.is_alive() or (handle.channel is not None and not hung):
         return
-    if seat.recycled:
-        seat.generation, seat.recycled = seat.generation + 1, False
-        _start(seat, config, context, deadline)
+    if handle.recycled:
+        handle.generation, handle.recycled = handle.generation + 1, False
+        _start(handle, config, context, deadline)
         return
     tally.lost_workers += 1
-    if (seat.process.exitcode or 0) > 0 and seat.process.exitcode != EXIT_LOST:
-        tally.broken = seat.done = True
-        tally.notes.append(f"worker {seat.number} raised; its traceback is above")
+    if (handle.process.exitcode or 0) > 0 and handle.process.exitcode != EXIT_LOST:
+        tally.broken = handle.done = True
+        tally.notes.append(f"worker {handle.number} raised; its traceback is above")
         return
-    case = _journalled(journal, tally, seat)
-    how = "hangs" if hung else _how(seat.process.exitcode)
+    case = _journalled(journal, tally, handle)
+    how = "hangs" if hung else _how(handle.process.exitcode)
     if case is not None:
         # takes a minute of processes of its own: the other workers must be heard meanwhile
         kept = journal.rename(journal.with_name(f"lost-{case.id}.json"))
@@ -236,16 +236,16 @@ def _look_after(
         )
         tally.losses.append(loss)
         loss.start()
-    seat.generation += 1
-    if time.monotonic() < deadline and (case is not None or seat.generation < 3):
-        _start(seat, config, context, deadline)
+    handle.generation += 1
+    if time.monotonic() < deadline and (case is not None or handle.generation < 3):
+        _start(handle, config, context, deadline)
     else:
-        seat.done = True
+        handle.done = True
 
 
-def _journalled(journal: Path, tally: Tally, seat: _Seat) -> Case | None:
+def _journalled(journal: Path, tally: Tally, handle: _Handle) -> Case | None:
     if not journal.exists():
-        tally.notes.append(f"worker {seat.number} ended before its first case")
+        tally.notes.append(f"worker {handle.number} ended before its first case")
         return None
     return load_case(journal.read_bytes())
 
@@ -287,12 +287,12 @@ def _keep(result: Triaged, tally: Tally, store: Store) -> None:
         tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
 
 
-def _drain(seats: list[_Seat], tally: Tally, store: Store) -> None:
+def _drain(handles: list[_Handle], tally: Tally, store: Store) -> None:
     """Take what workers have already sent."""
-    for seat in seats:
-        while seat.channel is not None and seat.channel.poll():
+    for handle in handles:
+        while handle.channel is not None and handle.channel.poll():
             try:
-                kind, value = seat.channel.recv()
+                kind, value = handle.channel.recv()
             except (EOFError, OSError):
                 break
-            _take(kind, value, seat, tally, store)
+            _take(kind, value, handle, tally, store)

@@ -178,7 +178,7 @@ class Worker:
         """True once compiled code has cost this process more memory than a fresh one would, or its
         turn is over."""
         turn = self.takes_turns and time.monotonic() - self.began > self.config.turn_seconds
-        return turn or self.judge.compiles >= self.config.recycle_compiles
+        return turn or self.judge.programs.compiles >= self.config.recycle_compiles
 
     @property
     def has_enough(self) -> bool:
@@ -199,14 +199,14 @@ class Worker:
         if kind != "none":
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
-        compiles, compiling = self.judge.compiles, self.judge.compile_seconds
+        compiles, compiling = self.judge.programs.compiles, self.judge.programs.compile_seconds
         started, aside = time.monotonic(), self.triage_seconds
         self.triage_compiling = 0.0
         arms = self._arms(batch[0].spec)
         for i, case in enumerate(self._more(batch, kind)):
             if self.has_enough or (time.monotonic() > until and i >= 2):
                 break
-            compile_time = self.judge.compile_seconds - compiling - self.triage_compiling
+            compile_time = self.judge.programs.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
             paid = data_time >= compile_time or not case.spec.direct
             if kind != "none" and i >= _LEAST_DRAWS and paid:
@@ -215,8 +215,8 @@ class Worker:
                 break
             if not self._draw(case, arms, i).ran:
                 break  # a program that raises does so on every draw
-        self.counts["compiles"] += self.judge.compiles - compiles
-        if self.judge.compiles > compiles:
+        self.counts["compiles"] += self.judge.programs.compiles - compiles
+        if self.judge.programs.compiles > compiles:
             self.counts["compile ms"] += int(1000 * compile_time)
             self.counts["data ms"] += int(1000 * max(0.0, data_time))
 
@@ -300,7 +300,7 @@ class Worker:
 
     def _triage(self, case: Case, verdict: Any) -> None:
         self.flush()
-        started, compiling = time.monotonic(), self.judge.compile_seconds
+        started, compiling = time.monotonic(), self.judge.programs.compile_seconds
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
@@ -311,7 +311,7 @@ class Worker:
         if not result.confirmed or result.finding.fingerprint != wanted:
             release(self.config.out, wanted)
         self.triage_seconds += time.monotonic() - started
-        self.triage_compiling += self.judge.compile_seconds - compiling
+        self.triage_compiling += self.judge.programs.compile_seconds - compiling
 
     def flush(self, *, final: str = "") -> None:
         self.counts.update(("trial", answer) for answer in self.trials.news())

@@ -13,12 +13,12 @@ from narrowfuzz.campaign.supervisor import Tally, play
 from narrowfuzz.case import Case
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import SCORED_OWN
-from narrowfuzz.score.observe import LIFTED, THERE, look
+from narrowfuzz.score.observe import LIFTED, THERE, observe
 from narrowfuzz.score.record import Hunted
 
 
 @dataclass(frozen=True)
-class Quarry:
+class Target:
     """A fault, the file it comes from ("" for a built-in one), and the recipes to hunt it on."""
 
     fault: Fault
@@ -39,11 +39,11 @@ class Options:
     device: str = "cpu"
 
 
-def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
+def hunt(target: Target, options: Options, tally: Tally) -> Hunted:
     """Campaign until the first verified finding or the budget's end. ``tally`` is this hunt's."""
-    fault = quarry.fault
+    fault = target.fault
     device = fault.device or options.device
-    first = look(quarry.file, fault.id, quarry.recipes, device, cases=LIFTED)
+    first = observe(target.file, fault.id, target.recipes, device, cases=LIFTED)
     if first.problem:
         return record(fault, found=False, problem=first.problem)
     seconds = options.compiled_seconds if fault.compiled else options.seconds
@@ -53,9 +53,9 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
             minutes=seconds / 60.0,
             workers=1,
             seed=options.seed,
-            recipes=quarry.recipes,
+            recipes=target.recipes,
             arms=options.arms,
-            fault=(quarry.file, fault.id),
+            fault=(target.file, fault.id),
             device=device,
             wild_shapes=fault.wild_shapes,
             stop_after=1,
@@ -80,8 +80,8 @@ def hunt(quarry: Quarry, options: Options, tally: Tally) -> Hunted:
         )
     problem, idle = "; ".join(tally.notes) if tally.broken else "", False
     if not (problem or suspected or first.changes or tally.interrupted):
-        there = look(
-            quarry.file, fault.id, quarry.recipes, device, cases=THERE, compiled=fault.compiled
+        there = observe(
+            target.file, fault.id, target.recipes, device, cases=THERE, compiled=fault.compiled
         )
         idle = not there.changes
     cases = tally.counts["cases"]

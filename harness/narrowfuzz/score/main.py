@@ -23,7 +23,7 @@ from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file
 from narrowfuzz.recipe import Recipe, load_every, obstacle
 from narrowfuzz.score.controls import run_control
-from narrowfuzz.score.hunt import Options, Quarry, hunt, record, scored
+from narrowfuzz.score.hunt import Options, Target, hunt, record, scored
 from narrowfuzz.score.record import (
     Change,
     Controlled,
@@ -70,7 +70,7 @@ def score_command(asked: Asked) -> int:
     prepare()
     faults, problems = _faults(asked)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    quarries, unfit = _quarries(faults, asked.device)
+    targets, unfit = _targets(faults, asked.device)
     for named in unfit:
         print_fault(console, named)
     controls = _controls(asked)
@@ -90,7 +90,7 @@ def score_command(asked: Asked) -> int:
     start_server(asked.device)
     with interruptible(tallies):
         hunted = _side_by_side(
-            quarries, workers, tallies, lambda q, t: hunt(q, options, t),
+            targets, workers, tallies, lambda q, t: hunt(q, options, t),
             lambda done: print_fault(console, done),
         )  # fmt: skip
         quiet = _side_by_side(
@@ -173,13 +173,11 @@ def _asked_for(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)
 
 
-def _quarries(
-    faults: Sequence[tuple[str, Fault]], device: str
-) -> tuple[list[Quarry], list[Hunted]]:
+def _targets(faults: Sequence[tuple[str, Fault]], device: str) -> tuple[list[Target], list[Hunted]]:
     """With the recipes that run here, and the faults that can hit none of them."""
     known = load_every()
     reasons: dict[tuple[str, str], str] = {}
-    quarries, unfit = [], []
+    targets, unfit = [], []
     for file, fault in faults:
         named = [name for name in sorted(known) if _hits(fault.recipes, name, known[name])]
         where = asked_here(fault.device or device)
@@ -188,12 +186,12 @@ def _quarries(
                 reasons[name, where] = obstacle(known[name], where)
         able = tuple(name for name in named if not reasons[name, where])
         if able:
-            quarries.append(Quarry(fault, file, able))
+            targets.append(Target(fault, file, able))
         else:
             why = "; ".join(f"{name}: {reasons[name, where]}" for name in named) or "there is none"
             recipes = ", ".join(fault.recipes)
             unfit.append(record(fault, found=False, problem=f"no recipe {recipes} runs: {why}"))
-    return quarries, unfit
+    return targets, unfit
 
 
 def _hits(globs: Sequence[str], name: str, recipe: Recipe | Stateful) -> bool:

@@ -44,7 +44,7 @@ class Look:
     changes: bool
 
 
-def look(
+def observe(
     file: str,
     fault_id: str,
     recipes: Sequence[str],
@@ -57,7 +57,7 @@ def look(
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=_look, args=(file, fault_id, tuple(recipes), device, cases, compiled, theirs)
+        target=_observe, args=(file, fault_id, tuple(recipes), device, cases, compiled, theirs)
     )
     process.start()
     theirs.close()
@@ -73,7 +73,7 @@ def look(
     return answer
 
 
-def _look(
+def _observe(
     file: str,
     fault_id: str,
     recipes: tuple[str, ...],

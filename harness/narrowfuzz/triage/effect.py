@@ -52,7 +52,7 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
 
 
 def _of_schedule(judge: Judge, case: Case, verdict: Verdict) -> float:
-    traces = judge.look(case).traces
+    traces = judge.observe_schedule(case).traces
     plain, guilty = traces.get(EAGER.name), traces.get(verdict.arm)
     if plain is None or guilty is None or guilty is plain or plain.error or guilty.error:
         return SMALL

@@ -64,8 +64,8 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     device = judge.device.torch
     if case.spec.schedule is not None:
         stateful = judge.stateful_recipe(case.spec)
-        look = judge.look(case)
-        yield partial(write_schedule_script, look, verdict, stateful, device=device)
+        evidence = judge.observe_schedule(case)
+        yield partial(write_schedule_script, evidence, verdict, stateful, device=device)
         return
     at, recipe = verdict.at, judge.recipe(case.spec)
     # what was handed another tensor was not the layer's doing

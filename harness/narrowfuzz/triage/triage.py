@@ -23,7 +23,15 @@ from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.schedule.carries import check_carried
 from narrowfuzz.trainings import check_events
 from narrowfuzz.triage.effect import effect_of
-from narrowfuzz.triage.finding import Finding, Flake, Triaged, finding_id, reach_of, severity_of
+from narrowfuzz.triage.finding import (
+    Finding,
+    Flake,
+    Story,
+    Triaged,
+    finding_id,
+    reach_of,
+    severity_of,
+)
 from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
@@ -204,8 +212,13 @@ def _finding(
         why_suspected=proof.why,
         needs=needs_of(minimal, verdict),
         environment={**describe(), "device": judge.device.describe()},
-        story=None if case.spec.schedule is None else tell(judge.look(minimal), verdict),
+        story=_story(judge, minimal, verdict),
     )
+
+
+def _story(judge: Judge, case: Case, verdict: Verdict) -> Story | None:
+    """Of a schedule, event by event."""
+    return None if case.spec.schedule is None else tell(judge.observe_schedule(case), verdict)
 
 
 def _playable(judge: Judge, spec: Spec) -> bool:

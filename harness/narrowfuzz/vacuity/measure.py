@@ -83,7 +83,7 @@ def measure(
 def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
     if case.spec.schedule is not None:
-        stateful = schedules.remembering(judge.look(case))
+        stateful = schedules.remembering(judge.observe_schedule(case))
         for oracle in oracles:
             yield from probe(oracle.check, stateful, schedules.RELEVANT)
         return
