@@ -129,7 +129,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40
 def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     out.parent.mkdir()
-    run = campaign(out, "--minutes", "0.15", "--recipe", "torch.fp32", *EAGER)
+    run = campaign(out, "--minutes", "0.08", "--recipe", "torch.fp32", *EAGER)
     assert run.code == 0, run.output
     assert run.summary["cases"] > 0 and run.summary["specs"] > 0
     assert run.summary["seed"] == 1 and not run.summary["interrupted"]
@@ -139,7 +139,7 @@ def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) ->
     assert environment["versions"]["torch"] != "absent" and environment["policies"]
     assert "New findings: 0" in run.output and "Traceback" not in run.output
 
-    again = campaign(out, "--minutes", "0.15", "--recipe", "torch.fp32", *EAGER, "--resume")
+    again = campaign(out, "--minutes", "0.05", "--recipe", "torch.fp32", *EAGER, "--resume")
     assert again.code == 0, again.output
     assert again.summary["cases"] > 0
 
@@ -148,7 +148,7 @@ def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) ->
 def gained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A campaign under a planted gain of 3 %."""
     out = tmp_path_factory.mktemp("campaign") / "out"
-    args = ("--minutes", "0.2", "--recipe", FLOAT8, "--no-ledger", "--plant", "gemm-gain")
+    args = ("--minutes", "0.12", "--recipe", FLOAT8, "--no-ledger", "--plant", "gemm-gain")
     return campaign(out, *args, *EAGER)
 
 
@@ -212,7 +212,7 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 @pytest.mark.slow
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
     # with the ledger: the libraries' own refusals must not be taken for the abort
-    args = ("--minutes", "0.3", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
+    args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
     run = campaign(tmp_path / "out", *args, "--plant", "kernel-aborts")
     assert run.code == 1, run.output
     finding = run.finding("contract")
@@ -228,6 +228,7 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
     assert run_script(script).code == 0
 
 
+@pytest.mark.heavy  # what follows the loss is what follows an abort
 def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
     args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
     run = campaign(tmp_path / "out", *args, "--plant", "device-lost")

@@ -23,6 +23,9 @@ FOUND_BY = {
 }
 
 
+pytestmark = pytest.mark.xdist_group("te faults")
+
+
 @functools.cache
 def told() -> dict[tuple[str, str], str]:
     """(what was tried, fault) -> what it showed."""

@@ -44,7 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("te_on_cpu_v1")
 
 
-@pytest.mark.parametrize("version", ["1.10.0", "1.11.0", "1.12.0"])
+@pytest.mark.parametrize(
+    "version",
+    [  # all checks of one run in one process
+        pytest.param(version, marks=pytest.mark.xdist_group(f"te {version}"))
+        for version in ("1.10.0", "1.11.0", "1.12.0")
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_check(name: str, version: str, folder: Path) -> None:
     failure = failures(version, folder)[name]

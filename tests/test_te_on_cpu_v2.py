@@ -47,7 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("capability", ["[9, 0]", "[10, 0]"])
+@pytest.mark.parametrize(
+    "capability",
+    [  # all checks of one run in one process
+        pytest.param(capability, marks=pytest.mark.xdist_group(f"te {capability}"))
+        for capability in ("[9, 0]", "[10, 0]")
+    ],
+)
 def test_check(name: str, capability: str, folder: Path) -> None:
     failure = failures(capability, folder)[name]
     assert not failure, failure
