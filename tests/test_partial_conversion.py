@@ -69,6 +69,26 @@ def test_an_error_of_a_layer_left_alone_is_not_within_what_quantising_may_cost(
     assert of(judged.verdicts, "O5", "wq") == {"ok"}
 
 
+@pytest.mark.parametrize("names", [("up", "down"), ("up",)])
+def test_a_filter_may_go_by_names(names: tuple[str, ...]) -> None:
+    """No layer is judged under another one's name."""
+
+    def convert(model: Any, spec: Spec) -> Any:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = Float8LinearConfig.from_recipe_name("rowwise")
+        return convert_to_float8_training(
+            model, config=replace(config, emulate=True), module_filter_fn=lambda m, n: n in names
+        )
+
+    own = judge(convert=convert, convertible=lambda m, n, spec: n in names)
+    judged = own.judge(case_of(model="mlp_gelu"))
+    assert not judged.causes, judged.causes[0].sentence()
+    for layer in ("up", "down"):
+        wanted = {"ok"} if layer in names else {"not_applicable"}
+        assert of(judged.verdicts, "O2", layer) == wanted
+
+
 def test_what_is_known_of_the_recipe_it_is_based_on_is_known_of_it() -> None:
     case = case_of(k=0)
     known = Judge(recipes(), load_ledger()).judge(case)
@@ -134,3 +154,5 @@ def test_a_tap_that_sees_nothing_is_said_at_the_first_case() -> None:
     alone = judge(tap=no_tap)
     alone.judge(case_of(k=40))
     assert NAME not in alone.unseen
+    alone.judge(case_of())  # and then there is
+    assert "saw 0" in alone.unseen[NAME]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, Phase, given, settings
 from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.environment import prepare, settle
@@ -37,7 +40,7 @@ from narrowfuzz.schedule.events import (
     last_gradients,
     plain_training,
 )
-from narrowfuzz.specs import trainings
+from narrowfuzz.specs import partly_recomputed, trainings
 from narrowfuzz.trainings import check_events
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
@@ -99,6 +102,7 @@ def test_gradients_that_are_left_are_those_since_the_last_used_step() -> None:
         ((Forward(path=1),), {}, "neither weights to keep nor branches"),
         ((Forward(inside=True),), {"dtype": "bf16"}, "not run under autocast in bf16"),
         ((Forward(inside=True),), {"checkpoint": "reentrant"}, "leaves, whose casts autocast"),
+        ((Forward(mode="inference"),), {}, "'eval' or 'no_grad'"),
         ((Forward(shift=1),), {"model": "tied_embedding"}, "token ids"),
         (FULL, {"compile": "aot_eager"}, "kept graphs need compile 'none'"),
         (FULL, {"checkpoint": "selective"}, "backward once"),
@@ -299,6 +303,55 @@ def test_a_relation_of_trainings_sees_by_itself_and_has_a_script(
                        if (v.oracle, v.status) == (rule, "diverged"))  # fmt: skip
         proof = proven(own, case, verdict, ("", fault), scripts)
     assert not proof.why, f"{proof.why}\n{proof.output}"
+
+
+def test_the_other_run_of_a_script_has_its_own_events_data(scripts: RunScript) -> None:
+    """The evaluation's input is no training forward's once there is no evaluation."""
+    events = (Forward(), Forward(mode="eval", values="zero"), B0, Step(), Forward(),
+              Backward(of=(2,)), Step())  # fmt: skip
+    case, own = case_of(events, "torchao.float8.rowwise", backend="emulated"), judge()
+    with builtin_faults()["evaluation-sticks"].plant():
+        verdict = next(v for v in own.judge(case).verdicts
+                       if (v.oracle, v.status) == ("R24", "diverged"))  # fmt: skip
+        proof = proven(own, case, verdict, ("", "evaluation-sticks"), scripts)
+    assert not proof.why, f"{proof.why}\n{proof.output}"
+
+
+def test_gradients_are_seen_again_after_a_backward_through_several() -> None:
+    events = (Forward(), Forward(), Backward(of=(0, 1)), Step(), Forward(), Backward(of=(2,)))
+    trace = judge().run_arms(case_of(events))["eager"]
+    seen = ["grad_weight" in c.outputs for c in trace.calls if c.module == "up"]  # type: ignore[union-attr]
+    assert seen == [False, False, True]
+
+
+def test_a_rollback_needs_no_step() -> None:
+    case = case_of((LOOK, Reload(back=True), Forward(), Backward(of=(1,))))
+    assert not judge().judge(case).causes
+
+
+def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
+    found: list[Spec] = []
+
+    @settings(max_examples=150, phases=[Phase.generate], database=None, deadline=None,
+              derandomize=True, suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(partly_recomputed(list(load_recipes().values())))
+    def take(spec: Spec) -> None:
+        check_events(spec, autocasts=recipes()[spec.recipe].autocasts)
+        found.append(spec)
+
+    take()
+    assert any(spec.events for spec in found)
+
+
+def test_no_training_is_taken_to_a_compiler_as_it_is() -> None:
+    generator = Generator(
+        Config(out=Path()), list(recipes().values()), [], random.Random(0),
+        lambda spec: recipes()[spec.recipe].plan(spec),
+    )  # fmt: skip
+    for events, kept in ((FULL, 0), ((), 1)):
+        case = case_of(events)
+        generator.remember(case, judge().judge(case))
+        assert len(generator.close) == kept
 
 
 def test_a_reload_that_loses_something_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

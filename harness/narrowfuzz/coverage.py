@@ -15,9 +15,9 @@ from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule import of_models
 from narrowfuzz.schedule.stimulus import census, possible
-from narrowfuzz.specs import not_reentrant
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import EXACT, WILD
+from narrowfuzz.trainings import not_reentrant
 
 #: (dimension, value).
 Feature = tuple[str, str]

@@ -30,7 +30,8 @@ def stimulated(x: F32, values: Stimulus, shift: int, dtype: str) -> F32:
     with np.errstate(over="ignore"):
         made = np.zeros_like(x) if values == "zero" else np.ldexp(x.astype(np.float64), shift)
     if values in ("spike", "inf") and x.size:
-        made.flat[31 % x.size] = np.inf if values == "inf" else SPIKE * 2.0**shift
+        most = np.max(np.abs(made), initial=0.0, where=np.isfinite(made))
+        made.flat[31 % x.size] = np.inf if values == "inf" else SPIKE * most
     finite = np.isfinite(made)  # an infinity of the data stays one
     with np.errstate(over="ignore", invalid="ignore"):
         fits = round_to(made, FORMATS[dtype], overflow="saturate")

@@ -18,8 +18,8 @@ from narrowfuzz.case import Case, Compile, Spec, ValueClass
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule import of_models
-from narrowfuzz.specs import not_reentrant
 from narrowfuzz.strategies import EXACT, cases
+from narrowfuzz.trainings import not_reentrant
 
 #: Eager cases, and cases of each compiled rung, that are drawn of a recipe.
 EAGER_DRAWS, COMPILED_DRAWS = 400, 160

@@ -124,8 +124,8 @@ class Judge:
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
         verdicts, ran = _judged(evidence, chosen), evidence.ran
-        if ran and evidence.plan.quantised:
-            self.unseen.setdefault(case.spec.recipe, evidence.unseen)
+        if (unseen := evidence.unseen) is not None:
+            self.unseen.setdefault(case.spec.recipe, unseen)
         judgement = self._fold(case, family, verdicts, ran)
         if judgement.causes and case.spec.native:
             spec = msgspec.structs.replace(case.spec, kernels="default")
@@ -172,7 +172,8 @@ class Judge:
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
-            plan_of=self.plan,
+            plan_of=self.plan_of_converted,
+            plan_of_other=self.plan,
             gradients=gradient_names(case.spec),
             tied=ties(case.spec),
             layers=() if recipe.functional else layer_names(case.spec),
@@ -261,16 +262,17 @@ class Judge:
     def plan(self, spec: Spec) -> Plan:
         """The recipe's plan on this device, or that of a plain linear where conversion leaves the
         Spec's alone. Raises ValueError as ``recipe``."""
-        return self._promised(self.recipe(spec), spec).added_by(
-            self.device.accumulators, spec.dtype
-        )
-
-    def _promised(self, recipe: Recipe, spec: Spec) -> Plan:
-        plan = recipe.plan(spec)
+        recipe, plan = self.recipe(spec), self.plan_of_converted(spec)
         if spec.model != "linear" or not plan.quantised or recipe.converted is None:
             return plan
         linear = Linear(spec.k, spec.n, spec.bias, device="meta")
-        return plan if recipe.convertible(linear, "proj", spec) else unquantised(spec.dtype)
+        if recipe.convertible(linear, "proj", spec):
+            return plan
+        return unquantised(spec.dtype).added_by(self.device.accumulators, spec.dtype)
+
+    def plan_of_converted(self, spec: Spec) -> Plan:
+        """The recipe's plan of what it converts. Raises ValueError as ``recipe``."""
+        return self.recipe(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""

@@ -18,7 +18,8 @@ from narrowfuzz.catalog import MODELS
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.machine import machine, onednn_stays
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.trainings import drawn_events
+from narrowfuzz.schedule.of_models import outside_autocast
+from narrowfuzz.trainings import drawn_events, not_reentrant
 
 
 @st.composite
@@ -137,7 +138,7 @@ def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
         return draw(one_of(*values)) if len(values) > 1 else values[0]
 
     events = drawn_events(choose, spec, autocasts=recipe.autocasts)
-    return msgspec.structs.replace(spec, events=events)
+    return msgspec.structs.replace(spec, events=events, optimizer=draw(one_of("sgd", "adamw")))
 
 
 @st.composite
@@ -182,6 +183,7 @@ def partly_recomputed(
     dtype = next((d for d in recipe.dtypes if d != "fp32"), spec.dtype)
     return msgspec.structs.replace(
         spec,
+        events=spec.events if dtype == "fp32" else outside_autocast(spec.events),
         checkpoint="selective",
         attention="flash",
         grad_mode="train",
@@ -203,13 +205,6 @@ def of_rung(
     if compile == "inductor" and "model" in vary and draw(one_of(False, False, False, True)):
         return draw(partly_recomputed(recipes, largest=largest, vary=vary))
     return draw(specs(recipes, compile=compile, largest=largest, vary=vary))
-
-
-def not_reentrant(model: str, *, autocast: bool) -> str:
-    """Why this is not recomputed by the reentrant checkpoint, "" where it is."""
-    if model in MODELS and MODELS[model].takes_ids:
-        return "token ids carry no gradient, and it needs an input that does"
-    return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 
 
 def _shape(

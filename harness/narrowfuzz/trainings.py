@@ -36,6 +36,13 @@ def check_events(spec: Spec, *, autocasts: bool) -> None:
         standing.take(event)
 
 
+def not_reentrant(model: str, *, autocast: bool) -> str:
+    """Why this is not recomputed by the reentrant checkpoint, "" where it is."""
+    if model in MODELS and MODELS[model].takes_ids:
+        return "token ids carry no gradient, and it needs an input that does"
+    return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
+
+
 def _objection(spec: Spec, event: Event, autocasts: bool) -> str:
     """Why a model of this Spec cannot play the event; "" if it can."""
     ids = MODELS[spec.model].takes_ids
@@ -49,7 +56,9 @@ def _objection(spec: Spec, event: Event, autocasts: bool) -> str:
         case Forward(inside=True) if spec.dtype != "fp32" or not autocasts:
             return f"{spec.recipe} is not run under autocast in {spec.dtype}"
         case Forward(inside=True) if spec.checkpoint == "reentrant":
-            return "a reentrant checkpoint's detached inputs are leaves, whose casts autocast keeps"
+            return f"no reentrant checkpoint: {not_reentrant(spec.model, autocast=True)}"
+        case Forward(mode="inference"):
+            return "a training is evaluated with mode 'eval' or 'no_grad'"
         case Forward(values=values, shift=shift) if ids and (values != "gaussian" or shift):
             return f"token ids of {spec.model} are neither scaled nor special"
         case Backward(retain=True) if spec.compile != "none":

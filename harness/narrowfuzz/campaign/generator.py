@@ -144,8 +144,8 @@ class Generator:
     def remember(self, case: Case, judgement: Judgement) -> None:
         """What has run is less novel; what came close to its bound may be worth compiling."""
         self.seen.update(pairs(case))
-        if case.spec.compile != "none" or case.spec.schedule is not None:
-            return
+        if case.spec.compile != "none" or case.spec.schedule is not None or case.spec.events:
+            return  # a graph cannot play every event
         shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
         share = max(shares, default=0.0)
         if share <= 0.0 or any(c.spec == case.spec for _, c in self.close):

@@ -187,8 +187,9 @@ class Evidence:
     focus: int | None = None
     #: Runs the float64 twin; None where it would draw other random numbers.
     twin: Callable[[], dict[str, F64]] | None = None
-    #: Plan of a Spec, for the layers of a model.
+    #: Plan of a layer that was converted, of another Spec of a single linear.
     plan_of: Callable[[Spec], Plan] | None = None
+    plan_of_other: Callable[[Spec], Plan] | None = None
     #: Parameters that are another one under a second name -> its first name.
     tied: Mapping[str, str] = field(default_factory=dict)
     #: How the device adds what it multiplies.
@@ -262,7 +263,7 @@ class Evidence:
 
     def promised(self, other: Spec) -> Plan:
         """The plan of another Spec: conversion may leave a linear of other sizes alone."""
-        return self.plan if self.plan_of is None else self.plan_of(other)
+        return self.plan if self.plan_of_other is None else self.plan_of_other(other)
 
     def left_alone(self, arm: str, layer: str) -> bool:
         """True for a linear that conversion was given and did not convert."""
@@ -270,14 +271,16 @@ class Evidence:
         return census is not None and bool(self.layers) and layer not in census.converted
 
     @property
-    def unseen(self) -> str:
+    def unseen(self) -> str | None:
         """Why the eager run's tap saw nothing of what the plan quantises; "" if it saw some of it,
-        or there was nothing to see."""
+        None if there was nothing to see."""
         trace = self.traces.get(self.base)
         if trace is None or trace.error is not None or not self.plan.quantised:
-            return ""
+            return None
         calls = [c for c in trace.calls if not self.left_alone(self.base, c.module)]
-        if trace.sites or any(c.sites for c in calls) or not (self.spec.direct or calls):
+        if not (self.spec.direct or calls):
+            return None
+        if trace.sites or any(c.sites for c in calls):
             return ""
         return next((w for w in (trace.unobserved, *(c.unobserved for c in calls)) if w), "")
 

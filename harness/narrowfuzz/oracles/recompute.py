@@ -16,6 +16,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
+from narrowfuzz.case import Spec
 from narrowfuzz.expect import Own, Same, bits
 from narrowfuzz.numerics.accumulator import U32, UNKNOWN, Accumulator, sum_radius
 from narrowfuzz.numerics.bounds import FLUSH32
@@ -23,6 +24,7 @@ from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.whole import equal_outputs
+from narrowfuzz.schedule.events import Forward, Step
 from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Trace
 from narrowfuzz.verdict import Status, Verdict
 
@@ -42,10 +44,19 @@ def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
             why = "gradients of several forwards are added in another order"
             yield plain("O12", arm, "output", "not_applicable", why)
             continue
-        names = frozenset({"output"}) if _sums_otherwise(evidence, arm) else None
+        names = _before_a_step(evidence.spec) if _sums_otherwise(evidence, arm) else None
         yield equal_outputs(
             "O12", evidence, trace, base, "differs from no checkpoint", asked.stage, names
         )
+
+
+def _before_a_step(spec: Spec) -> frozenset[str]:
+    """Outputs that no gradient has reached."""
+    forwards = [i for i, event in enumerate(spec.training) if isinstance(event, Forward)]
+    steps = [i for i, event in enumerate(spec.training) if isinstance(event, Step)]
+    before = [n for n, i in enumerate(forwards) if not steps or i < steps[0]]
+    last = len(forwards) - 1
+    return frozenset("output" if n == last else f"output@{n}" for n in before)
 
 
 def _sums_otherwise(evidence: Evidence, arm: str) -> bool:

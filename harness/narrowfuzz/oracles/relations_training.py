@@ -66,6 +66,9 @@ def check_order(evidence: Evidence) -> Iterator[Verdict]:
 
 def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
     """R27: a kept graph that runs backward again, on the same gradient, leaves the same."""
+    if any(evidence.by_chance(role) for role in ROLES):
+        yield plain("R27", evidence.base, "grad_input", "not_applicable", "stochastic rounding")
+        return
     results, names = evidence.traces[evidence.base].outputs, _names(evidence.spec.events)
     before: dict[int, tuple[Backward, str]] = {}
     judged = False

@@ -71,8 +71,6 @@ def _selective_contexts() -> Any:
 
 
 selective = partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
-#: By the name that a Spec gives them.
-HOW: dict[str, Callable[..., Any]] = {"full": full, "reentrant": reentrant, "selective": selective}
 
 
 def _every_second_matmul() -> Callable[..., CheckpointPolicy]:

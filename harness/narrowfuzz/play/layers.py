@@ -50,6 +50,8 @@ class Call:
     interrupted: list[Any] | None = None
     forward_gemms: list[Any] = field(default_factory=list)
     backward_gemms: list[Any] = field(default_factory=list)
+    #: Parameters to whose gradients this call has added what it had to add.
+    added: set[str] = field(default_factory=set)
 
     def held(self, name: str) -> torch.Tensor:
         """What it computed with: input, weight, bias or grad_output. Raises KeyError."""
@@ -121,6 +123,7 @@ class LayerWatch:
             def note(grad: torch.Tensor) -> None:
                 if "grad_output" in call.tensors:  # a kept graph runs backward again
                     call.backward_gemms = []
+                    call.added.clear()
                     for role in ("grad_weight", "grad_bias"):
                         call.outputs.pop(role, None)
                 call.tensors["grad_output"] = grad.detach()
@@ -140,7 +143,9 @@ class LayerWatch:
 
         def note(grad: torch.Tensor) -> None:
             calls = [c for c in self.calls if c.module == name and "grad_output" in c.tensors]
-            fresh = [c for c in calls if f"grad_{role}" not in c.outputs]
+            fresh = [c for c in calls if role not in c.added]
+            for call in fresh:
+                call.added.add(role)
             if len(fresh) == 1:
                 fresh[0].outputs[f"grad_{role}"] = grad.detach().clone()
 

@@ -252,7 +252,8 @@ def train(
         if "rollback" in happens and event == "rollback":
             trace.phase = "convert"
             run.model.load_state_dict(loaded(run.began, weights_only=False))
-            run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+            if optimizer:
+                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             keep(trace, f"{name}.grad", inner(parameter.grad))

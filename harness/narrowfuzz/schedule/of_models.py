@@ -44,6 +44,13 @@ def simpler_events(events: tuple[Event, ...]) -> list[tuple[str, tuple[Event, ..
     ]
 
 
+def outside_autocast(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events, none of them under autocast."""
+    return tuple(
+        msgspec.structs.replace(e, inside=False) if isinstance(e, Forward) else e for e in events
+    )
+
+
 def evaluations_dropped(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """The events without forwards that build no graph."""
     evaluations = [i for i, e in enumerate(events) if isinstance(e, Forward) and e.mode != "train"]

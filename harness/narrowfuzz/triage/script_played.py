@@ -187,9 +187,9 @@ def _plays(
     yield f"tensors = {packed(own)}"
     # sorting is stable: first what ran before
     for run, arguments in sorted(zip(runs, told, strict=True), key=lambda r: r[0].name != _BEFORE):
-        held, other = "tensors", {n: t for n, t in run.tensors.items() if not _held(n, t, own)}
+        held, other = _given(run.tensors, own)
         if other:
-            held = f"{{**tensors, **{packed(other)}}}"
+            held = f"{{**{held}, **{packed(other)}}}"
         there = f"{arguments['device']}, {arguments['dtype']}"
         build = f"lambda: {MODELS[run.spec.model].expression(run.spec)}.to({there})"
         convert = "convert" if run.converts else "lambda model: model"
@@ -207,6 +207,17 @@ def _plays(
             yield f"play(Trace(), {call}){forgets}"
         else:
             yield f"{run.variable} = play(Trace(), {call})"
+
+
+def _given(tensors: Tensors, own: Tensors) -> tuple[str, Tensors]:
+    """What of the case's ``own`` tensors another run takes, as text, and what it has instead. What
+    single events run on has their numbers, and these differ from run to run."""
+    other = {n: t for n, t in tensors.items() if not _held(n, t, own)}
+    numbered = {name for name in own if "@" in name}
+    if numbered <= tensors.keys() - other.keys():
+        return "tensors", other
+    kept = {n: t for n, t in tensors.items() if n in other or "@" in n}
+    return '{n: t for n, t in tensors.items() if "@" not in n}', kept
 
 
 def _held(name: str, values: F32, own: Tensors) -> bool:
