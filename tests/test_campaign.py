@@ -129,7 +129,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40
 def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     out.parent.mkdir()
-    run = campaign(out, "--minutes", "0.08", "--recipe", "torch.fp32", *EAGER)
+    run = campaign(out, "--minutes", "0.12", "--recipe", "torch.fp32", *EAGER)
     assert run.code == 0, run.output
     assert run.summary["cases"] > 0 and run.summary["specs"] > 0
     assert run.summary["seed"] == 1 and not run.summary["interrupted"]
@@ -139,7 +139,7 @@ def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) ->
     assert environment["versions"]["torch"] != "absent" and environment["policies"]
     assert "New findings: 0" in run.output and "Traceback" not in run.output
 
-    again = campaign(out, "--minutes", "0.05", "--recipe", "torch.fp32", *EAGER, "--resume")
+    again = campaign(out, "--minutes", "0.12", "--recipe", "torch.fp32", *EAGER, "--resume")
     assert again.code == 0, again.output
     assert again.summary["cases"] > 0
 

@@ -114,7 +114,13 @@ def causes(case: Case) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.heavy if case.spec.compile == "inductor" else ())
+        for name, case in sorted(CASES.items())
+    ],
+)
 def test_the_case_shows_the_fault(name: str) -> None:
     case = CASES[name]
     skip_unless_every_arm_runs(case)

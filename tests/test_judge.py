@@ -20,6 +20,7 @@ from narrowfuzz.judge import FRESH_DRAWS, Judge, tensors_of
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.trace import Trace
 from narrowfuzz.triage.layer import linear_of
@@ -169,18 +170,17 @@ def test_without_a_backward_every_rule_still_has_an_answer(
     assert not [v for v in judgement.verdicts if v.oracle in ("O15", "R22") and v.status == "ok"]
 
 
-class _Skewed(Judge):
-    """A judge whose compiled runs are far off for those data whose turn it is."""
+class _Skewed(Programs):
+    """Programs whose compiled runs are far off for those data whose turn it is."""
 
     def __init__(self, wrong: Callable[[int], bool]) -> None:
-        arms = frozenset({"eager", "aot_eager_decomp_partition"})
-        super().__init__(recipes(), Ledger([]), arms)
+        super().__init__(recipes(), "cpu")
         self.wrong, self.runs = wrong, 0
 
-    def _timed(
+    def tapped(
         self, program: Program, tensors: dict[str, F32], spec: Spec, focus: int | None
     ) -> Trace:
-        trace = super()._timed(program, tensors, spec, focus)
+        trace = super().tapped(program, tensors, spec, focus)
         if not program.arm.compiler:
             return trace
         self.runs += 1
@@ -190,6 +190,13 @@ class _Skewed(Judge):
         return replace(trace, outputs=outputs)
 
 
+def skewed(wrong: Callable[[int], bool]) -> tuple[Judge, _Skewed]:
+    arms = frozenset({"eager", "aot_eager_decomp_partition"})
+    judge = Judge(recipes(), Ledger([]), arms)
+    judge.programs = programs = _Skewed(wrong)
+    return judge, programs
+
+
 RATIO_CASE = Case(
     spec=Spec(recipe=BF16, model="mlp_gelu", compile="aot_eager_decomp_partition"),
     data=DataSpec(seed=2),
@@ -197,33 +204,33 @@ RATIO_CASE = Case(
 
 
 def test_a_ratio_that_every_fresh_draw_shows_is_a_cause() -> None:
-    judge = _Skewed(lambda run: True)
+    judge, programs = skewed(lambda run: True)
     (cause,) = judge.judge(RATIO_CASE, [BY_NAME["O9"]]).causes
     assert (cause.oracle, cause.symptom) == ("O9", "error beyond eager's")
-    assert judge.runs == 1 + FRESH_DRAWS
+    assert programs.runs == 1 + FRESH_DRAWS
 
 
 @pytest.mark.parametrize("clean", [2, 5, 1 + FRESH_DRAWS])
 def test_a_ratio_that_one_fresh_draw_does_not_show_is_inconclusive(clean: int) -> None:
-    judge = _Skewed(lambda run: run != clean)
+    judge, programs = skewed(lambda run: run != clean)
     judgement = judge.judge(RATIO_CASE, [BY_NAME["O9"]])
     assert not judgement.causes
     assert [v.status for v in judgement.verdicts] == ["inconclusive"]
-    assert judge.runs == clean  # the first draw that does not show it ends the search
+    assert programs.runs == clean  # the first draw that does not show it ends the search
 
 
 def test_unconfirmed_ratios_count_where_nobody_asks_for_more() -> None:
-    judge = _Skewed(lambda run: True)
+    judge, programs = skewed(lambda run: True)
     assert judge.judge(RATIO_CASE, [BY_NAME["O9"]], confirm=False).causes
-    assert judge.runs == 1
+    assert programs.runs == 1
 
 
 def test_an_exact_rules_divergence_needs_no_other_draws() -> None:
-    judge = _Skewed(lambda run: True)
+    judge, programs = skewed(lambda run: True)
     spec = msgspec.structs.replace(RATIO_CASE.spec, model="frozen_first")
     case = msgspec.structs.replace(RATIO_CASE, spec=spec)
     assert [v.oracle for v in judge.judge(case, [BY_NAME["O8"]]).causes] == ["O8"]
-    assert judge.runs == 1
+    assert programs.runs == 1
 
 
 def test_a_layer_is_what_a_models_linear_was_and_got() -> None:

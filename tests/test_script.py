@@ -144,6 +144,10 @@ SPECS = {
 }  # fmt: skip
 
 
+#: Their scripts are those of others, in other layouts and of another class.
+SELDOM = {"transposed", "wrapper"}
+
+
 def places() -> Iterator[tuple[str, str]]:
     """(rule, Spec) wherever the rule can be broken."""
     for name, spec in SPECS.items():
@@ -190,7 +194,13 @@ def arms_of(oracle: str) -> list[str]:
     return ["eager"] if oracle == "census" or BY_NAME[oracle].reruns or oracle == "R13" else names
 
 
-@pytest.mark.parametrize(("oracle", "name"), places())
+@pytest.mark.parametrize(
+    ("oracle", "name"),
+    [
+        pytest.param(*place, marks=pytest.mark.heavy if place[1] in SELDOM else ())
+        for place in places()
+    ],
+)
 def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
     recipe = recipes()[case.spec.recipe]
