@@ -142,12 +142,14 @@ class LayerWatch:
         """A parameter's gradient belongs to a call only if no other call adds to it."""
 
         def note(grad: torch.Tensor) -> None:
-            calls = [c for c in self.calls if c.module == name and "grad_output" in c.tensors]
-            fresh = [c for c in calls if role not in c.added]
+            fresh = [
+                c for c in self.calls
+                if c.module == name and "grad_output" in c.tensors and role not in c.added
+            ]  # fmt: skip
             for call in fresh:
                 call.added.add(role)
-            if len(fresh) == 1:
-                fresh[0].outputs[f"grad_{role}"] = grad.detach().clone()
+                if len(fresh) == 1:
+                    call.outputs[f"grad_{role}"] = grad.detach().clone()
 
         return note
 
