@@ -187,7 +187,13 @@ FOLDED: dict[str, set[ChangeKind]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=name)
+@pytest.mark.parametrize(
+    "sample",
+    [  # nightly all of them: each is a process
+        pytest.param(sample, id=name(sample), marks=pytest.mark.heavy if i % 2 else ())
+        for i, sample in enumerate(SAMPLES)
+    ],
+)
 def test_a_script_shows_what_the_census_found_and_nothing_else(
     sample: Sample, recipes: dict[str, Recipe], tmp_path: Path
 ) -> None:

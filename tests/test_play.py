@@ -131,7 +131,14 @@ def test_player_and_arm_agree_bit_for_bit(name: str, arm: str, planted: bool) ->
         ("recompute-drifts", "O13", "eager+checkpoint"),
     ],
 )
-@pytest.mark.parametrize("model", ["linear", "mlp_swiglu", "used_twice", "two_blocks"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "linear",
+        "used_twice",
+        *(pytest.param(m, marks=pytest.mark.heavy) for m in ("mlp_swiglu", "two_blocks")),
+    ],
+)
 def test_a_played_script_shows_what_is_planted_and_nothing_else(
     model: str, fault: str, oracle: str, arm: str, tmp_path: Path, scripts: RunScript
 ) -> None:

@@ -273,7 +273,12 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule",
+    [  # nightly all of them: each is a process that compiles
+        pytest.param(rule, marks=pytest.mark.heavy if i % 3 else ()) for i, rule in enumerate(RULES)
+    ],
+)
 def test_on_a_clean_library_it_exits_0(tmp_path: Path, scripts: RunScript, rule: str) -> None:
     spec = spec_of("two_blocks", batch=2, m=16, checkpoint="selective",
                    compile="aot_eager_decomp_partition")  # fmt: skip
