@@ -117,7 +117,7 @@ def causes(case: Case) -> set[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.heavy if case.spec.compile == "inductor" else ())
+        pytest.param(name, marks=pytest.mark.heavy if case.spec.compile != "none" else ())
         for name, case in sorted(CASES.items())
     ],
 )

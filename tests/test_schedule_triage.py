@@ -286,6 +286,7 @@ def run_with(version: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Scrip
     return run_script(path)
 
 
+@pytest.mark.heavy
 def test_the_backward_state_that_reentrant_checkpoints_never_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

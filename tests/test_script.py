@@ -382,7 +382,17 @@ ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MODELS | NEED_COMPILE | NEED
 ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
 
 
-@pytest.mark.parametrize("fault_id", sorted(set(builtin_faults()) - ELSEWHERE))
+#: Ten seconds each: their cases raise, or are minimised in many ways.
+SLOW = {"amax-ignores-negatives", "backward-unsupported"}
+
+
+@pytest.mark.parametrize(
+    "fault_id",
+    [
+        pytest.param(id, marks=pytest.mark.heavy if id in SLOW else ())
+        for id in sorted(set(builtin_faults()) - ELSEWHERE)
+    ],
+)
 def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> None:
     """A finding without a script is not reported: the fault would go unseen."""
     found = causes(fault_id)
