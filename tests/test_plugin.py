@@ -120,6 +120,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
     replay.stdout.fnmatch_lines(["*rule O3, arm eager, mine.liar*"])
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_it_runs_under_xdist(suite: pytest.Pytester) -> None:
     pytest.importorskip("xdist")

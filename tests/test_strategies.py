@@ -106,6 +106,7 @@ def test_every_dtype_is_drawn() -> None:
     assert set(histogram(lambda s: s.dtype)) == literal("Dtype")
 
 
+@pytest.mark.heavy
 def test_a_weight_used_twice_and_dropout_come_twice_as_often() -> None:
     many = drawn(specs(ALL), 6000)  # Hypothesis draws in clusters
     seen = Counter(s.model for s in many if s.model != "linear")

@@ -38,6 +38,8 @@ def layer_evidences(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
 
 #: About so many calls of a layer are judged.
 _CALLS = 4
+#: What a plain linear rounds under autocast.
+_PLAIN_ROUNDS = frozenset({"input", "weight", "bias"})
 #: What a result of a linear depends on.
 _RESTS_ON = {
     "output": ("input", "weight", "bias"),
@@ -66,6 +68,7 @@ def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
     assert evidence.plan_of is not None
     plan = evidence.plan_of(spec)
     if evidence.left_alone(arm, call.module):
+        call = replace(call, rounds=_PLAIN_ROUNDS)
         plan = unquantised(spec.dtype).added_by(evidence.accumulators, spec.dtype)
     data = msgspec.structs.replace(evidence.case.data, regime="wild")
     trace = Trace(arm, call.outputs, call.sites, unobserved=call.unobserved)
