@@ -6,8 +6,7 @@ import numpy as np
 
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
-from narrowfuzz.schedule.events import Backward, Forward, Stimulus
-from narrowfuzz.schedule.of_models import numbered
+from narrowfuzz.schedule.events import Backward, Forward, Stimulus, numbered
 
 #: How far a spike stands out.
 SPIKE = 2.0**12

@@ -18,6 +18,7 @@ from narrowfuzz.schedule.events import (
     Settings,
     Step,
     Switch,
+    numbered,
     switched,
 )
 
@@ -81,8 +82,5 @@ def arguments(schedule: Schedule, *, caching: bool) -> dict[str, Any]:
 
 def numbers_of(schedule: Schedule) -> Iterator[tuple[int, Event, int]]:
     """Every event with its index, and how many of its kind came before it."""
-    counts: dict[type, int] = {}
-    for i, event in enumerate(schedule.events):
-        number = counts.get(type(event), 0)
-        counts[type(event)] = number + 1
+    for i, (number, event) in enumerate(numbered(schedule.events)):
         yield i, event, number

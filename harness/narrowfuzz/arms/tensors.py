@@ -40,11 +40,6 @@ def fp8_codes(t: torch.Tensor) -> NDArray[np.uint8]:
         return host(t.detach().view(torch.uint8))
 
 
-def to_torch(x: F32, dtype: str, device: str = "cpu") -> torch.Tensor:
-    """Values into a fresh tensor of the layer's dtype (exact: the data fits it)."""
-    return torch.from_numpy(np.ascontiguousarray(x)).to(DTYPES[dtype]).to(device)
-
-
 def as_rows(t: Any, spec: Spec, width: int) -> F32:
     """An output or gradient as float32 [tokens, width]."""
     return fp32_array(t).reshape(spec.tokens, width)

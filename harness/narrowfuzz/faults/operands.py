@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.patching import float8_forward, in_backward, replaced
+from narrowfuzz.faults.patching import float8_casts, float8_forward, in_backward, replaced
 
 _FLOAT8 = ("torchao.float8.*",)
 _TENSORWISE = ("torchao.float8.tensorwise",)
 _ROWWISE = ("torchao.float8.rowwise*",)
-
-
-@contextmanager
-def _casts(change: Callable[..., Any]) -> Iterator[None]:
-    """``change(cast, x, *args, **kwargs)`` answers every dynamic cast of a float8 linear."""
-    from torchao.float8 import float8_linear
-
-    def make(cast: Any) -> Any:
-        return lambda x, *args, **kwargs: change(cast, x, *args, **kwargs)
-
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
-        yield
 
 
 @contextmanager
@@ -96,7 +84,7 @@ def _inputs_amax_for_weight() -> Iterator[None]:
         return lambda x, *args: to_amax(running[0] if running else x, *args)
 
     with ExitStack() as stack:
-        stack.enter_context(_casts(cast))
+        stack.enter_context(float8_casts(cast))
         stack.enter_context(replaced(float8_utils, "tensor_to_amax", make))
         yield
 
@@ -179,7 +167,7 @@ FAULTS = [
           _inputs_amax_for_weight),
     Fault("scale-axis-not-turned", "granule", "grad_input's weight is scaled along the wrong axis",
           "https://github.com/pytorch/ao/pull/4038", ("torchao.float8.rowwise",),
-          lambda: _casts(_other_axis)),
+          lambda: float8_casts(_other_axis)),
     Fault("gradient-e4m3", "format", "output gradients are quantised to E4M3",
           "https://github.com/NVIDIA/TransformerEngine/issues/3342", _TENSORWISE,
           _narrow_gradients),

@@ -140,6 +140,18 @@ def float8_operand(role: str, change: Callable[[Any], Any]) -> Iterator[None]:
 
 
 @contextmanager
+def float8_casts(change: Callable[..., Any]) -> Iterator[None]:
+    """``change(cast, x, *args, **kwargs)`` answers every dynamic cast of a float8 linear."""
+    from torchao.float8 import float8_linear
+
+    def make(cast: Any) -> Any:
+        return lambda x, *args, **kwargs: change(cast, x, *args, **kwargs)
+
+    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
 def float8_forward(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
     """``change(forward, layer, input)`` replaces Float8Linear's forward."""
     from torchao.float8.float8_linear import Float8Linear

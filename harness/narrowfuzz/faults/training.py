@@ -3,12 +3,18 @@ is loaded, graphs that wait for one another, a graph that is used again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.patching import float8_forward, in_backward, mx_quantiser, replaced
+from narrowfuzz.faults.patching import (
+    float8_casts,
+    float8_forward,
+    in_backward,
+    mx_quantiser,
+    replaced,
+)
 
 _FLOAT8 = ("torchao.float8.*",)
 _MX = ("torchao.mxfp8.*",)
@@ -19,22 +25,17 @@ def _storage(x: Any) -> Any:
     return x.untyped_storage().data_ptr()
 
 
-@contextmanager
-def _casts(change: Callable[..., Any]) -> Iterator[None]:
+def _eagerly(change: Callable[..., Any]) -> AbstractContextManager[None]:
     """``change(cast, role, x, *args, **kwargs)`` answers every eager cast of a float8 linear."""
-    import torch
-    from torchao.float8 import float8_linear
 
-    def make(cast: Any) -> Any:
-        def cast_(x: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return cast(x, *args, **kwargs)
-            return change(cast, kwargs["gemm_input_role"].value, x, *args, **kwargs)
+    def eager(cast: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
 
-        return cast_
+        if torch.compiler.is_compiling():
+            return cast(x, *args, **kwargs)
+        return change(cast, kwargs["gemm_input_role"].value, x, *args, **kwargs)
 
-    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
-        yield
+    return float8_casts(eager)
 
 
 @contextmanager
@@ -65,13 +66,17 @@ class _Kept:
         for entry in self.casts.values():
             entry[0] = entry[1]._version
 
-    def get(self, key: Any, x: Any) -> Any:
+    def get(self, x: Any, how: Mapping[str, Any]) -> Any:
         """The cast of ``x``; None if none is fresh."""
-        entry = self.casts.get(key)
+        entry = self.casts.get(self._key(x, how))
         return entry[2] if entry is not None and entry[0] == x._version else None
 
-    def put(self, key: Any, x: Any, cast: Any) -> None:
-        self.casts[key] = [x._version, x, cast]
+    def put(self, x: Any, how: Mapping[str, Any], cast: Any) -> None:
+        self.casts[self._key(x, how)] = [x._version, x, cast]
+
+    @staticmethod
+    def _key(x: Any, how: Mapping[str, Any]) -> Any:
+        return _storage(x), x.shape, x.stride(), x.dtype, str(how)
 
 
 @contextmanager
@@ -101,13 +106,12 @@ def _cast_outlives_load() -> Iterator[None]:
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         if role != "weight" or x.is_inference():
             return cast(x, *args, **kwargs)
-        key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
-        found = kept.get(key, x)
+        found = kept.get(x, kwargs)
         if found is None:
-            kept.put(key, x, found := cast(x, *args, **kwargs))
+            kept.put(x, kwargs, found := cast(x, *args, **kwargs))
         return found
 
-    with _after_loads(kept.refresh), _casts(change):
+    with _after_loads(kept.refresh), _eagerly(change):
         yield
 
 
@@ -146,16 +150,15 @@ def _recompute_keeps_cast() -> Iterator[None]:
     def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
         if role != "weight" or x.is_inference():
             return cast(x, *args, **kwargs)
-        key = (_storage(x), x.shape, x.stride(), x.dtype, str(kwargs))
-        found = kept.get(key, x)
+        found = kept.get(x, kwargs)
         if in_backward() and found is not None:
             return found
         made = cast(x, *args, **kwargs)
         if found is None and not in_backward():
-            kept.put(key, x, made)
+            kept.put(x, kwargs, made)
         return made
 
-    with _after_loads(kept.refresh), _casts(change):
+    with _after_loads(kept.refresh), _eagerly(change):
         yield
 
 
@@ -180,7 +183,7 @@ def _newest_input() -> Iterator[None]:
         last[0] = role
         return cast(x, *args, **kwargs)
 
-    with _casts(change):
+    with _eagerly(change):
         yield
 
 

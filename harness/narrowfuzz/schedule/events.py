@@ -7,7 +7,7 @@ recipe. Forwards are named by their order: the first Forward event is number 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -130,6 +130,15 @@ def plain_training(steps: int, microbatches: int, mode: Mode) -> tuple[Event, ..
             if steps > 1 and (number + 1) % microbatches == 0:
                 events.append(Step())
     return tuple(events)
+
+
+def numbered(events: Iterable[Event]) -> Iterator[tuple[int, Event]]:
+    """Every event with how many of its kind came before it."""
+    counts: dict[type, int] = {}
+    for event in events:
+        number = counts.get(type(event), 0)
+        counts[type(event)] = number + 1
+        yield number, event
 
 
 def last_gradients(events: Iterable[Event]) -> tuple[int, ...]:

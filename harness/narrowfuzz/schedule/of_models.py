@@ -3,8 +3,6 @@ of them without changing the training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from narrowfuzz.schedule.events import (
@@ -14,6 +12,7 @@ from narrowfuzz.schedule.events import (
     Open,
     Reload,
     Schedule,
+    numbered,
 )
 from narrowfuzz.schedule.rules import without
 from narrowfuzz.schedule.simplify import simplifications
@@ -76,12 +75,3 @@ def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
         if isinstance(event, Forward):
             kept += after.get(number, [])
     return tuple(kept)
-
-
-def numbered(events: tuple[Event, ...]) -> Iterator[tuple[int, Event]]:
-    """Every event with how many of its kind came before it."""
-    counts: dict[type, int] = {}
-    for event in events:
-        number = counts.get(type(event), 0)
-        counts[type(event)] = number + 1
-        yield number, event
