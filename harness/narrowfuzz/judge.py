@@ -44,7 +44,7 @@ from narrowfuzz.schedule.trace import StateTrace
 from narrowfuzz.stateful import Stateful, Subject
 from narrowfuzz.trace import Trace
 from narrowfuzz.trainings import check_events
-from narrowfuzz.verdict import BAD, Verdict, fingerprint
+from narrowfuzz.verdict import BAD, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS = 20
 
@@ -152,12 +152,13 @@ class Judge:
         """What the rules judge of a case of a model: its runs, and what they are held against."""
         recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
         check_events(case.spec, autocasts=recipe.autocasts)
-        tensors = tensors_of(case, recipe)
+        tensors, plan = tensors_of(case, recipe), self.plan(case.spec)
         traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
         return Evidence(
             case=case,
             focus=focus,
-            plan=self.plan(case.spec),
+            plan=plan,
+            unconverted=not plan.quantised and self.plan_of_converted(case.spec).quantised,
             accumulators=self.device.accumulators,
             tensors=tensors,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
@@ -313,17 +314,19 @@ class Judge:
                     repeats[arm.name] = again.run(tensors, tap=False, spec=spec)
         return traces, repeats
 
-    def as_known(self, case: Case) -> Case:
-        """The case under the name of the recipe that its own is based on, as the ledger has it."""
-        recipe = self.recipes.get(case.spec.recipe)
-        if recipe is None or not recipe.based_on:
-            return case
-        spec = msgspec.structs.replace(case.spec, recipe=recipe.based_on)
+    def as_known(self, case: Case, verdict: Verdict | None = None) -> Case:
+        """The case under the name of the recipe that its own is based on, as the ledger has it; of
+        a linear that conversion left alone, of the plain one."""
+        recipe, spec = self.recipes.get(case.spec.recipe), case.spec
+        if verdict is not None and verdict.unconverted:
+            spec = msgspec.structs.replace(spec, recipe=f"{PLAIN_FAMILY}.{spec.dtype}", backend="")
+        elif recipe is not None and recipe.based_on:
+            spec = msgspec.structs.replace(spec, recipe=recipe.based_on)
         return msgspec.structs.replace(case, spec=spec)
 
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
-        schedule, rules, based = case.spec.schedule, rules_of(case.spec), self.as_known(case)
+        schedule, rules = case.spec.schedule, rules_of(case.spec)
         rung = {arm.name: i for i, arm in enumerate(climb(case.spec) if schedule else LADDER)}
         rank = {name: i for i, name in enumerate(rules)}
         single = schedule is None and case.spec.model == "linear"
@@ -336,7 +339,8 @@ class Judge:
             elif verdict.status in BAD:
                 root = explained(verdict, roots, rules, single=single)
                 if root is None:
-                    entry = self.ledger.match(fingerprint(verdict, family), based, verdict)
+                    named = fingerprint(verdict, family), self.as_known(case, verdict)
+                    entry = self.ledger.match(*named, verdict)
                     verdict = verdict.known(entry) if entry else verdict
                     roots.append(verdict)
                 elif root.status == "known":
@@ -379,6 +383,8 @@ def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdi
     """Of every rule on all it is applied to."""
     for place, check, seen in checks(evidence, oracles):
         for verdict in check(seen):
+            if seen.unconverted:
+                verdict = replace(verdict, unconverted=True)
             if place.layer:
                 verdict = verdict.at_layer(place.layer, place.call)
                 given = seen.given(verdict.at.name) if verdict.status in BAD else ()

@@ -20,6 +20,8 @@ Status = Literal[
 Strength = Literal["exact", "bound", "ratio"]
 #: Role of a verdict that says which as-built deviation the reference followed.
 FOLLOWED = "followed"
+#: The family that a linear belongs to which no recipe converts.
+PLAIN_FAMILY = "torch"
 #: Statuses that are claims against the library under test.
 BAD: frozenset[Status] = frozenset({"diverged", "crashed", "hung"})
 
@@ -61,6 +63,8 @@ class Verdict:
     why: str = ""
     #: Ledger entry or deviation that explains a ``known``.
     explained_by: str = ""
+    #: It is about a linear that conversion left alone: what is wrong there is PyTorch's.
+    unconverted: bool = False
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""
@@ -127,4 +131,5 @@ def fingerprint(verdict: Verdict, family: str) -> str:
     if BY_NAME[arm].compiled and verdict.oracle not in ("O12", "O13", "O18"):
         arm = BY_NAME[arm].stage
     role = "operand" if verdict.oracle in ("O2", "O3", "O4") else verdict.role
+    family = PLAIN_FAMILY if verdict.unconverted else family
     return "--".join((verdict.oracle, role, arm, verdict.symptom or "value", family))

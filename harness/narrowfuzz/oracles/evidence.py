@@ -212,6 +212,8 @@ class Evidence:
     approximate: frozenset[str] = frozenset()
     #: Arms that did not do what their name says, and why; they have no trace.
     void: Mapping[str, str] = field(default_factory=dict)
+    #: True of a single linear that conversion leaves alone.
+    unconverted: bool = False
 
     @property
     def ran(self) -> bool:

@@ -67,7 +67,8 @@ def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
     spec = layer_spec(evidence.spec, call, native=evidence.native(arm))
     assert evidence.plan_of is not None
     plan = evidence.plan_of(spec)
-    if evidence.left_alone(arm, call.module):
+    unconverted = evidence.left_alone(arm, call.module)
+    if unconverted:
         call = replace(call, rounds=_PLAIN_ROUNDS)
         plan = unquantised(spec.dtype).added_by(evidence.accumulators, spec.dtype)
     data = msgspec.structs.replace(evidence.case.data, regime="wild")
@@ -82,6 +83,7 @@ def layer_evidence(evidence: Evidence, arm: str, call: LayerCall) -> Evidence:
         rerun=None,
         twin=None,
         given=partial(given_of, call),
+        unconverted=unconverted,
     )
 
 
