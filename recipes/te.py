@@ -15,7 +15,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-from narrowfuzz.case import Spec
+from narrowfuzz.case import AnyCheckpoint, Spec
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.schedule import Cast, Product, Side
@@ -35,7 +35,7 @@ _ROLES = {"TN": "output", "NN": "grad_input", "NT": "grad_weight"}
 _LAYERS_V1 = ("linear", "layernorm_linear", "rmsnorm_linear")
 _LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer")
 #: te.checkpoint, reentrant or not.
-_OURS: tuple[tuple[Literal["library"], bool], ...] = (("library", True), ("library", False))
+_OURS: tuple[AnyCheckpoint, ...] = ("reentrant", "full")
 #: A user's own amax algorithm, equal to "max"; what is saved with a model must be picklable.
 _LARGEST = functools.partial(torch.amax, dim=0)
 
@@ -109,7 +109,7 @@ def _policy(kind: Kind, settings: Settings) -> Policy | None:
 
 
 def _layer(spec: Any, settings: Any, *, kind: Kind, v1: bool) -> nn.Module:
-    if not spec.schedule.quantized_init:
+    if not spec.quantized_init:
         return _module(spec, kind=kind)
     if v1:
         made = _te().fp8_model_init()
@@ -122,17 +122,17 @@ def _layer(spec: Any, settings: Any, *, kind: Kind, v1: bool) -> nn.Module:
 def _module(spec: Any, *, kind: Kind) -> Any:
     te = _te()
     options = {"bias": spec.bias, "params_dtype": DTYPES[spec.dtype], "device": "cuda"}
-    if spec.schedule.layer == "layernorm_linear":
+    if spec.layer == "layernorm_linear":
         return te.LayerNormLinear(spec.k, spec.k, **options)
-    if spec.schedule.layer == "rmsnorm_linear":
+    if spec.layer == "rmsnorm_linear":
         return te.LayerNormLinear(spec.k, spec.k, normalization="RMSNorm", **options)
-    if spec.schedule.layer == "layernorm_mlp":
+    if spec.layer == "layernorm_mlp":
         with patch.dict(os.environ, _ONE_KERNEL):
             return te.LayerNormMLP(spec.k, 2 * spec.k, **options)
-    if spec.schedule.layer == "grouped_linear":
+    if spec.layer == "grouped_linear":
         groups = te.GroupedLinear(2, spec.k, spec.k, **options)
         return _InTwoGroups(groups, 32 if kind == "mx" else 16)
-    if spec.schedule.layer == "transformer_layer":
+    if spec.layer == "transformer_layer":
         # parameters of their own for q, k and v cannot be made in FP8
         options |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "fuse_qkv_params": True}
         with patch.dict(os.environ, _ONE_KERNEL):
@@ -269,10 +269,10 @@ def _subject(kind: Kind, device: str) -> Subject:
 def _carries(kind: Kind) -> Carries:
     delayed = kind == "delayed"
     return Carries(
-        layers=_LAYERS_V1 if _v1() else _LAYERS_V2,  # type: ignore[arg-type]
+        layers=_LAYERS_V1 if _v1() else _LAYERS_V2,
         layouts=("chain", "twice", "frozen_first", "dangling", "branch"),
         # torch's own is known not to see regions: once for two of the library's
-        checkpoints=(*_OURS, *_OURS, ("torch", False), ("torch", True)),
+        checkpoints=(*_OURS, *_OURS, "by_torch", "by_torch_reentrant"),
         caching=True,
         quantized_init=True,
         settings=delayed,
@@ -284,7 +284,7 @@ def _carries(kind: Kind) -> Carries:
     )
 
 
-def _refusal(kind: Kind, spec: Spec) -> str:
+def _refusal(kind: Kind, spec: Spec, device: str) -> str:
     if kind == "mx" and (spec.m % 32 or spec.k % 32):
         return "MXFP8 quantises blocks of 32 along both dimensions"
     return ""

@@ -25,6 +25,8 @@ What = Literal[
     "attention", "state", "cast", "pending", "error", "module",
 ]  # fmt: skip
 AtPhase = Literal["", "convert", "forward", "recompute", "backward"]
+#: Of what was multiplied.
+Phase = Literal["forward", "recompute", "backward"]
 Side = Literal["", "a", "b"]
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from narrowfuzz.case import Compile, Spec
-from narrowfuzz.schedule.events import Schedule
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ _CHECKPOINTS = {
         "+checkpoint_by_torch_reentrant", "recomputed by torch's reentrant checkpoint",
     ),
 }  # fmt: skip
-#: Those of models; a schedule says whose checkpoint it takes.
+#: Those of converted models; a library may have a checkpoint of its own.
 _OF_MODELS = ("none", "full", "reentrant", "selective")
 
 
@@ -111,7 +110,7 @@ COMPILED: dict[Compile, tuple[Arm, ...]] = {
 }
 
 LADDER = (REFERENCE, *(with_checkpoint(arm, c) for arm in _STAGES for c in _OF_MODELS))
-#: Every arm there is, those of schedules as well.
+#: Every arm there is, those of a library's own layers as well.
 BY_NAME = {arm.name: arm for arm in (*LADDER, *(with_checkpoint(EAGER, c) for c in _CHECKPOINTS))}
 
 
@@ -122,21 +121,8 @@ def base_of(spec: Spec) -> Arm:
 
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
-    if spec.schedule is not None:
-        return _of_schedule(spec.schedule)
     rungs: list[Arm] = []
     for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
         rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))
     rungs += [with_checkpoint(arm, spec.checkpoint) for arm in COMPILED[spec.compile]]
     return tuple(rungs)
-
-
-def _of_schedule(schedule: Schedule) -> tuple[Arm, ...]:
-    if schedule.checkpoint == "none":
-        return (EAGER,)
-    kinds = {
-        ("library", False): "full", ("library", True): "reentrant",
-        ("torch", False): "by_torch", ("torch", True): "by_torch_reentrant",
-    }  # fmt: skip
-    kind = kinds[schedule.checkpoint_by, schedule.reentrant]
-    return EAGER, with_checkpoint(EAGER, kind)

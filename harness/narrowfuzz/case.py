@@ -18,24 +18,38 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import msgspec
 from msgspec import Meta
 
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.schedule.events import Backward, Event, Forward, Schedule, Step, plain_training
+from narrowfuzz.catalog import LIBRARY, MODELS
+from narrowfuzz.schedule.events import (
+    Backward,
+    Event,
+    Forward,
+    Layout,
+    Settings,
+    Step,
+    Wraps,
+    plain_training,
+)
 
-#: 2 added models, schedules and more rungs, 3 the variant, 4 ladder data, 5 events of models; older
-#: files mean the same as ever.
-SCHEMA = 5
+#: 2 added models, a library's own layers and more rungs, 3 the variant, 4 ladder data, 5 events of
+#: models; until then what happened to a library's layers was a record of its own. Older files mean
+#: the same as ever.
+SCHEMA = 6
 #: A case file is under 3 kB; anything much larger is not one.
 MAX_CASE_BYTES = 1 << 20
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
     ModelName = str
+    AnyModel = str
 else:
     ModelName = Literal[tuple(MODELS)]
-Layout = Literal["contiguous", "transposed", "strided"]
+    AnyModel = Literal[(*MODELS, *LIBRARY)]
+InputLayout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
 Checkpoint = Literal["none", "full", "reentrant", "selective"]
+#: A library's own layers may be recomputed by its own checkpoint, or by torch's.
+AnyCheckpoint = Literal["none", "full", "reentrant", "selective", "by_torch", "by_torch_reentrant"]
 #: Whose kernels multiply in eager runs: oneDNN's, as users have it, PyTorch's own, or each in turn.
 Kernels = Literal["default", "both", "native"]
 Compile = Literal["none", "aot_eager", "aot_eager_decomp_partition", "inductor"]
@@ -76,7 +90,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recipe: str
     #: Which of the recipe's code paths runs; "" is the recipe's first.
     backend: str = ""
-    model: ModelName = "linear"
+    model: AnyModel = "linear"
     #: Rows per batch entry (M), in_features or model width (K), out_features, hidden width or
     #: vocabulary (N).
     m: Dim = 32
@@ -86,7 +100,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     batch: Annotated[int, Meta(ge=0, le=64)] = 0
     bias: bool = False
     dtype: Dtype = "bf16"
-    input_layout: Layout = "contiguous"
+    input_layout: InputLayout = "contiguous"
     grad_layout: GradLayout = "contiguous"
     #: Attention heads; attention runs on the fused kernel or as plain matmuls and a softmax.
     heads: Literal[1, 2, 4] = 1
@@ -99,7 +113,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     microbatches: Annotated[int, Meta(ge=1, le=3)] = 1
     optimizer: Optimizer = "sgd"
     lifecycle: Lifecycle = "none"
-    checkpoint: Checkpoint = "none"
+    checkpoint: AnyCheckpoint = "none"
+    wraps: Wraps = "whole"
     compile: Compile = "none"
     #: One graph for any number of rows.
     dynamic: bool = False
@@ -110,8 +125,42 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kernels: Kernels = "default"
     #: What happens to a model, event by event; (): ``steps`` of ``microbatches``.
     events: Annotated[tuple[Event, ...], Meta(max_length=64)] = ()
-    #: A library's own layers, and what happens to them.
-    schedule: Schedule | None = None
+    #: How a library's own layers follow each other, and how many there are of a chain.
+    layout: Layout = "chain"
+    depth: Annotated[int, Meta(ge=1, le=3)] = 1
+    #: Their parameters are made in the narrow format.
+    quantized_init: bool = False
+    settings: Settings = Settings()
+
+    @property
+    def layer(self) -> str:
+        """The library's own layer that the model is made of; "" where a model is converted."""
+        return LIBRARY.get(self.model, "")
+
+    @property
+    def layers(self) -> int:
+        """How many of a library's layers the model has."""
+        return {"chain": self.depth, "twice": 1}.get(self.layout, 2)
+
+    @property
+    def calls(self) -> int:
+        """Calls of a library's layers in one forward."""
+        return {"chain": self.depth, "branch": 1}.get(self.layout, 2)
+
+    @property
+    def region(self) -> Literal["none"] | Wraps:
+        """What a checkpoint wraps, if there is one."""
+        return "none" if self.checkpoint == "none" else self.wraps
+
+    @property
+    def checkpoint_by(self) -> Literal["library", "torch"]:
+        """Whose checkpoint function it is."""
+        return "library" if self.checkpoint in get_args(Checkpoint) else "torch"
+
+    @property
+    def reentrant(self) -> bool:
+        """True where a backward runs inside of the checkpoint's own."""
+        return self.checkpoint in ("reentrant", "by_torch_reentrant")
 
     @property
     def training(self) -> tuple[Event, ...]:
@@ -142,8 +191,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def direct(self) -> bool:
         """True for one linear, run once: its tensors are the case's, and every rule applies."""
-        once = not self.scheduled and self.schedule is None
-        return self.model == "linear" and once and not self.autocast
+        return self.model == "linear" and not self.scheduled and not self.autocast
 
     @property
     def native(self) -> bool:
@@ -259,11 +307,40 @@ def load_case(raw: bytes) -> Case:
             )
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")
+        if version < 6:
+            return msgspec.convert(_upgraded(msgspec.json.decode(raw)), Case)
         return msgspec.json.decode(raw, type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a valid case: {error}{_known(str(error))}") from None
     except RecursionError:
         raise ValueError("not a valid case: nested too deeply") from None
+
+
+#: Until schema 5, by whose checkpoint it was and whether it was reentrant.
+_CHECKPOINTS = {
+    ("library", False): "full", ("library", True): "reentrant",
+    ("torch", False): "by_torch", ("torch", True): "by_torch_reentrant",
+}  # fmt: skip
+
+
+def _upgraded(told: Any) -> Any:
+    """A case of an older schema in the words of today: the schedule of a library's layers is part
+    of its Spec. What makes no sense stays, and is refused in its place."""
+    if not isinstance(told, dict):
+        return told
+    earlier = [_upgraded(one) for one in told.get("history", ())]
+    told = {**told, "history": earlier} if earlier else dict(told)
+    spec = told.get("spec")
+    if not isinstance(spec, dict) or not isinstance(schedule := spec.get("schedule"), dict):
+        return told
+    kept = {name: value for name, value in spec.items() if name != "schedule"}
+    schedule = dict(schedule)
+    kept["model"] = f"library_{schedule.pop('layer', 'linear')}"
+    by, reentrant = schedule.pop("checkpoint_by", "library"), schedule.pop("reentrant", False)
+    wraps = schedule.pop("checkpoint", "none")
+    if wraps != "none":
+        kept |= {"checkpoint": _CHECKPOINTS.get((by, reentrant), by), "wraps": wraps}
+    return {**told, "spec": kept | schedule}
 
 
 _NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)`\Z")

@@ -149,6 +149,15 @@ MODELS: dict[str, Model] = {
         ),
     )
 }  # fmt: skip
+#: Models made of a library's own layers, which quantise inside regions and may keep scales: which
+#: layer each has, simplest first. Recipes say which of them they carry.
+LIBRARY: dict[str, str] = {
+    f"library_{layer}": layer
+    for layer in (
+        "linear", "layernorm_linear", "rmsnorm_linear", "layernorm_mlp", "grouped_linear",
+        "transformer_layer",
+    )
+}  # fmt: skip
 
 
 def of_kind(*kinds: str) -> tuple[str, ...]:

@@ -6,15 +6,15 @@ the generator cannot draw is not in the universe; one that it can and has not, i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import get_args
 
 from narrowfuzz.arm import EAGER, EAGER_NATIVE
-from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec
-from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule import of_models
-from narrowfuzz.schedule.stimulus import census, possible
+from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, ModelName, Spec
+from narrowfuzz.recipe import AnyRecipe, Recipe, of_kind
+from narrowfuzz.schedule import story
+from narrowfuzz.schedule.stimulus import possible
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import EXACT, WILD
 from narrowfuzz.trainings import not_reentrant
@@ -47,42 +47,63 @@ def _rung(spec: Spec) -> str:
 
 
 def pairs(case: Case) -> tuple[Pair, ...]:
-    """Every pair of features that meets in this case; a schedule's features meet its recipe."""
+    """Every pair of features that meets in this case; what happens in it meets its recipe."""
     recipe = ("recipe", case.spec.recipe)
-    if case.spec.schedule is not None:
-        return tuple((recipe, ("schedule", name)) for name in sorted(census(case.spec.schedule)))
-    happened = sorted(of_models.features(case.spec.events))
-    met = tuple((recipe, ("schedule", name)) for name in happened)
+    met = tuple((recipe, ("schedule", name)) for name in sorted(story.features(case.spec)))
     return (*combinations(features(case), 2), *met)
 
 
 def universe(
-    recipes: Mapping[str, Recipe],
-    rungs: Collection[Compile],
-    stateful: Mapping[str, Stateful] | None = None,
-    *,
-    native: bool = False,
+    recipes: Mapping[str, AnyRecipe], rungs: Collection[Compile], *, native: bool = False
 ) -> frozenset[Pair]:
     """All pairs that the generator can draw; ``native``: on PyTorch's own kernels, too."""
-    playable = {name: possible(recipe.carries()) for name, recipe in (stateful or {}).items()}
-    playable |= {name: _playable(recipe) for name, recipe in recipes.items()}
-    of_schedules = {
+    happening = frozenset(
         (("recipe", name), ("schedule", feature))
-        for name, features in playable.items()
-        for feature in features
-    }
+        for name, recipe in recipes.items()
+        for feature in _playable(recipe)
+    )
     eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
-    return _of_models(recipes, taken) | of_schedules
+    found = _of_converted(of_kind(recipes, Recipe), taken) | happening
+    for recipe in of_kind(recipes, Stateful).values():
+        found |= _of_library(recipe)
+    return found
 
 
-def _playable(recipe: Recipe) -> frozenset[str]:
-    """Features that a model's events may have under this recipe; an infinity is the data's."""
+def _playable(recipe: AnyRecipe) -> frozenset[str]:
+    """Features that a training may have under this recipe; an infinity is a converted model's
+    data's."""
+    if isinstance(recipe, Stateful):
+        return possible(recipe.carries())
     lacking = {"inf"} | (set() if recipe.autocasts else {"inside autocast"})
-    return frozenset(of_models.FEATURES) - lacking
+    return story.OF_CONVERTED - lacking
 
 
-def _of_models(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pair]:
+def _of_library(recipe: Stateful) -> frozenset[Pair]:
+    """Pairs of a library's own layers, on normal values in eager."""
+    carries = recipe.carries()
+    values: dict[str, Sequence[str]] = {
+        "recipe": [recipe.name],
+        "model": [f"library_{layer}" for layer in carries.layers],
+        "rung": [EAGER.name],
+        "checkpoint": ["none", *carries.checkpoints],
+        "dtype": list(recipe.dtypes),
+        "data": [DataSpec().values],
+    }
+    return frozenset(_pairs(values))
+
+
+def _pairs(values: Mapping[str, Sequence[str]]) -> Iterator[Pair]:
+    """Any value of one dimension with any of another."""
+    return (
+        ((one, a), (two, b))
+        for one, two in combinations(DIMENSIONS, 2)
+        for a in values[one]
+        for b in values[two]
+    )
+
+
+def _of_converted(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pair]:
     if not recipes:
         return frozenset()
     values: dict[str, list[str]] = {
@@ -93,13 +114,7 @@ def _of_models(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pai
         "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),
         "data": [*EXACT, *WILD],
     }
-    found = (
-        ((one, a), (two, b))
-        for one, two in combinations(DIMENSIONS, 2)
-        for a in values[one]
-        for b in values[two]
-    )
-    return frozenset(pair for pair in found if _possible(pair, recipes))
+    return frozenset(pair for pair in _pairs(values) if _possible(pair, recipes))
 
 
 def _dtypes(recipe: Recipe) -> list[str]:

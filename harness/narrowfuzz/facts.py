@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 from narrowfuzz.case import Case
 from narrowfuzz.machine import Machine
-from narrowfuzz.schedule.events import Schedule
-from narrowfuzz.schedule.of_models import features
-from narrowfuzz.schedule.story import FEATURES, story
+from narrowfuzz.schedule.events import Settings
+from narrowfuzz.schedule.story import FEATURES, features
 from narrowfuzz.verdict import Verdict
 
 Fact = str | int | float | bool | frozenset[str] | None
@@ -45,24 +44,12 @@ def _of_spec(name: str) -> Callable[[Context], Fact]:
     return lambda context: getattr(context.case.spec, name)
 
 
-def _of_schedule(read: Callable[[Schedule], Fact]) -> Callable[[Context], Fact]:
-    def fact(context: Context) -> Fact:
-        schedule = context.case.spec.schedule
-        return None if schedule is None else read(schedule)
-
-    return fact
+def _of_settings(name: str) -> Callable[[Context], Fact]:
+    return lambda context: getattr(context.case.spec.settings, name)
 
 
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
     return lambda context: None if context.verdict is None else read(context.verdict)
-
-
-def _features(context: Context) -> Fact:
-    spec = context.case.spec
-    if spec.schedule is None:
-        return features(spec.events)
-    told = story(spec.schedule)
-    return frozenset(name for name, asks in FEATURES.items() if asks(told))
 
 
 #: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity.
@@ -83,7 +70,8 @@ _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
     "input_layout", "grad_layout", "heads", "attention", "grad_mode", "steps",
     "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
-    "memory_budget", "kernels",
+    "memory_budget", "kernels", "layer", "layout", "depth", "region", "checkpoint_by", "reentrant",
+    "quantized_init",
 )  # fmt: skip
 
 FACTS: dict[str, Callable[[Context], Fact]] = {
@@ -92,19 +80,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "regime": lambda context: context.case.data.regime,
     "values": lambda context: context.case.data.values,
     "non_finite": lambda context: _may_be_non_finite(context.case),
-    "layer": _of_schedule(lambda s: s.layer),
-    "layout": _of_schedule(lambda s: s.layout),
-    "depth": _of_schedule(lambda s: s.depth),
-    "region": _of_schedule(lambda s: s.checkpoint),
-    "checkpoint_by": _of_schedule(lambda s: s.checkpoint_by),
-    "reentrant": _of_schedule(lambda s: s.reentrant),
-    "quantized_init": _of_schedule(lambda s: s.quantized_init),
-    "history": _of_schedule(lambda s: s.settings.history),
-    "algorithm": _of_schedule(lambda s: s.settings.algorithm),
-    "margin": _of_schedule(lambda s: s.settings.margin),
-    "format": _of_schedule(lambda s: s.settings.format),
-    "fused": _of_schedule(lambda s: s.settings.fused),
-    "features": _features,
+    **{name: _of_settings(name) for name in Settings.__struct_fields__},
+    "features": lambda context: features(context.case.spec),
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),
     "device": lambda context: context.device,

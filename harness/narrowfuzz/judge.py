@@ -13,7 +13,8 @@ from functools import partial
 import msgspec
 from torch.nn import Linear
 
-from narrowfuzz.arm import LADDER, Arm, base_of, climb
+from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.arm import Arm, base_of, climb
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.training import AFTER
@@ -23,27 +24,22 @@ from narrowfuzz.catalog import MODELS
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.event_data import with_events
-from narrowfuzz.judge_schedule import judge_schedule, observe, run_arms
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
+from narrowfuzz.observe_library import observe_library, run_library
 from narrowfuzz.oracles import BY_NAME, ORACLES, rules_of
 from narrowfuzz.oracles.applied import checks
 from narrowfuzz.oracles.causes import explained
 from narrowfuzz.oracles.contract import accepted
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import Oracle, plain
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.programs import Programs
-from narrowfuzz.recipe import Recipe, unknown
-from narrowfuzz.schedule.carries import check_carried
-from narrowfuzz.schedule.rules import check_schedule
-from narrowfuzz.schedule.trace import StateTrace
-from narrowfuzz.stateful import Stateful, Subject
+from narrowfuzz.recipe import AnyRecipe, Recipe, of_kind, unknown
 from narrowfuzz.trace import Trace
-from narrowfuzz.trainings import check_events
 from narrowfuzz.verdict import BAD, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS = 20
@@ -76,18 +72,15 @@ class Judgement:
 class Judge:
     """Recipes, ledger and selected arms and oracles, plus the cache of built programs."""
 
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, AnyRecipe]
     ledger: Ledger
     arms: frozenset[str] | None = None
     oracles: Sequence[Oracle] = ORACLES
     device: Device = field(default_factory=Device)
-    #: Recipes that schedules run on.
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
     #: Called with each case of another shape or layout that a relation is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
     #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
     unseen: dict[str, str] = field(default_factory=dict)
-    _subjects: dict[str, Subject] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = Programs(self.recipes, self.device.torch)
@@ -117,15 +110,12 @@ class Judge:
         for earlier in case.history:
             self.run_arms(earlier)
             self.programs.clear()  # its models are dead by now
-        if case.spec.schedule is not None:
-            return self._judge_schedule(case, oracles, only, focus)
-        chosen = self.oracles if oracles is None else oracles
+        rules, asked = rules_of(case.spec), self.oracles if oracles is None else oracles
+        chosen = [oracle for oracle in asked if rules.get(oracle.name) is oracle]
         repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
-        family = self.family(case.spec)
+        family = self.recipe(case.spec).family
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
         verdicts, ran = _judged(evidence, chosen), evidence.ran
-        if (unseen := evidence.unseen) is not None:
-            self.unseen.setdefault(case.spec.recipe, unseen)
         judgement = self._fold(case, family, verdicts, ran)
         if judgement.causes and case.spec.native:
             spec = msgspec.structs.replace(case.spec, kernels="default")
@@ -148,11 +138,36 @@ class Judge:
         *,
         focus: int | None = None,
         repeat: bool = True,
+    ) -> Evidence | LibraryEvidence:
+        """What the rules judge of a case: its runs, and what they are held against. Raises
+        ValueError naming what of it its recipe cannot play."""
+        recipe = self.recipe(case.spec)
+        recipe.check(case.spec)
+        if isinstance(recipe, Recipe):
+            evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
+            if (unseen := evidence.unseen) is not None:
+                self.unseen.setdefault(recipe.name, unseen)
+            return evidence
+        return observe_library(
+            case,
+            self.programs.subject(recipe),
+            self._chosen(case.spec, only),
+            self.ledger.deviations(case),
+            recipe.refusal(case.spec, self.device.torch),
+            focus,
+        )
+
+    def _observe(
+        self,
+        case: Case,
+        recipe: Recipe,
+        only: frozenset[str] | None,
+        *,
+        focus: int | None,
+        repeat: bool,
     ) -> Evidence:
-        """What the rules judge of a case of a model: its runs, and what they are held against."""
-        recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
-        check_events(case.spec, autocasts=recipe.autocasts)
-        tensors, plan = tensors_of(case, recipe), self.plan(case.spec)
+        model, plan = MODELS[case.spec.model], self.plan(case.spec)
+        tensors = tensors_of(case, recipe)
         traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
         return Evidence(
             case=case,
@@ -171,7 +186,9 @@ class Judge:
             deviations=self.ledger.deviations(self.as_known(case)),
             refusal=recipe.refusal(case.spec, self.device.torch),
             rerun=partial(self._rerun, case),
-            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
+            peers=lambda: power_of_two_peers(
+                of_kind(self.recipes, Recipe), case.spec, self.device.torch
+            ),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=self.plan_of_converted,
             plan_of_other=self.plan,
@@ -188,62 +205,18 @@ class Judge:
         program = self.programs.of(spec, base_of(spec))
         return program.run(tensors, tap=True, spec=spec, events=AFTER.get(event))
 
-    def _judge_schedule(
-        self,
-        case: Case,
-        oracles: Sequence[Oracle] | None,
-        only: frozenset[str] | None,
-        focus: int | None,
-    ) -> Judgement:
-        recipe = self.stateful_recipe(case.spec)
-        assert case.spec.schedule is not None
-        check_schedule(case.spec.schedule)
-        check_carried(case.spec.schedule, recipe.carries(), recipe.name)
-        verdicts, ran = judge_schedule(
-            case,
-            recipe,
-            self._subject(recipe),
-            self.ledger.deviations(case),
-            [o.name for o in oracles or rules_of(case.spec).values()],
-            only,
-            focus,
-        )
-        return self._fold(case, recipe.family, verdicts, ran)
-
-    def run_arms(self, case: Case) -> Mapping[str, Trace | StateTrace]:
+    def run_arms(self, case: Case) -> Mapping[str, Trace]:
         """What every rung of a case leaves, unjudged."""
-        if case.spec.schedule is not None:
-            return run_arms(case, self._subject(self.stateful_recipe(case.spec)), self.arms)
-        traces, _ = self._run(case.spec, tensors_of(case, self.recipe(case.spec)), None)
-        return traces
-
-    def observe_schedule(self, case: Case) -> ScheduleEvidence:
-        """What the rules judge of a schedule: its runs, event by event."""
-        recipe = self.stateful_recipe(case.spec)
-        return observe(case, recipe, self._subject(recipe), self.ledger.deviations(case))
-
-    def _subject(self, recipe: Stateful) -> Subject:
-        if recipe.name not in self._subjects:
-            recipe.prepare()
-            self._subjects[recipe.name] = recipe.subject(self.device.torch)
-        return self._subjects[recipe.name]
-
-    def stateful_recipe(self, spec: Spec) -> Stateful:
-        """The recipe a schedule runs on. Raises ValueError with the nearest match."""
-        if spec.recipe not in self.stateful:
-            raise ValueError(unknown("stateful recipe", spec.recipe, self.stateful))
-        return self.stateful[spec.recipe]
-
-    def family(self, spec: Spec) -> str:
-        """The family that findings of this Spec belong to."""
-        found = self.recipe(spec) if spec.schedule is None else self.stateful_recipe(spec)
-        return found.family
+        recipe = self.recipe(case.spec)
+        if isinstance(recipe, Recipe):
+            return self._run(case.spec, tensors_of(case, recipe), None)[0]
+        return run_library(case, self.programs.subject(recipe), self.rungs(case.spec))
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""
         wanted, base = fingerprint(verdict, family), base_of(case.spec)
         arms = frozenset({base.name, verdict.arm})
-        rule = [BY_NAME[verdict.oracle]]
+        rule = [rules_of(case.spec)[verdict.oracle]]
         for seed in range(1000, 1000 + FRESH_DRAWS):
             data = msgspec.structs.replace(case.data, seed=seed)
             other = msgspec.structs.replace(case, data=data)
@@ -252,18 +225,25 @@ class Judge:
                 return False
         return True
 
-    def recipe(self, spec: Spec) -> Recipe:
+    def recipe(self, spec: Spec) -> AnyRecipe:
         """The Spec's recipe. Raises ValueError with the nearest match."""
         if spec.recipe not in self.recipes:
             raise ValueError(unknown("recipe", spec.recipe, self.recipes))
-        recipe = self.recipes[spec.recipe]
+        return self.recipes[spec.recipe]
+
+    def converting(self, spec: Spec) -> Recipe:
+        """The Spec's recipe, which converts a model. Raises ValueError as ``recipe``, or if it runs
+        a library's own layers."""
+        recipe = self.recipe(spec)
+        if not isinstance(recipe, Recipe):
+            raise ValueError(f"{recipe.name} runs a library's own layers: it has no plan")
         recipe.backend(spec)
         return recipe
 
     def plan(self, spec: Spec) -> Plan:
         """The recipe's plan on this device, or that of a plain linear where conversion leaves the
         Spec's alone. Raises ValueError as ``recipe``."""
-        recipe, plan = self.recipe(spec), self.plan_of_converted(spec)
+        recipe, plan = self.converting(spec), self.plan_of_converted(spec)
         if spec.model != "linear" or not plan.quantised or recipe.converted is None:
             return plan
         linear = Linear(spec.k, spec.n, spec.bias, device="meta")
@@ -273,7 +253,7 @@ class Judge:
 
     def plan_of_converted(self, spec: Spec) -> Plan:
         """The recipe's plan of what it converts. Raises ValueError as ``recipe``."""
-        return self.recipe(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
+        return self.converting(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
 
     def rungs(self, spec: Spec) -> tuple[Arm, ...]:
         """The arms this case runs on here; what others are compared with is always among them."""
@@ -288,6 +268,9 @@ class Judge:
             )
         )
 
+    def _chosen(self, spec: Spec, only: frozenset[str] | None) -> list[Arm]:
+        return [arm for arm in self.rungs(spec) if only is None or arm.name in only]
+
     def _run(
         self,
         spec: Spec,
@@ -299,9 +282,7 @@ class Judge:
     ) -> tuple[dict[str, Trace], dict[str, Trace]]:
         traces: dict[str, Trace] = {}
         repeats: dict[str, Trace] = {}
-        for arm in self.rungs(spec):
-            if only is not None and arm.name not in only:
-                continue
+        for arm in self._chosen(spec, only):
             program = self.programs.of(spec, arm)
             traces[arm.name] = self.programs.tapped(program, tensors, spec, focus)
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
@@ -317,19 +298,19 @@ class Judge:
     def as_known(self, case: Case, verdict: Verdict | None = None) -> Case:
         """The case under the name of the recipe that its own is based on, as the ledger has it; of
         a linear that conversion left alone, of the plain one."""
-        recipe, spec = self.recipes.get(case.spec.recipe), case.spec
+        recipe, spec = self.recipe(case.spec), case.spec
         if verdict is not None and verdict.unconverted:
             spec = msgspec.structs.replace(spec, recipe=f"{PLAIN_FAMILY}.{spec.dtype}", backend="")
-        elif recipe is not None and recipe.based_on:
+        elif recipe.based_on:
             spec = msgspec.structs.replace(spec, recipe=recipe.based_on)
         return msgspec.structs.replace(case, spec=spec)
 
     def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
         """Keep first causes: a verdict explained by one upstream of it is its consequence."""
-        schedule, rules = case.spec.schedule, rules_of(case.spec)
-        rung = {arm.name: i for i, arm in enumerate(climb(case.spec) if schedule else LADDER)}
+        rules = rules_of(case.spec)
+        rung = {name: i for i, name in enumerate(ARMS)}
         rank = {name: i for i, name in enumerate(rules)}
-        single = schedule is None and case.spec.model == "linear"
+        single = case.spec.model == "linear"
         ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
         roots: list[Verdict] = []
         folded: list[Verdict] = []
@@ -362,8 +343,10 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
 
 
-def _judged(evidence: Evidence, oracles: Sequence[Oracle]) -> list[Verdict]:
+def _judged(evidence: Evidence | LibraryEvidence, oracles: Sequence[Oracle]) -> list[Verdict]:
     """Of every rule, also where there is nothing that it could look at."""
+    if isinstance(evidence, LibraryEvidence):
+        return list(verdicts_of(evidence, oracles))
     verdicts = [
         plain(oracle.name, arm, "output", "inconclusive", reason)
         for arm, reason in evidence.void.items()
@@ -379,7 +362,9 @@ def _judged(evidence: Evidence, oracles: Sequence[Oracle]) -> list[Verdict]:
     return verdicts
 
 
-def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
+def verdicts_of(
+    evidence: Evidence | LibraryEvidence, oracles: Sequence[Oracle]
+) -> Iterator[Verdict]:
     """Of every rule on all it is applied to."""
     for place, check, seen in checks(evidence, oracles):
         for verdict in check(seen):
@@ -392,10 +377,12 @@ def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdi
             yield verdict
 
 
-def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
+def power_of_two_peers(
+    recipes: Mapping[str, AnyRecipe], spec: Spec, device: str
+) -> dict[str, Plan]:
     """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
     peers: dict[str, Plan] = {}
-    for name, recipe in recipes.items():
+    for name, recipe in of_kind(recipes, Recipe).items():
         other = msgspec.structs.replace(spec, recipe=name, backend="")
         if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
             continue

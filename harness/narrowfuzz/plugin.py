@@ -96,7 +96,7 @@ class Harness:
         from narrowfuzz.device import choose, enter
         from narrowfuzz.judge import Judge
         from narrowfuzz.ledger import Ledger, load_ledger
-        from narrowfuzz.recipe import Recipe, of_kind, runnable
+        from narrowfuzz.recipe import Recipe, runnable
         from narrowfuzz.stateful import Stateful
         from narrowfuzz.trials import Trials
 
@@ -105,23 +105,17 @@ class Harness:
             choose(name, _number(config))
             device = enter(name)
             everything, chosen = _recipes(config)
-            self.recipes = [
-                able
-                for r in chosen
-                if isinstance(r, Recipe) and (able := runnable(r, device.torch))
-            ]
-            self.stateful = [
-                r for r in chosen if isinstance(r, Stateful) and not r.unavailable(device.torch)
-            ]
-            if not self.recipes and not self.stateful:
+            able = [here for r in chosen if (here := runnable(r, device.torch))]
+            self.recipes = [r for r in able if isinstance(r, Recipe)]
+            self.stateful = [r for r in able if isinstance(r, Stateful)]
+            if not able:
                 raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
             bare = config.getoption("--nf-no-ledger")
             trials = Trials(device=name)
             ledger = Ledger([]) if bare else load_ledger(trials, device.torch)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        recipes, stateful = of_kind(everything, Recipe), of_kind(everything, Stateful)
-        self.judge = Judge(recipes, ledger, device=device, stateful=stateful)
+        self.judge = Judge(everything, ledger, device=device)
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
@@ -215,14 +209,14 @@ class Harness:
 
     def check_schedules(self, rules: tuple[str, ...]) -> None:
         """As ``check``, on schedules of the stateful recipes that patch nothing."""
-        from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+        from narrowfuzz.oracles import ORACLES
         from narrowfuzz.strategies import schedule_cases
 
         __tracebackhide__ = True
         here = [r for r in self.stateful if not r.process]
         if not here:
             pytest.skip("none of the selected recipes keeps a state and patches nothing")
-        self.check(schedule_cases(here), rules, SCHEDULE_ORACLES)
+        self.check(schedule_cases(here), rules, ORACLES)
 
     def check_patched(self) -> None:
         """A short campaign, in processes of its own, over the recipes that have to patch a library.

@@ -17,7 +17,8 @@ from narrowfuzz.arm import Arm
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Spec, compile_key
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.stateful import Stateful, Subject
 from narrowfuzz.trace import Trace
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
@@ -28,11 +29,19 @@ _KEPT = 40
 class Programs:
     """The programs of these recipes on a device, as torch calls it."""
 
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, AnyRecipe]
     device: str
     compiles: int = 0
     compile_seconds: float = 0.0
+    _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
+
+    def subject(self, recipe: Stateful) -> Subject:
+        """The recipe's library, made ready."""
+        if recipe.name not in self._subjects:
+            recipe.prepare()
+            self._subjects[recipe.name] = recipe.subject(self.device)
+        return self._subjects[recipe.name]
 
     def of(self, spec: Spec, arm: Arm) -> Program:
         """The Spec's program. A training that is more than steps has a model of its own each time:
@@ -69,7 +78,9 @@ class Programs:
         self._kept.clear()
 
     def _built(self, spec: Spec, arm: Arm) -> Program:
-        return Program(spec, self.recipes[spec.recipe], arm, device=self.device)
+        recipe = self.recipes[spec.recipe]
+        assert isinstance(recipe, Recipe)
+        return Program(spec, recipe, arm, device=self.device)
 
     def _forget_compiled(self, keep: str) -> None:
         """Drop other Specs' artefacts: Dynamo caches by code object and would recompile, then give

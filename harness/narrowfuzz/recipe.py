@@ -21,6 +21,7 @@ from narrowfuzz.content import content_dir, load_definitions
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.trace import ChangeKind
+from narrowfuzz.trainings import check_events
 
 T = TypeVar("T")
 K = TypeVar("K", bound="Recipe | Stateful")
@@ -62,6 +63,10 @@ def converts_nothing(module: Any) -> bool:
 def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
     """For recipes that convert nothing: no module will."""
     return False
+
+
+def nothing() -> None:
+    """For recipes that need nothing to be made ready."""
 
 
 def every_linear(module: Any, name: str, spec: Spec) -> bool:
@@ -127,6 +132,11 @@ class Recipe:
     based_on: str = ""
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: As of a library's own layers (``stateful.py``): the kind of process that it runs in, what is
+    #: called once before processes start, and once in each.
+    process: str = ""
+    provide: Callable[[], None] = nothing
+    prepare: Callable[[], None] = nothing
 
     @property
     def autocasts(self) -> bool:
@@ -140,6 +150,15 @@ class Recipe:
             raise ValueError(unknown("backend", name, self.backends, of=self.name))
         return name
 
+    def check(self, spec: Spec) -> None:
+        """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
+        self.backend(spec)
+        check_events(spec, autocasts=self.autocasts)
+
+
+#: What converts a model, or runs a library's own layers.
+AnyRecipe = Recipe | Stateful
+
 
 def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
     """The sentence for a name that does not exist, with the nearest match."""
@@ -149,13 +168,13 @@ def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
     return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
 
 
-def load_every(extra_files: Sequence[Path] = ()) -> dict[str, Recipe | Stateful]:
+def load_every(extra_files: Sequence[Path] = ()) -> dict[str, AnyRecipe]:
     """All recipes by name; each file is executed once. Raises ValueError naming the file if one
     cannot be loaded."""
     return {r.name: r for file in _files(extra_files) for r in _load_file(file)}
 
 
-def of_kind(recipes: Mapping[str, Recipe | Stateful], kind: type[K]) -> dict[str, K]:
+def of_kind(recipes: Mapping[str, AnyRecipe], kind: type[K]) -> dict[str, K]:
     """Those that are ``Recipe`` or ``Stateful``."""
     return {name: r for name, r in recipes.items() if isinstance(r, kind)}
 
@@ -182,7 +201,7 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith((".", "_"))
 
 
-def _load_file(file: Path) -> Sequence[Recipe | Stateful]:
+def _load_file(file: Path) -> Sequence[AnyRecipe]:
     return load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
 
 
@@ -192,35 +211,40 @@ def missing_package(recipe: Recipe) -> str:
     return recipe.package if lacking else ""
 
 
-def obstacles(recipe: Recipe, device: str) -> dict[str, str]:
-    """Each backend that cannot run here, with the reason."""
-    package = missing_package(recipe)
-    if package:
+def obstacles(recipe: AnyRecipe, device: str) -> dict[str, str]:
+    """Each backend that cannot run here, with the reason; a library's own layers have one, ""."""
+    if isinstance(recipe, Stateful):
+        reasons = {"": recipe.unavailable(device)}
+    elif package := missing_package(recipe):
         return dict.fromkeys(recipe.backends, f"needs {package}: pip install {package}")
-    reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
+    else:
+        reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
     return {backend: reason for backend, reason in reasons.items() if reason}
 
 
-def runnable(recipe: Recipe, device: str) -> Recipe | None:
+def runnable(recipe: K, device: str) -> K | None:
     """The recipe with the backends that run here only; None if none does."""
     lacking = obstacles(recipe, device)
+    if isinstance(recipe, Stateful):
+        return None if lacking else recipe
     backends = tuple(b for b in recipe.backends if b not in lacking)
-    return replace(recipe, backends=backends) if backends else None
+    return replace(recipe, backends=backends) if backends else None  # type: ignore[return-value]
 
 
-def obstacle(recipe: Recipe | Stateful, device: str) -> str:
-    """Why none of it can run here, "" if some can; what a stateful one needs is fetched now."""
-    if isinstance(recipe, Recipe):
-        reasons = obstacles(recipe, device)
-        return "; ".join(reasons.values()) if len(reasons) == len(recipe.backends) else ""
-    reason = recipe.unavailable(device)
-    if reason:
-        return reason
+def obstacle(recipe: AnyRecipe, device: str) -> str:
+    """Why none of it can run here, "" if some can; what it needs is fetched now."""
+    if runnable(recipe, device) is None:
+        return "; ".join(obstacles(recipe, device).values())
     try:
         recipe.provide()
     except ValueError as error:
         return str(error)
     return ""
+
+
+def processes(recipes: Iterable[AnyRecipe]) -> list[str]:
+    """The kinds of process that these recipes need."""
+    return sorted({recipe.process for recipe in recipes})
 
 
 def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:

@@ -48,18 +48,16 @@ def replay_command(
         from te_on_cpu import environment as te
 
         te.choose(te_version)
-    from narrowfuzz.recipe import Recipe, load_every, of_kind
-    from narrowfuzz.stateful import Stateful
-
-    every = load_every(files)
-    recipes, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
     from narrowfuzz.judge import Judge
     from narrowfuzz.ledger import Ledger, load_ledger
+    from narrowfuzz.recipe import load_every
     from narrowfuzz.trials import Trials
+
+    recipes = load_every(files)
 
     settle()
     there = enter(name)
-    judge = Judge(recipes, Ledger([]), chosen, device=there, stateful=stateful)
+    judge = Judge(recipes, Ledger([]), chosen, device=there)
     console = Console(highlight=False)
     for reason in _obstacles(judge, case, chosen):
         console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
@@ -73,7 +71,7 @@ def replay_command(
         return FAILING
     if judgement.causes:
         ledger = load_ledger(Trials(device=name), there.torch)
-        again = Judge(recipes, ledger, chosen, device=there, stateful=stateful)
+        again = Judge(recipes, ledger, chosen, device=there)
         _tell(console, again, judgement, wanted)
         return FAILING
     if reason := _not_judged(judgement, kept):
@@ -116,15 +114,12 @@ def _arms(judge: Judge, case: Case) -> str:
 def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
     from narrowfuzz.recipe import obstacles
 
-    if case.spec.schedule is not None:
-        stateful = judge.stateful_recipe(case.spec)
-        reason = stateful.unavailable(judge.device.torch)
-        if not reason:
-            stateful.provide()
-        return [f"{case.spec.recipe}: {reason}"] if reason else []
     recipe = judge.recipe(case.spec)
-    reason = obstacles(recipe, judge.device.torch).get(recipe.backend(case.spec), "")
-    found = [f"{case.spec.recipe} {reason}"] if reason else []
+    lacking = obstacles(recipe, judge.device.torch)
+    if not lacking:
+        recipe.provide()
+    backend = recipe.backend(case.spec)
+    found = [f"{recipe.name} {reason}" for name, reason in lacking.items() if name == backend]
     for arm in climb(case.spec):
         if arm.name in chosen and (reason := unavailable(arm, judge.device.name)):
             found.append(f"{arm.name}: {reason}")

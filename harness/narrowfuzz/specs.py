@@ -18,7 +18,7 @@ from narrowfuzz.catalog import MODELS
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.machine import machine, onednn_stays
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule.of_models import outside_autocast
+from narrowfuzz.schedule.altered import outside_autocast
 from narrowfuzz.trainings import drawn_events, not_reentrant
 
 

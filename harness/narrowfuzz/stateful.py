@@ -1,4 +1,4 @@
-"""A stateful recipe: a library's layers behind a schedule's verbs, and what it can do of one.
+"""A stateful recipe: a library's layers behind verbs, and what of a training it can play.
 
 Verbs are functions of the recipe's file, or functools.partial of one with keyword-only arguments
 that are literals, because scripts are made of their source.
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.case import Dtype, Spec
 from narrowfuzz.numerics.delayed import Policy
-from narrowfuzz.schedule.carries import Carries
+from narrowfuzz.schedule.carries import Carries, check_carried
 from narrowfuzz.schedule.events import Settings
+from narrowfuzz.schedule.rules import check_schedule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +62,7 @@ def _nothing() -> None:
     pass
 
 
-def _never(spec: Spec) -> str:
+def _never(spec: Spec, device: str) -> str:
     return ""
 
 
@@ -81,8 +82,9 @@ class Stateful:
     subject: Callable[[str], Subject]
     carries: Callable[[], Carries]
     dtypes: tuple[Dtype, ...] = ("bf16",)
-    #: Why the library may refuse this Spec, as the rule a clear message should state.
-    refusal: Callable[[Spec], str] = _never
+    #: (Spec, device) -> why the library may refuse it there, as the rule a clear message should
+    #: state.
+    refusal: Callable[[Spec, str], str] = _never
     #: Recipes that patch a library run in processes of their own, one per name; "" patches nothing.
     process: str = ""
     #: Called once before processes start: fetch what is needed. Raises ValueError if it cannot.
@@ -93,13 +95,14 @@ class Stateful:
     unavailable: Callable[[str], str] = _here
     #: Dimensions are drawn as multiples of it.
     alignment: int = 16
+    #: As of a Recipe.
+    based_on: str = ""
 
+    def backend(self, spec: Spec) -> str:
+        """A library's own layers have one."""
+        return ""
 
-def process_of(recipe: object) -> str:
-    """Which kind of process a recipe runs in."""
-    return recipe.process if isinstance(recipe, Stateful) else ""
-
-
-def processes(recipes: Iterable[object]) -> list[str]:
-    """The kinds of process that these recipes need."""
-    return sorted({process_of(recipe) for recipe in recipes})
+    def check(self, spec: Spec) -> None:
+        """Raises ValueError naming what of the Spec it cannot play, and why."""
+        check_carried(spec, self.carries())
+        check_schedule(spec)

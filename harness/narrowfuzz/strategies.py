@@ -234,15 +234,14 @@ def schedule_cases(
     *,
     vary: frozenset[str] = SCHEDULE_FACTORS,
 ) -> Case:
-    """One stateful case: a schedule of what its recipe carries, on a small model."""
+    """One case of a library's own layers: a training that its recipe carries, on a small model."""
     recipe = draw(one_of(*recipes))
-    schedule = draw(schedules(carries=recipe.carries(), vary=vary))
+    spec = draw(schedules(recipe.name, carries=recipe.carries(), vary=vary))
     # a state's rules do not depend on how large the tensors are; time does
     size = draw(one_of(32, 32, 32, 16, 64))
     rows = draw(one_of(32, 32, 16))
-    spec = Spec(
-        recipe=recipe.name,
-        schedule=schedule,
+    spec = msgspec.structs.replace(
+        spec,
         m=max(rows, recipe.alignment),
         k=max(size, recipe.alignment),
         dtype=draw(one_of(*recipe.dtypes)),

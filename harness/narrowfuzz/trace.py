@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from narrowfuzz.address import Phase
+from narrowfuzz.moments import Moment
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Role
 
-Phase = Literal["forward", "recompute", "backward"]
 #: A: codes and scales. B: dequantised operands. C: graph inputs and outputs only.
 Level = Literal["A", "B", "C"]
 ErrorPhase = Literal["convert", "forward", "backward"]
@@ -126,6 +128,8 @@ class RunError:
     #: Innermost frame outside torch's dispatch machinery, as ``module.function``.
     where: str
     traceback: str
+    #: In which event a library's layers raised it; -1: while they were built.
+    event: int = -1
 
 
 #: Classes of what a conversion changed; no shapes, no values.
@@ -189,7 +193,8 @@ class Trace:
     arm: str
     #: output, grad_input, grad_weight and, with a bias, grad_bias; 2-D, float32 carrying the dtype.
     #: A model has "<parameter>.grad" instead and, after optimizer steps, "<parameter>". Of several
-    #: of a kind the last has the plain name, those before it have their numbers: "output@0".
+    #: of a kind the last has the plain name, those before it have their numbers: "output@0". Of a
+    #: library's layers y<forward>, x<forward>.grad@<event> and <parameter>.grad@<event>.
     outputs: dict[str, F32] = field(default_factory=dict)
     #: A single linear's GEMMs.
     sites: tuple[SiteTrace, ...] = ()
@@ -205,6 +210,13 @@ class Trace:
     void: str = ""
     #: None: not taken.
     census: Census | None = None
+    #: Of a library's layers, how things stood after each event.
+    moments: tuple[Moment, ...] = ()
+    #: Of them, the parameters that train, every parameter as the training began, and by event and
+    #: forward what a backward sent into the forward's output.
+    trained: frozenset[str] = frozenset()
+    parameters: Mapping[str, F32] = field(default_factory=dict)
+    sent: Mapping[tuple[int, int], F32] = field(default_factory=dict)
 
     def at(self, role: Role, phase: Phase) -> SiteTrace | None:
         """The site of ``role`` in ``phase``, or None where it was not recorded."""

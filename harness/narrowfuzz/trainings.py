@@ -11,7 +11,7 @@ import msgspec
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Switch
-from narrowfuzz.schedule.rules import Standing
+from narrowfuzz.schedule.rules import check_order
 from narrowfuzz.schedule.walk import Choose, Habits, walk
 
 #: Steps of a training that is drawn.
@@ -28,12 +28,9 @@ def check_events(spec: Spec, *, autocasts: bool) -> None:
             "events say what each step is: leave steps, microbatches and grad_mode at their "
             "defaults"
         )
-    standing = Standing()
-    for i, event in enumerate(spec.events):
-        objection = standing.objection(event) or _objection(spec, event, autocasts)
-        if objection:
-            raise ValueError(f"event {i} ({type(event).__name__}) is not valid there: {objection}")
-        standing.take(event)
+    if spec.layer:
+        raise ValueError(f"{spec.recipe} converts models, and {spec.model} is a library's own")
+    check_order(spec.events, lambda event: _objection(spec, event, autocasts))
 
 
 def not_reentrant(model: str, *, autocast: bool) -> str:

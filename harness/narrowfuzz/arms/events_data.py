@@ -1,5 +1,5 @@
-"""The tensors of a schedule: inputs, output gradients and parameters, each a function of the seed,
-its own name and its position."""
+"""The tensors of a training of a library's layers: inputs, output gradients and parameters, each a
+function of the seed, its own name and its position."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SPIKE = 2.0**12
 
 
 def stimuli(case: Case) -> dict[str, torch.Tensor]:
-    """Inputs x<forward> and output gradients g<backward>/<forward> of a schedule, each [M, K]."""
-    spec, schedule = case.spec, case.spec.schedule
-    assert schedule is not None
+    """Inputs x<forward> and output gradients g<backward>/<forward> of a training of a library's
+    layers, each [M, K]."""
+    spec = case.spec
     return {
         name: stimulus(
             name, values=event.values, shift=event.shift, seed=case.data.seed,
             shape=(spec.m, spec.k), dtype=DTYPES[spec.dtype],
         )
-        for _, event, number in numbers_of(schedule)
+        for _, event, number in numbers_of(spec)
         if isinstance(event, Forward | Backward)
         for name in names_of(event, number)
     }  # fmt: skip

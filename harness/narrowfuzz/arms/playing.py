@@ -1,11 +1,11 @@
-"""A schedule as the player takes it: plain events, and what else ``train`` is told."""
+"""A Spec of a library's layers as the player takes it: plain events, and what else it is told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from narrowfuzz.case import LEARNING_RATE
+from narrowfuzz.case import LEARNING_RATE, Spec
 from narrowfuzz.play import schedule as play
 from narrowfuzz.schedule.events import (
     Backward,
@@ -14,7 +14,6 @@ from narrowfuzz.schedule.events import (
     Forward,
     Open,
     Reload,
-    Schedule,
     Settings,
     Step,
     Switch,
@@ -28,15 +27,15 @@ def plain(settings: Settings) -> play.Settings:
     return play.Settings(*(getattr(settings, name) for name in play.Settings._fields))
 
 
-def played(schedule: Schedule) -> tuple[play.Event, ...]:
-    """One event of the player for each of the schedule's."""
-    return tuple(_events(schedule))
+def played(spec: Spec) -> tuple[play.Event, ...]:
+    """One event of the player for each of the Spec's."""
+    return tuple(_events(spec))
 
 
-def _events(schedule: Schedule) -> Iterator[play.Event]:
-    settings = schedule.settings
+def _events(spec: Spec) -> Iterator[play.Event]:
+    settings = spec.settings
     forwards = backwards = 0
-    for event in schedule.events:
+    for event in spec.training:
         match event:
             case Open(enabled=enabled):
                 yield "open", plain(settings) if enabled else None
@@ -62,25 +61,25 @@ def _how(event: Forward, settings: Settings) -> dict[str, Any]:
     return {"mode": event.mode, "inside": inside, "first": event.first, "path": event.path}
 
 
-def arguments(schedule: Schedule, *, caching: bool) -> dict[str, Any]:
+def arguments(spec: Spec, *, caching: bool) -> dict[str, Any]:
     """What ``train`` takes by keyword, but for the subject, who listens, and whether anything is
     recomputed; ``caching`` says whether layers take ``is_first_microbatch``."""
-    names = [str(i) for i in range(schedule.layers)]
+    names = [str(i) for i in range(spec.layers)]
     return {
-        "happens": tuple(dict.fromkeys(kind for kind, *_ in played(schedule))),
-        "order": tuple(names * 2 if schedule.layout == "twice" else names),
-        "layout": schedule.layout,
-        "frozen": schedule.layout == "frozen_first",
-        "each": schedule.checkpoint in ("each", "nested"),
-        "whole": schedule.checkpoint in ("whole", "nested"),
-        "by": schedule.checkpoint_by,
-        "reentrant": schedule.reentrant,
+        "happens": tuple(dict.fromkeys(kind for kind, *_ in played(spec))),
+        "order": tuple(names * 2 if spec.layout == "twice" else names),
+        "layout": spec.layout,
+        "frozen": spec.layout == "frozen_first",
+        "each": spec.region in ("each", "nested"),
+        "whole": spec.region in ("whole", "nested"),
+        "by": spec.checkpoint_by,
+        "reentrant": spec.reentrant,
         "caching": caching,
         "rate": LEARNING_RATE["sgd"],
     }
 
 
-def numbers_of(schedule: Schedule) -> Iterator[tuple[int, Event, int]]:
+def numbers_of(spec: Spec) -> Iterator[tuple[int, Event, int]]:
     """Every event with its index, and how many of its kind came before it."""
-    for i, (number, event) in enumerate(numbered(schedule.events)):
+    for i, (number, event) in enumerate(numbered(spec.training)):
         yield i, event, number

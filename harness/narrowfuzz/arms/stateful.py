@@ -1,4 +1,4 @@
-"""Run a schedule on a subject, event by event, and write down what happened."""
+"""Run a library's layers, event by event, and write down what happened."""
 
 from __future__ import annotations
 
@@ -17,79 +17,72 @@ from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.moments import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import schedule as play
-from narrowfuzz.schedule.events import Backward
-from narrowfuzz.schedule.trace import (
-    At,
-    CallSeen,
-    CastSeen,
-    Moment,
-    ProductSeen,
-    ScheduleError,
-    SlotName,
-    StateTrace,
-)
+from narrowfuzz.schedule.events import Backward, Reload
 from narrowfuzz.stateful import Subject
+from narrowfuzz.trace import ErrorPhase, RunError, Trace
 
 
 def run_schedule(
     case: Case, subject: Subject, arm: str, *, checkpointed: bool, reset: bool = True
-) -> StateTrace:
-    """The trace of the case's schedule. What the library raises ends it and is its ``error``.
+) -> Trace:
+    """The trace of the case. What the library raises ends it and is its ``error``.
 
     ``checkpointed`` False runs the same events, with regions in the same places, and recomputes
     nothing. ``reset`` False leaves what earlier models of this process left behind.
     """
-    schedule = case.spec.schedule
-    assert schedule is not None
+    spec = case.spec
     if reset:
         subject.reset()
     written = _Written(subject)
     try:
         run = begun(case, subject)
     except Exception as raised:
-        return StateTrace(arm, error=_error(raised, -1))
+        return Trace(arm, error=_error(raised, spec, -1))
     run.hear = written.hear
-    plainly = {} if schedule.quantized_init else dict(run.layers.named_parameters())
+    plainly = {} if spec.quantized_init else dict(run.layers.named_parameters())
     began = {name: _values(p) for name, p in plainly.items()}
     error = None
     try:
         play.train(
-            run, played(schedule), written.after, subject=_verbs(subject, case.spec),
+            run, played(spec), written.after, subject=_verbs(subject, spec),
             checkpointed=checkpointed, listens=True, keeps=True,
-            **arguments(schedule, caching=subject.caching),
+            **arguments(spec, caching=subject.caching),
         )  # fmt: skip
     except Exception as raised:
         raise_if_lost(raised, "cuda" if next(run.layers.parameters()).is_cuda else "cpu")
         if written.writing:  # not the library's
             raise
-        error = _error(raised, run.event)
+        error = _error(raised, spec, run.event)
     while run.regions:
         try:
             run.regions.pop().close()
         except Exception as raised:  # after another error it is that one's consequence
-            error = error or _error(raised, run.event)
+            error = error or _error(raised, spec, run.event)
     trained = frozenset(n for n, p in run.layers.named_parameters() if p.requires_grad)
     outputs = {name: _values(x) for name, x in run.results.items()}
     sent = {
         (i, f): _values(run.tensors[f"g{number}/{f}"])
-        for i, event, number in numbers_of(schedule)
+        for i, event, number in numbers_of(spec)
         for f in (event.of if isinstance(event, Backward) and i < len(written.moments) else ())
     }
-    return StateTrace(arm, tuple(written.moments), outputs, error, trained, began, sent)
+    return Trace(
+        arm, outputs, error=error, moments=tuple(written.moments), trained=trained,
+        parameters=began, sent=sent,
+    )  # fmt: skip
 
 
 def begun(case: Case, subject: Subject) -> play.Training:
-    """The schedule's model with its parameters, before the first event. What the library raises
-    while it is built goes through."""
-    schedule, verbs = case.spec.schedule, _verbs(subject, case.spec)
-    assert schedule is not None
-    how = arguments(schedule, caching=subject.caching)
+    """The model with its parameters, before the first event. What the library raises while it is
+    built goes through."""
+    spec, verbs = case.spec, _verbs(subject, case.spec)
+    how = arguments(spec, caching=subject.caching)
     # initial values are overwritten, but quantising them has left their maximum in the state
     torch.manual_seed(0)
-    settings = plain(schedule.settings)
+    settings = plain(spec.settings)
     layers = play.built(settings, subject=verbs, order=how["order"], frozen=how["frozen"])
     return play.Training(filled(layers, seed=case.data.seed), stimuli(case))
 
@@ -149,14 +142,21 @@ def _values(x: torch.Tensor) -> F32:
     return np.array(host(x.detach().float()), dtype=np.float32)
 
 
-def _error(raised: Exception, event: int) -> ScheduleError:
+def _error(raised: Exception, spec: Spec, event: int) -> RunError:
     frames = traceback.extract_tb(raised.__traceback__)
     last = (in_libraries(list(frames)) or frames)[-1]
     module = last.filename.rsplit("/", 1)[-1].removesuffix(".py")
-    return ScheduleError(
-        event=event,
-        type=type(raised).__name__,
-        message=str(raised),
-        where=f"{module}.{last.name}",
-        traceback="".join(traceback.format_exception(raised))[-4000:],
+    return RunError(
+        _phase(spec, event),
+        type(raised).__name__,
+        str(raised),
+        f"{module}.{last.name}",
+        "".join(traceback.format_exception(raised))[-4000:],
+        event,
     )
+
+
+def _phase(spec: Spec, event: int) -> ErrorPhase:
+    if event < 0 or isinstance(spec.training[event], Reload):
+        return "convert"
+    return "backward" if isinstance(spec.training[event], Backward) else "forward"

@@ -144,7 +144,7 @@ class Generator:
     def remember(self, case: Case, judgement: Judgement) -> None:
         """What has run is less novel; what came close to its bound may be worth compiling."""
         self.seen.update(pairs(case))
-        if case.spec.compile != "none" or case.spec.schedule is not None or case.spec.events:
+        if case.spec.compile != "none" or case.spec.events:
             return  # a graph cannot play every event
         shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
         share = max(shares, default=0.0)

@@ -20,14 +20,13 @@ from narrowfuzz.device import Device, check_device, choose, default_workers, ent
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.recipe import (
-    Recipe,
+    AnyRecipe,
     load_every,
     obstacle,
     obstacles,
     runnable,
     select,
 )
-from narrowfuzz.stateful import Stateful, process_of
 from narrowfuzz.triage.finding import Finding
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ def run_command(
     where = enter(device)
     there = load_every(recipe_files)
     meant = any(glob != "*" for glob in recipes)
-    unasked = [] if meant else [name for name, r in there.items() if process_of(r)]
+    unasked = [] if meant else [name for name, r in there.items() if r.process]
     asked = {name: r for name, r in select(there, recipes).items() if name not in unasked}
-    chosen, stateful, lacking = _runnable(asked, where.torch)
+    chosen, lacking = _runnable(asked, where.torch)
     lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
     loaded = _printed_ledger(where.torch) if ledger else Ledger([])
     folder = _output(out, resume)
@@ -83,7 +82,7 @@ def run_command(
         minutes=minutes,
         workers=workers or default_workers(device),
         seed=secrets.randbelow(2**32) if seed is None else seed,
-        recipes=(*chosen, *stateful),
+        recipes=tuple(chosen),
         recipe_files=recipe_files,
         arms=arms,
         device=device,
@@ -91,7 +90,7 @@ def run_command(
         fault=fault,
     )
     store = Store(folder)
-    whole = _universe(chosen, stateful, config.arms, config.device)
+    whole = _universe(chosen, config.arms, config.device)
     config = dataclasses.replace(config, part=store.begin())
     options = [text for file in recipe_files for text in ("--recipe-file", str(file))]
     options += ["--te-version", te_version] if te_version else []
@@ -110,14 +109,12 @@ def _printed_ledger(device: str) -> Ledger:
     )
 
 
-def _universe(
-    chosen: dict[str, Recipe], stateful: dict[str, Stateful], arms: tuple[str, ...], device: str
-) -> frozenset[Any]:
+def _universe(chosen: dict[str, AnyRecipe], arms: tuple[str, ...], device: str) -> frozenset[Any]:
     """The pairs of features that this run can meet."""
     from narrowfuzz.coverage import universe
 
     allowed = select_arms(arms)
-    return universe(chosen, rungs_of(allowed, device), stateful, native=natives(allowed, device))
+    return universe(chosen, rungs_of(allowed, device), native=natives(allowed, device))
 
 
 def _campaign(
@@ -247,25 +244,22 @@ class _Live:
             self.status.stop()
 
 
-def _runnable(
-    chosen: dict[str, Recipe | Stateful], device: str
-) -> tuple[dict[str, Recipe], dict[str, Stateful], list[str]]:
+def _runnable(chosen: dict[str, AnyRecipe], device: str) -> tuple[dict[str, AnyRecipe], list[str]]:
     """The recipes that run here, and a line for each backend that does not. Raises ValueError if
     none does."""
-    recipes = {name: r for name, r in chosen.items() if isinstance(r, Recipe)}
-    stateful = {name: r for name, r in chosen.items() if isinstance(r, Stateful)}
-    able = {name: narrowed for name, r in recipes.items() if (narrowed := runnable(r, device))}
-    reasons = {
-        f"{name} ({backend})": reason
-        for name, recipe in recipes.items()
-        for backend, reason in obstacles(recipe, device).items()
-    }
-    reasons |= {n: reason for n, r in stateful.items() if (reason := obstacle(r, device))}
-    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
-    playing = {name: r for name, r in stateful.items() if name not in reasons}
-    if not able and not playing:
+    able: dict[str, AnyRecipe] = {}
+    lines: list[str] = []
+    for name, recipe in chosen.items():
+        lacking = obstacles(recipe, device)
+        here = runnable(recipe, device)
+        if here is not None and (reason := obstacle(here, device)):
+            lacking, here = {"": reason}, None
+        lines += [f"{name}{f' ({part})' if part else ''}: {why}" for part, why in lacking.items()]
+        if here is not None:
+            able[name] = here
+    if not able:
         raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
-    return able, playing, lines
+    return able, lines
 
 
 def _fault(plant: str) -> tuple[str, str] | None:

@@ -37,10 +37,9 @@ from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles import ORACLES
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.planted import identity, planted
-from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable, select
-from narrowfuzz.stateful import Stateful, process_of, processes
+from narrowfuzz.recipe import Recipe, load_every, processes, runnable, select
+from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
 from narrowfuzz.triage.triage import triage
@@ -102,25 +101,21 @@ class Worker:
         )
         self.judged = judged
         every = load_every(config.recipe_files)
-        recipes, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
         chosen = select(every, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(chosen)
         self.takes_turns = len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
-        mine = [r for r in chosen if process_of(r) == self.process]
-        self.recipes = [
-            able for r in mine if isinstance(r, Recipe) and (able := runnable(r, device.torch))
-        ]
-        self.stateful = [
-            r for r in mine if isinstance(r, Stateful) and not r.unavailable(device.torch)
-        ]
-        for recipe in self.stateful:
+        mine = [r for r in chosen if r.process == self.process]
+        able = [here for r in mine if (here := runnable(r, device.torch))]
+        for recipe in able:
             recipe.prepare()
+        self.recipes = [r for r in able if isinstance(r, Recipe)]
+        self.stateful = [r for r in able if isinstance(r, Stateful)]
         self.trials = Trials(device=device.name)
         ledger = load_ledger(self.trials, device.torch) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
-        self.judge = Judge(recipes, ledger, self.arms, device=device, stateful=stateful)
+        self.judge = Judge(every, ledger, self.arms, device=device)
         self.judge.before_rerun = self._note
         self.journal = config.out / "journal" / f"{number}.json"
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
@@ -193,7 +188,7 @@ class Worker:
     def _schedule(self, batch: tuple[Case, ...]) -> None:
         self.counts["specs"] += 1
         for case in batch:
-            self._judge(case, SCHEDULE_ORACLES, focus=next(self.focus))
+            self._judge(case, ORACLES, focus=next(self.focus))
 
     def _batch(self, batch: tuple[Case, ...], *, kind: Compile, until: float) -> None:
         if kind != "none":
@@ -307,7 +302,7 @@ class Worker:
             scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
         )  # fmt: skip
         self.out.send(("finding", result))
-        wanted = fingerprint(verdict, self.judge.family(case.spec))
+        wanted = fingerprint(verdict, self.judge.recipe(case.spec).family)
         if not result.confirmed or result.finding.fingerprint != wanted:
             release(self.config.out, wanted)
         self.triage_seconds += time.monotonic() - started

@@ -24,8 +24,8 @@ def _inclined(name: str, title: str, **to: object) -> Stateful:
 
 
 RECIPES = [
-    _inclined("reentrant", "reentrant checkpoints", checkpoints=(("library", True),)),
-    _inclined("non_reentrant", "checkpoints that are not", checkpoints=(("library", False),)),
+    _inclined("reentrant", "reentrant checkpoints", checkpoints=("reentrant",)),
+    _inclined("non_reentrant", "checkpoints that are not", checkpoints=("full",)),
     _inclined("most_recent", "the newest maximum", algorithms=("max", *["most_recent"] * 5)),
     _inclined("unfused", "tensor by tensor updates", unfused=True),
 ]

@@ -28,7 +28,7 @@ def carries() -> Carries:
     return Carries(
         layers=("linear",),
         layouts=("chain", "twice", "frozen_first", "dangling", "branch"),
-        checkpoints=(("library", False), ("library", True)),
+        checkpoints=("full", "reentrant"),
         caching=True,
         settings=True,
         algorithms=("max", "most_recent"),

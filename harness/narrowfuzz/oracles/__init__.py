@@ -43,7 +43,7 @@ from narrowfuzz.oracles.relations_values import (
     check_scaling,
 )
 from narrowfuzz.oracles.repeat import check_repeat
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.oracles.schedule import OF_LIBRARY
 from narrowfuzz.oracles.special import check_finite, check_nan_provenance
 from narrowfuzz.oracles.whole import check_ratio, check_strict
 
@@ -62,7 +62,7 @@ _LAID_OUT = _ARRANGED | {"R16", "R17"}
 _AGAIN: tuple[Reads, ...] = ("results again", "operands again", "scales again")
 _AGAIN_CODES = _AGAIN[1:]
 
-ORACLES: tuple[Oracle, ...] = (
+OF_CONVERTED: tuple[Oracle, ...] = (
     Oracle(
         "contract", "contract", "exact", "C", "none", check_contract, scope="case",
         reads=("run",),
@@ -248,12 +248,15 @@ ORACLES: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 
-_OF_MODELS = {oracle.name: oracle for oracle in ORACLES}
-_OF_SCHEDULES = {oracle.name: oracle for oracle in SCHEDULE_ORACLES}
-#: By name; of a rule that both kinds of case have, the one for models.
-BY_NAME = _OF_MODELS | {n: o for n, o in _OF_SCHEDULES.items() if n not in _OF_MODELS}
+ORACLES = (*OF_CONVERTED, *OF_LIBRARY)
+_RULES = {of: {rule.name: rule for rule in ORACLES if rule.of == of}
+          for of in ("converted", "library")}  # fmt: skip
+#: By name; of a rule that both kinds of case have, the one for converted models.
+BY_NAME = _RULES["converted"] | {
+    name: rule for name, rule in _RULES["library"].items() if name not in _RULES["converted"]
+}
 
 
 def rules_of(spec: Spec) -> dict[str, Oracle]:
     """The rules that judge this Spec's cases, in order, by name."""
-    return _OF_MODELS if spec.schedule is None else _OF_SCHEDULES
+    return _RULES["library" if spec.layer else "converted"]

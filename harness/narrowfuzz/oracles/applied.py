@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from narrowfuzz.address import At
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.kernels import check_kernels, check_weight_copies
 from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.oracles.oracle import Check, Oracle
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.verdict import Verdict
 
 #: Where, which rule, and what it looks at.
-Applied = tuple[At, Check, Evidence]
+Applied = tuple[At, Check, Any]
 
 
-def checks(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Applied]:
+def checks(evidence: Evidence | LibraryEvidence, oracles: Sequence[Oracle]) -> Iterator[Applied]:
     """Rules of the whole run and of a single linear, a model's linears one by one, and the kernels
     its compiled graphs called. Of a case whose eager run raised, the contract is all there is to
-    judge."""
+    judge; of a library's layers also what happened until then."""
+    if isinstance(evidence, LibraryEvidence):
+        yield from ((At(), oracle.check, evidence) for oracle in oracles)
+        return
     ran, direct = evidence.ran, evidence.case.spec.direct
     for oracle in oracles:
         if (ran or oracle.name == "contract") and (oracle.scope == "case" or direct):

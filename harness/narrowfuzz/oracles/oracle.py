@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from narrowfuzz.expect import number
-from narrowfuzz.oracles.evidence import Evidence, same_bits
+from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.trace import Level
 from narrowfuzz.verdict import Status, Strength, Verdict
 
-Check = Callable[[Evidence], Iterator[Verdict]]
+Check = Callable[[Any], Iterator[Verdict]]
 
 
 #: What a rule looks at, so that it can be falsified: how a run ended, what conversion did, results,
@@ -44,6 +44,8 @@ class Oracle:
     #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
     scope: Literal["layer", "case"] = "layer"
     reads: tuple[Reads, ...] = ("results",)
+    #: Whose cases it judges: those of a converted model, or those of a library's own layers.
+    of: Literal["converted", "library"] = "converted"
 
 
 def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:

@@ -19,7 +19,7 @@ from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, plain
 from narrowfuzz.oracles.whole import role_of
 from narrowfuzz.schedule.events import Backward, Event, Forward, Step, numbered
-from narrowfuzz.schedule.of_models import evaluations_dropped, in_order, reloads_dropped
+from narrowfuzz.schedule.altered import evaluations_dropped, in_order, reloads_dropped
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import OtherRun, Verdict
 

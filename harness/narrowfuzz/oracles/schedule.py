@@ -1,5 +1,5 @@
-"""The rules of schedules, in the order they are judged. Names are shared with the rules of single
-runs where the promise is the same."""
+"""The rules of a library's own layers, in the order they are judged. Names are shared with the
+rules of converted models where the promise is the same."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _rule(
 ) -> Oracle:
     return Oracle(
         name, title, "exact", level, precondition, check, upstream, scope="case",
-        reads=reads or ("results", "states"),
+        reads=reads or ("results", "states"), of="library",
     )  # fmt: skip
 
 
-SCHEDULE_ORACLES: tuple[Oracle, ...] = (
+OF_LIBRARY: tuple[Oracle, ...] = (
     _rule("contract", "contract", "C", "none", check_contract, frozenset(), "run"),
     _rule("O2", "cast-exact", "A", "casts are seen", check_casts, _START, "casts"),
     _rule(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import Slot, cut, fresh, resized
 from narrowfuzz.schedule.events import Algorithm, Settings
-from narrowfuzz.schedule.trace import SlotName
 
 
 @dataclass

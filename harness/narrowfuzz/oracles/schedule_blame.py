@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from narrowfuzz.oracles.oracle import plain
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.verdict import Verdict
 
 
 def blamed(
-    verdict: Verdict, one: ScheduleEvidence, other: ScheduleEvidence, *, alike: bool
+    verdict: Verdict, one: LibraryEvidence, other: LibraryEvidence, *, alike: bool
 ) -> Verdict:
     """A difference of two runs, each alone in its evidence, that is owed to another cause: the
     first breaks the state machine's rules, or a deviation is followed: where the runs had the same
@@ -32,7 +32,7 @@ def blamed(
     return verdict.known(entries[0][0]) if entries else verdict
 
 
-def _scales(evidence: ScheduleEvidence) -> list[tuple[str, bytes]]:
+def _scales(evidence: LibraryEvidence) -> list[tuple[str, bytes]]:
     """What each tensor was quantised with, in order."""
     return [
         (str(cast.slot), np.float32(cast.scale).tobytes())

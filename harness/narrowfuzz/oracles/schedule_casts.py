@@ -8,14 +8,14 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Is, bits
+from narrowfuzz.moments import CastSeen, Wrong
 from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
-from narrowfuzz.schedule.trace import CastSeen, Wrong
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
 from narrowfuzz.verdict import Verdict
 
 
-def check_casts(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_casts(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O2: codes are the saturating cast of the tensor times its scale; a scale that is not state is
     its tensor's, or its block's, own."""
     for arm, trace in evidence.traces.items():

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 
 from narrowfuzz.address import At as Address
-from narrowfuzz.case import Case
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.moments import At
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.schedule.events import (
     Backward,
@@ -17,33 +18,42 @@ from narrowfuzz.schedule.events import (
     Event,
     Forward,
     Open,
-    Schedule,
     Settings,
     Step,
     Switch,
     switched,
 )
 from narrowfuzz.schedule.text import sentence
-from narrowfuzz.schedule.trace import At, StateTrace
+from narrowfuzz.trace import Trace
 
 
 @dataclass(frozen=True)
-class ScheduleEvidence:
-    """One stateful case, run on its arms."""
+class LibraryEvidence:
+    """One case of a library's layers, run on its arms."""
 
     case: Case
-    schedule: Schedule
     kind: Literal["delayed", "current", "mx"]
     policy: Callable[[Settings], Policy | None]
-    traces: Mapping[str, StateTrace]
+    traces: Mapping[str, Trace]
     #: As-built deviation -> ledger entry.
     deviations: Mapping[str, str]
-    #: Why the library may refuse this schedule; "" if it promises to run it.
+    #: Why the library may refuse this Spec; "" if it promises to run it.
     refusal: str = ""
     #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
-    company: Callable[[], StateTrace] | None = None
-    #: The plain run of another schedule.
-    run: Callable[[Schedule], StateTrace] | None = None
+    company: Callable[[], Trace] | None = None
+    #: The plain run of another Spec.
+    run: Callable[[Spec], Trace] | None = None
+    #: As of Evidence: nothing is converted.
+    unconverted: bool = False
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    @property
+    def ran(self) -> bool:
+        """True if every run came to its end."""
+        return all(trace.error is None for trace in self.traces.values())
 
 
 @dataclass(eq=False)
@@ -97,20 +107,20 @@ class Progress:
                 self.forwards += 1
 
 
-def steps_of(schedule: Schedule) -> Iterator[tuple[int, Event, Progress]]:
+def steps_of(spec: Spec) -> Iterator[tuple[int, Event, Progress]]:
     """Every event with the progress before it."""
-    progress = Progress(schedule.settings)
-    for i, event in enumerate(schedule.events):
+    progress = Progress(spec.settings)
+    for i, event in enumerate(spec.events):
         yield i, event, progress
         progress.take(event)
 
 
-def place(schedule: Schedule, event: int) -> str:
+def place(spec: Spec, event: int) -> str:
     """``event 4, backward({y0: g})``; -1 is before the first."""
     if event < 0:
         return "building the model"
-    number = sum(isinstance(e, Forward) for e in schedule.events[:event])
-    return f"event {event}, {sentence(schedule.events[event], number)}"
+    number = sum(isinstance(e, Forward) for e in spec.events[:event])
+    return f"event {event}, {sentence(spec.events[event], number)}"
 
 
 def address_of(what: Address, event: int, at: At) -> Address:
@@ -120,16 +130,16 @@ def address_of(what: Address, event: int, at: At) -> Address:
     )
 
 
-def order_lost(schedule: Schedule) -> int:
+def order_lost(spec: Spec) -> int:
     """The first step whose gradients are sums in an order that is the engine's own choice.
 
     A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
     sums those of one pass first. Both are right, and from the step on the models differ.
     """
     sums = False
-    for i, event in enumerate(schedule.events):
+    for i, event in enumerate(spec.events):
         if isinstance(event, Backward):
-            sums |= len(event.of) > 1 or schedule.layout == "twice"
+            sums |= len(event.of) > 1 or spec.layout == "twice"
         elif isinstance(event, Step) and sums:
             return i
-    return len(schedule.events)
+    return len(spec.events)

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from narrowfuzz.expect import Is, Own, State, bits
+from narrowfuzz.moments import CastSeen, Moment, SlotName
 from narrowfuzz.numerics.delayed import FMAX, Policy, Slot, committed, fresh, resized, staged
 from narrowfuzz.numerics.follow import Move
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_as_built import AsBuilt
 from narrowfuzz.oracles.schedule_evidence import (
+    LibraryEvidence,
     Progress,
-    ScheduleEvidence,
     steps_of,
 )
 from narrowfuzz.oracles.schedule_recompute import Recomputes
@@ -34,11 +35,11 @@ from narrowfuzz.schedule.events import (
     Settings,
     Step,
 )
-from narrowfuzz.schedule.trace import CastSeen, Moment, SlotName, StateTrace
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import FOLLOWED, Verdict
 
 
-def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_machine(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O14 on every arm."""
     for arm, trace in evidence.traces.items():
         if evidence.kind != "delayed":
@@ -55,7 +56,7 @@ def check_machine(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
 
 
-def _stateless(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+def _stateless(evidence: LibraryEvidence, trace: Trace) -> Verdict:
     """A recipe that measures each tensor anew keeps no scale and no window."""
     for moment in trace.moments:
         for name, slot in sorted(moment.state.items()):
@@ -66,7 +67,7 @@ def _stateless(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
-def moves(evidence: ScheduleEvidence, trace: StateTrace, slot: SlotName) -> dict[int, list[Move]]:
+def moves(evidence: LibraryEvidence, trace: Trace, slot: SlotName) -> dict[int, list[Move]]:
     """What the slot's state owes to each event of this run, in order."""
     machine = _fresh(evidence, trace)
     for _ in _follow(machine, trace):
@@ -82,7 +83,7 @@ def moves(evidence: ScheduleEvidence, trace: StateTrace, slot: SlotName) -> dict
 class _Machine:
     """Expected state, and what is staged in it."""
 
-    evidence: ScheduleEvidence
+    evidence: LibraryEvidence
     arm: str
     as_built: AsBuilt
     recomputes: Recomputes
@@ -146,18 +147,16 @@ class _Machine:
         return policy
 
 
-def _fresh(evidence: ScheduleEvidence, trace: StateTrace) -> _Machine:
+def _fresh(evidence: LibraryEvidence, trace: Trace) -> _Machine:
     as_built = AsBuilt(evidence.deviations)
-    recomputes = Recomputes(trace.arm, evidence.schedule, as_built)
+    recomputes = Recomputes(trace.arm, evidence.spec, as_built)
     return _Machine(evidence, trace.arm, as_built, recomputes)
 
 
-def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
+def _follow(machine: _Machine, trace: Trace) -> Iterator[Verdict]:
     evidence = machine.evidence
     told: set[str] = set()
-    for (i, event, progress), moment in zip(
-        steps_of(evidence.schedule), trace.moments, strict=False
-    ):
+    for (i, event, progress), moment in zip(steps_of(evidence.spec), trace.moments, strict=False):
         before = dict(machine.slots)
         machine.event = machine.as_built.event = i
         machine.uncommitted, machine.either = {}, {}
@@ -169,7 +168,7 @@ def _follow(machine: _Machine, trace: StateTrace) -> Iterator[Verdict]:
                 told.add(verdict.symptom)
                 yield placed(verdict, evidence, trace, i)
         _commits(machine, event, progress)
-        if isinstance(event, Step) and evidence.schedule.quantized_init:
+        if isinstance(event, Step) and evidence.spec.quantized_init:
             _written(machine, moment)
         if rule is not None:
             differs = rule != {name: slot.key() for name, slot in machine.slots.items()}
@@ -264,7 +263,7 @@ def _casts(
             machine.resize(cast.slot.layer, policy.history)
         if cast.slot not in machine.slots:
             machine.slots[cast.slot] = fresh(policy.history)
-            if policy.history != machine.evidence.schedule.settings.history:
+            if policy.history != machine.evidence.spec.settings.history:
                 first = ("resize", policy.history)
                 machine.moves.append((machine.event, cast.slot, first))
         slot = machine.slots[cast.slot]
@@ -292,13 +291,13 @@ def _settings_of(event: Event, progress: Progress) -> Settings | None:
 
 def _own_region(machine: _Machine, event: Event, progress: Progress) -> bool:
     """True where each layer call of this forward opens an outermost region of its own."""
-    schedule = machine.evidence.schedule
+    spec = machine.evidence.spec
     return (
         isinstance(event, Forward)
         and event.inside
         and event.mode == "train"
         and not progress.open
-        and schedule.checkpoint in ("each", "nested")
+        and spec.region in ("each", "nested")
     )
 
 
@@ -359,7 +358,7 @@ def _commit_forward_by(machine: _Machine, deviation: str, times: int) -> None:
 
 
 def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -> bool:
-    schedule, as_built = machine.evidence.schedule, machine.as_built
+    spec, as_built = machine.evidence.spec, machine.as_built
     ran = [progress.ran[f] for f in event.of if f in progress.ran]
     policies = [(machine.evidence.policy(settings), region) for settings, region in ran]
     owed = any(
@@ -371,8 +370,8 @@ def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -
     updates = as_built.updates(event.of, owed)
     # the first layer is told to, unless each layer has a region of its own
     inside = machine.recomputes.inside & set(event.of)
-    each = schedule.checkpoint in ("each", "nested") and bool(inside)
-    if schedule.layout == "dangling" and not each:
+    each = spec.region in ("each", "nested") and bool(inside)
+    if spec.layout == "dangling" and not each:
         return updates and not as_built.follows("first_layer_owns_update", differs=updates)
     return updates
 
@@ -380,7 +379,7 @@ def _updates_gradients(machine: _Machine, event: Backward, progress: Progress) -
 def _compare(
     machine: _Machine, before: dict[SlotName, Slot], event: Event, moment: Moment
 ) -> Iterator[Verdict]:
-    quantised = machine.evidence.schedule.quantized_init
+    quantised = machine.evidence.spec.quantized_init
     for name, got in sorted(moment.state.items()):
         if quantised and name not in machine.ran:  # a parameter's own: written when it is
             machine.slots[name] = got

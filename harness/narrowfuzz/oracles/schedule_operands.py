@@ -13,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.address import At as Address
+from narrowfuzz.case import Spec
 from narrowfuzz.expect import MadeBy
+from narrowfuzz.moments import At, CastSeen, ProductSeen, Side
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
-from narrowfuzz.schedule.events import Backward, Forward, Schedule
-from narrowfuzz.schedule.trace import At, CastSeen, ProductSeen, Side, StateTrace
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
+from narrowfuzz.schedule.events import Backward, Forward
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
 
 
-def check_operands(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_operands(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O3: operands are codes that a cast of theirs made, rescaled by one over that cast's scale."""
     for arm, trace in evidence.traces.items():
         yield replace(_operands(evidence, trace), arm=arm)
@@ -70,12 +72,12 @@ def _keys(codes: NDArray[np.uint8]) -> set[bytes]:
     return {codes.tobytes(), np.ascontiguousarray(codes.T).tobytes()}
 
 
-def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+def _operands(evidence: LibraryEvidence, trace: Trace) -> Verdict:
     casts = _Casts()
-    sources = sources_of(evidence.schedule)
+    sources = sources_of(evidence.spec)
     judged = False
     for moment in trace.moments:
-        i, event = moment.event, evidence.schedule.events[moment.event]
+        i, event = moment.event, evidence.spec.events[moment.event]
         for cast in moment.casts:
             casts.take(cast, i)
         through = event.of if isinstance(event, Backward) else ()
@@ -94,7 +96,7 @@ def _operands(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                     return own or (name == "a" and kept)
 
                 own = [made for made in found if may(made)]
-                if evidence.schedule.quantized_init and (not own or _uniform(side.codes)):
+                if evidence.spec.quantized_init and (not own or _uniform(side.codes)):
                     continue  # the parameter itself: made before the schedule began
                 judged = True
                 wrong = _wrong(side, found, own)
@@ -117,11 +119,11 @@ def _uniform(codes: NDArray[np.uint8]) -> bool:
     return not codes.size or bool((codes == codes.flat[0]).all())
 
 
-def sources_of(schedule: Schedule) -> list[set[int]]:
+def sources_of(spec: Spec) -> list[set[int]]:
     """Of each forward: itself, and the one whose weights it reuses."""
     sources: list[set[int]] = []
     kept: dict[int, int] = {}
-    for event in schedule.events:
+    for event in spec.events:
         if isinstance(event, Forward):
             sources.append({len(sources)})
             if event.first:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from narrowfuzz.address import At
+from narrowfuzz.case import Spec
 from narrowfuzz.expect import Present
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.own_backward import allowed, compared, sides
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
-from narrowfuzz.schedule.events import Backward, Forward, Reload, Schedule, Step
-from narrowfuzz.schedule.trace import StateTrace
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, steps_of
+from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
 
 _NAME, _ROLE = "O22", "gradient"
@@ -42,16 +43,16 @@ class FirstStep:
     passes: tuple[tuple[int, int], ...]
 
 
-def first_step(schedule: Schedule) -> FirstStep | None:
+def first_step(spec: Spec) -> FirstStep | None:
     """The first step, if all that was sent back before it went through forwards in high precision;
     None otherwise."""
     layouts = ("chain", "frozen_first", "dangling")
-    if schedule.layer not in LAST or schedule.layout not in layouts or schedule.quantized_init:
+    if spec.layer not in LAST or spec.layout not in layouts or spec.quantized_init:
         return None
     passes: list[tuple[int, int]] = []
     narrow: set[int] = set()
     forwards = 0
-    for i, event, progress in steps_of(schedule):
+    for i, event, progress in steps_of(spec):
         if isinstance(event, Forward):
             if progress.inner(event) is not None:
                 narrow.add(forwards)
@@ -66,9 +67,9 @@ def first_step(schedule: Schedule) -> FirstStep | None:
     return None
 
 
-def check_own_backward(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_own_backward(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """Every arm, at the first step."""
-    step = first_step(evidence.schedule)
+    step = first_step(evidence.spec)
     for arm, trace in evidence.traces.items():
         missing = None if trace.error is not None else _missing(evidence, trace)
         if missing is not None:
@@ -80,12 +81,12 @@ def check_own_backward(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             yield _judge(evidence, arm, trace, step)
 
 
-def _missing(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict | None:
+def _missing(evidence: LibraryEvidence, trace: Trace) -> Verdict | None:
     """A parameter that trains and has no gradient at a step that a backward came before; only in
     other layouts need a layer not be on the way."""
-    if evidence.schedule.layout in ("chain", "twice", "frozen_first"):
+    if evidence.spec.layout in ("chain", "twice", "frozen_first"):
         backward = False
-        for i, event in enumerate(evidence.schedule.events):
+        for i, event in enumerate(evidence.spec.events):
             backward = isinstance(event, Backward) or (backward and not isinstance(event, Reload))
             if not (backward and isinstance(event, Step)):
                 continue
@@ -102,9 +103,9 @@ def _missing(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict | None:
     return None
 
 
-def _judge(evidence: ScheduleEvidence, arm: str, trace: StateTrace, step: FirstStep) -> Verdict:
-    schedule, dtype = evidence.schedule, evidence.case.spec.dtype
-    layer, (weight, bias) = str(schedule.layers - 1), LAST[schedule.layer]
+def _judge(evidence: LibraryEvidence, arm: str, trace: Trace, step: FirstStep) -> Verdict:
+    spec, dtype = evidence.spec, evidence.case.spec.dtype
+    layer, (weight, bias) = str(spec.layers - 1), LAST[spec.layer]
     # one pass below the other: sums over all rows are sums over all passes
     results = {"output": np.vstack([_rows(trace.outputs[f"y{f}"]) for _, f in step.passes])}
     tensors = {"grad_output": np.vstack([_rows(trace.sent[at]) for at in step.passes])}
@@ -117,7 +118,7 @@ def _judge(evidence: ScheduleEvidence, arm: str, trace: StateTrace, step: FirstS
             tensors[f"last.{ours}"] = values
     return compared(
         plain(_NAME, arm, _ROLE, "ok"),
-        f"belongs to another forward, {schedule.layer}",
+        f"belongs to another forward, {spec.layer}",
         At(event=step.event, name=f"{layer}.{weight}.grad"),
         sides(results, tensors, "last"),
         dtype,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from narrowfuzz.case import Spec
+from narrowfuzz.moments import Moment, SlotName
 from narrowfuzz.oracles.schedule_as_built import AsBuilt
 from narrowfuzz.oracles.schedule_evidence import Progress, steps_of
-from narrowfuzz.schedule.events import Backward, Event, Forward, Schedule
-from narrowfuzz.schedule.trace import Moment, SlotName
+from narrowfuzz.schedule.events import Backward, Event, Forward
 
 #: Arms of the library's own checkpoint.
 LIBRARY_ARMS = ("eager+checkpoint", "eager+checkpoint_reentrant")
@@ -23,7 +24,7 @@ class Recomputes:
     """One arm's checkpoints: what stood around each forward, and what it was told."""
 
     arm: str
-    schedule: Schedule
+    spec: Spec
     as_built: AsBuilt
     #: Forwards whose checkpoint stood in an enabled region.
     around: set[int] = field(default_factory=set)
@@ -46,17 +47,17 @@ class Recomputes:
     @property
     def reentrant(self) -> bool:
         """A forward builds no graph; layers are told what to update when they are recomputed."""
-        return self.library and self.schedule.reentrant
+        return self.library and self.spec.reentrant
 
     @property
     def grouped(self) -> bool:
         """Of the layers recomputed together only the first is told: GroupedLinear does not put
         back what it was told, as others do."""
-        return self.schedule.layer == "grouped_linear" and self.schedule.checkpoint == "whole"
+        return self.spec.layer == "grouped_linear" and self.spec.region == "whole"
 
     def modules(self) -> Modules:
         """Splits a backward's casts by the updates that come in between."""
-        return Modules(self.schedule.calls if self.grouped else 1)
+        return Modules(self.spec.calls if self.grouped else 1)
 
     def event(self, event: Event, progress: Progress, moment: Moment) -> None:
         """Before the machine takes an event."""
@@ -88,7 +89,7 @@ class Recomputes:
                 continue  # what the layer ran in last stays
             # a recompute in high precision changes nothing, but for the inner one of two: there the
             # recompute of the outer is an ordinary forward
-            inner = self.reentrant and self.schedule.checkpoint == "nested"
+            inner = self.reentrant and self.spec.region == "nested"
             if under is not None or not enters or inner:
                 self.as_built.called(call.layer, under)
 
@@ -102,15 +103,15 @@ class Recomputes:
             self.around.add(progress.forwards)
         first = self.as_built.first
         takes = progress.inner(event) is not None and not event.inside and not self.reentrant
-        segments = {"each": calls, "whole": 1, "nested": calls + 1}[self.schedule.checkpoint]
+        segments = {"each": calls, "whole": 1, "nested": calls + 1}[self.spec.region]
         # the outer one of nested checkpoints asks first, and a frozen layer takes no update
-        nested = self.schedule.checkpoint == "nested"
-        taken = 1 + nested + (self.schedule.layout == "frozen_first")
+        nested = self.spec.region == "nested"
+        taken = 1 + nested + (self.spec.layout == "frozen_first")
         self.told += [first and not (takes and i >= taken) for i in range(segments)]
 
     def _backward(self, progress: Progress, moment: Moment) -> None:
         again = [call.at.forward for call in moment.calls if call.at.phase == "recompute"]
-        if self.schedule.checkpoint == "whole":
+        if self.spec.region == "whole":
             again = sorted(set(again))
         for forward in again:
             if forward in progress.ran and (self._enters_regions or forward in self.inside):
@@ -129,7 +130,7 @@ class Recomputes:
             self.told_again = True
             narrow = any(forward in progress.ran for forward in again)
             self.owns = narrow and (not progress.open or any(told))
-            if self.grouped and self.schedule.layout == "dangling":
+            if self.grouped and self.spec.layout == "dangling":
                 self.owns = False  # the layer that is told is not reached
 
 
@@ -150,37 +151,37 @@ class Modules:
         return new and self.ended % self.every == 0
 
 
-def circumstances(schedule: Schedule, arm: str) -> str:
+def circumstances(spec: Spec, arm: str) -> str:
     """What separates causes on the arms of a library's checkpoint; part of the symptom."""
     if arm not in LIBRARY_ARMS:
         return ""
     told = {
-        "nested": schedule.checkpoint == "nested",
-        "another precision in between": _changes_precision(schedule),
+        "nested": spec.region == "nested",
+        "another precision in between": _changes_precision(spec),
         "high precision recomputed in a region": any(
             isinstance(event, Backward)
             and any(progress.open[-1:])
             and not set(event.of) <= progress.ran.keys()
-            for _, event, progress in steps_of(schedule)
+            for _, event, progress in steps_of(spec)
         ),
     }
     return "".join(f", {name}" for name, holds in told.items() if holds)
 
 
-def unfinished(schedule: Schedule) -> str:
+def unfinished(spec: Spec) -> str:
     """Is there a checkpointed layer call that no backward reaches?"""
-    forwards = [e for e in schedule.events if isinstance(e, Forward)]
+    forwards = [e for e in spec.events if isinstance(e, Forward)]
     trained = {i for i, event in enumerate(forwards) if event.mode == "train"}
-    used = {f for event in schedule.events if isinstance(event, Backward) for f in event.of}
-    alone = schedule.layout in ("dangling", "frozen_first") or bool(trained - used)
+    used = {f for event in spec.events if isinstance(event, Backward) for f in event.of}
+    alone = spec.layout in ("dangling", "frozen_first") or bool(trained - used)
     return ", some forward unused" if alone else ""
 
 
-def _changes_precision(schedule: Schedule) -> bool:
+def _changes_precision(spec: Spec) -> bool:
     """Did a layer that is recomputed run in the other precision last?"""
     last: dict[int, bool] = {}
     ran: dict[int, tuple[int, bool]] = {}
-    for _, event, progress in steps_of(schedule):
+    for _, event, progress in steps_of(spec):
         if isinstance(event, Forward):
             narrow = progress.inner(event) is not None
             last[event.path] = narrow

@@ -10,24 +10,27 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
+from narrowfuzz.case import Spec
 from narrowfuzz.expect import Formats, Is, Present, Runs, Same, bits
+from narrowfuzz.moments import CastSeen, Moment, ProductSeen, Side
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
 from narrowfuzz.oracles.schedule_blame import blamed
 from narrowfuzz.oracles.schedule_evidence import (
-    ScheduleEvidence,
+    LibraryEvidence,
     address_of,
     order_lost,
     steps_of,
 )
 from narrowfuzz.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
 from narrowfuzz.oracles.schedule_symptoms import differing, told
-from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
-from narrowfuzz.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
+from narrowfuzz.schedule import altered
+from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Step, Switch
+from narrowfuzz.trace import RunError, Trace
 from narrowfuzz.verdict import Verdict
 
 
-def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """contract: what the library promises to run, it runs."""
     for arm, trace in evidence.traces.items():
         error = trace.error
@@ -38,8 +41,8 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         elif evidence.refusal:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.refusal)
         else:
-            symptom = f"{error.type} in {error.where}{_circumstances(evidence.schedule, error)}"
-            symptom += circumstances(evidence.schedule, arm)
+            symptom = f"{error.type} in {error.where}{_circumstances(evidence.spec, error)}"
+            symptom += circumstances(evidence.spec, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
                 At(what="error", event=error.event, name=error.where),
@@ -47,21 +50,21 @@ def check_contract(evidence: ScheduleEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def _circumstances(schedule: Schedule, error: ScheduleError) -> str:
+def _circumstances(spec: Spec, error: RunError) -> str:
     """What separates failures of one function: what it fails with once another history has resized
     its windows, or where parameters in the narrow format meet a product outside regions."""
     if error.where.split(".")[0] in ("quantization", "fp8", "base"):
-        history = schedule.settings.history
-        for event in schedule.events[: max(error.event, 0)]:
+        history = spec.settings.history
+        for event in spec.events[: max(error.event, 0)]:
             if isinstance(event, Switch) and event.history not in (None, history):
                 return ", after a switch of the history"
-    for i, event, progress in steps_of(schedule):
-        if i == error.event and isinstance(event, Forward) and schedule.quantized_init:
+    for i, event, progress in steps_of(spec):
+        if i == error.event and isinstance(event, Forward) and spec.quantized_init:
             return "" if progress.inner(event) else ", quantised parameters outside regions"
     return ""
 
 
-def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_recompute(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O13: what a recompute quantises and multiplies is what the forward did."""
     for arm, trace in evidence.traces.items():
         if not BY_NAME[arm].recomputes:
@@ -69,9 +72,9 @@ def check_recompute(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         yield replace(_recomputed(evidence, trace), arm=arm)
 
 
-def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+def _recomputed(evidence: LibraryEvidence, trace: Trace) -> Verdict:
     judged = False
-    forwards = [e for e in evidence.schedule.events if isinstance(e, Forward)]
+    forwards = [e for e in evidence.spec.events if isinstance(e, Forward)]
     kept = frozenset(i for i, event in enumerate(forwards) if event.first is False)
     first: dict[tuple[int, int], list[ProductSeen]] = {}
     layers: dict[tuple[int, int], str] = {}
@@ -97,7 +100,7 @@ def _recomputed(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
                 ):
                     symptom = "recomputed with the scales of another call"
                 if symptom:
-                    symptom += circumstances(evidence.schedule, trace.arm)
+                    symptom += circumstances(evidence.spec, trace.arm)
                     place = address_of(At(what="product", name="output"), moment.event, product.at)
                     first_run = msgspec.structs.replace(place, event=-1, phase="forward")
                     return Verdict(
@@ -159,7 +162,7 @@ def _side(side: Side) -> str:
     return f"{side.format}{scale}"
 
 
-def check_precision(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_precision(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O20: inside a region every product runs in the recipe's formats, outside none does, and a
     forward that is told to casts its weights."""
     for arm, trace in evidence.traces.items():
@@ -169,11 +172,9 @@ def check_precision(evidence: ScheduleEvidence) -> Iterator[Verdict]:
 _NARROW = frozenset({"e4m3", "e5m2"})
 
 
-def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
+def _precision(evidence: LibraryEvidence, trace: Trace) -> Verdict:
     judged = False
-    for (i, event, progress), moment in zip(
-        steps_of(evidence.schedule), trace.moments, strict=False
-    ):
+    for (i, event, progress), moment in zip(steps_of(evidence.spec), trace.moments, strict=False):
         if isinstance(event, Forward):
             narrow = progress.inner(event) is not None
         elif isinstance(event, Backward):
@@ -192,7 +193,7 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
             if narrow and not wrong:
                 symptom, wrong = "product in other FP8 formats", formats != due
             if wrong:
-                symptom += f" ({product.at.phase}){circumstances(evidence.schedule, trace.arm)}"
+                symptom += f" ({product.at.phase}){circumstances(evidence.spec, trace.arm)}"
                 return Verdict(
                     "O20", "", product.role, "diverged", symptom,
                     address_of(At(what="product", name=product.role), i, product.at),
@@ -208,19 +209,19 @@ def _precision(evidence: ScheduleEvidence, trace: StateTrace) -> Verdict:
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
 
-def _formats(evidence: ScheduleEvidence, product: ProductSeen) -> set[str]:
+def _formats(evidence: LibraryEvidence, product: ProductSeen) -> set[str]:
     """What a product multiplies: one gradient in a backward, none elsewhere."""
-    wide = evidence.kind != "mx" and evidence.schedule.settings.format == "hybrid"
+    wide = evidence.kind != "mx" and evidence.spec.settings.format == "hybrid"
     return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
 
 
 def _weight_cast_missing(
-    evidence: ScheduleEvidence, event: object, casts: tuple[CastSeen, ...]
+    evidence: LibraryEvidence, event: object, casts: tuple[CastSeen, ...]
 ) -> str:
     known = any(c.slot is not None for c in casts)
     if not isinstance(event, Forward) or event.first is False or not known:
         return ""
-    if evidence.schedule.quantized_init:
+    if evidence.spec.quantized_init:
         return ""
     forward = [c.slot for c in casts if c.at.phase == "forward"]
     if any(slot is not None and slot.index == 1 for slot in forward):
@@ -229,7 +230,7 @@ def _weight_cast_missing(
     return "weight cast into a window that is gone" if None in forward else "weight not cast"
 
 
-def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_twin(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O12: checkpointed equals plain, in outputs, gradients and state after every event."""
     base = evidence.traces.get("eager")
     for arm, trace in evidence.traces.items():
@@ -238,10 +239,10 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         if base.error is not None or trace.error is not None:
             yield plain("O12", arm, "output", "inconclusive", "one of the runs failed")
             continue
-        until = order_lost(evidence.schedule) if arm.endswith("reentrant") else len(base.moments)
+        until = order_lost(evidence.spec) if arm.endswith("reentrant") else len(base.moments)
         base, trace = (
-            _until(evidence.schedule, base, until),
-            _until(evidence.schedule, trace, until),
+            _until(evidence.spec, base, until),
+            _until(evidence.spec, trace, until),
         )
         verdict = _same(evidence, "O12", arm, base, trace, range(until), PLAIN)
         if verdict.status == "diverged":
@@ -250,9 +251,9 @@ def check_twin(evidence: ScheduleEvidence) -> Iterator[Verdict]:
         yield verdict
 
 
-def _until(schedule: Schedule, trace: StateTrace, until: int) -> StateTrace:
+def _until(spec: Spec, trace: Trace, until: int) -> Trace:
     """The trace before event ``until``."""
-    forwards = sum(isinstance(event, Forward) for event in schedule.events[:until])
+    forwards = sum(isinstance(event, Forward) for event in spec.events[:until])
     outputs = {
         name: x
         for name, x in trace.outputs.items()
@@ -267,15 +268,15 @@ PLAIN, THROUGH, ALONE = "without it", "uninterrupted", "alone in its process"
 AFTER_OTHERS = "after other models"
 
 
-def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_company(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
     if evidence.company is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
     after = evidence.company()
     if after.error is not None:
-        whole = replace(after.error, event=len(evidence.schedule.events))  # all of it ran before
-        symptom = f"{after.error.type} after other models{_circumstances(evidence.schedule, whole)}"
+        whole = replace(after.error, event=len(evidence.spec.events))  # all of it ran before
+        symptom = f"{after.error.type} after other models{_circumstances(evidence.spec, whole)}"
         at = At(what="error", event=after.error.event, name=after.error.where, run=AFTER_OTHERS)
         yield Verdict(
             "O1", after.arm, "schedule", "diverged", symptom, at, after.error.message[:200],
@@ -285,22 +286,23 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     base, moments = evidence.traces[after.arm], range(len(after.moments))
     verdict = _same(evidence, "O1", after.arm, base, after, moments, ALONE)
     symptom = verdict.symptom
-    if symptom and evidence.schedule.quantized_init:
+    if symptom and evidence.spec.quantized_init:
         symptom += ", FP8 parameters"
     if symptom and after.arm in LIBRARY_ARMS:
-        symptom += unfinished(evidence.schedule)
+        symptom += unfinished(evidence.spec)
     yield replace(verdict, symptom=symptom)
 
 
-def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_reload(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """R20: save, load, go on equals going on."""
     base = evidence.traces.get("eager")
-    events = evidence.schedule.events
+    events = evidence.spec.events
     kept = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
     if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
         yield plain("R20", "eager", "output", "not_applicable")
         return
-    uninterrupted = evidence.run(without_reloads(evidence.schedule))
+    through = through_reloads(evidence.spec)
+    uninterrupted = evidence.run(through)
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
@@ -309,17 +311,16 @@ def check_reload(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     whole = replace(uninterrupted, moments=tuple(uninterrupted.moments[i] for i in kept))
     verdict = _same(evidence, "R20", "eager", whole, reloaded, kept, THROUGH)
     if verdict.status == "diverged":
-        through = without_reloads(evidence.schedule)
-        plainly = replace(evidence, schedule=through, traces={"eager": uninterrupted})
+        case = msgspec.structs.replace(evidence.case, spec=through)
+        plainly = replace(evidence, case=case, traces={"eager": uninterrupted})
         yield blamed(verdict, plainly, replace(evidence, traces={"eager": base}), alike=False)
     else:
         yield verdict
 
 
-def without_reloads(schedule: Schedule) -> Schedule:
-    """The same events, but nothing happens where it reloaded."""
-    events = tuple(Switch() if isinstance(e, Reload) else e for e in schedule.events)
-    return msgspec.structs.replace(schedule, events=events)
+def through_reloads(spec: Spec) -> Spec:
+    """The same training, but nothing happens where the model reloads."""
+    return msgspec.structs.replace(spec, events=altered.through_reloads(spec.events))
 
 
 def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> list[Moment]:
@@ -339,11 +340,11 @@ def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> lis
 
 
 def _same(
-    evidence: ScheduleEvidence,
+    evidence: LibraryEvidence,
     oracle: str,
     arm: str,
-    base: StateTrace,
-    other: StateTrace,
+    base: Trace,
+    other: Trace,
     events: Iterable[int],
     than: str,
 ) -> Verdict:
@@ -383,19 +384,19 @@ def _furthest(a: F32, b: F32) -> str:
     return f"{int(bad.sum())} of {a.size} elements differ, first {values}"
 
 
-def check_balance(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def check_balance(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """O19: at the end of a step nothing is set aside any more."""
     for arm, trace in evidence.traces.items():
         found = plain("O19", arm, "state", "not_applicable")
         for (i, event, progress), moment in zip(
-            steps_of(evidence.schedule), trace.moments, strict=False
+            steps_of(evidence.spec), trace.moments, strict=False
         ):
             if not isinstance(event, Step) or progress.open:
                 continue
             left = {name: n for name, n in moment.pending.items() if n}
             if left:
-                symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.schedule)}"
-                symptom += circumstances(evidence.schedule, arm)
+                symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.spec)}"
+                symptom += circumstances(evidence.spec, arm)
                 at = At(what="pending", event=i)
                 due = Is(bits(0))
                 found = Verdict("O19", arm, "state", "diverged", symptom, at, str(left), due)

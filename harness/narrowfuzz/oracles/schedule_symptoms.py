@@ -7,12 +7,14 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from narrowfuzz.case import Spec
+from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.oracles.oracle import number
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, steps_of
 from narrowfuzz.oracles.schedule_recompute import circumstances
-from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Schedule, Switch
-from narrowfuzz.schedule.trace import SlotName, StateTrace
+from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Switch
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
 
 
@@ -65,18 +67,18 @@ def differing(got: Slot, want: Slot) -> str:
     return " ".join(parts)
 
 
-def placed(verdict: Verdict, evidence: ScheduleEvidence, trace: StateTrace, event: int) -> Verdict:
+def placed(verdict: Verdict, evidence: LibraryEvidence, trace: Trace, event: int) -> Verdict:
     """The verdict with its arm, its event, and its circumstances."""
-    symptom = verdict.symptom + _circumstances(evidence.schedule)
-    symptom += circumstances(evidence.schedule, trace.arm)
+    symptom = verdict.symptom + _circumstances(evidence.spec)
+    symptom += circumstances(evidence.spec, trace.arm)
     at = msgspec.structs.replace(verdict.at, event=event)
     return replace(verdict, arm=trace.arm, symptom=symptom, at=at)
 
 
-def _spans_regions(schedule: Schedule) -> bool:
+def _spans_regions(spec: Spec) -> bool:
     """True if one backward runs through what ran in several regions, nested ones among them."""
-    each = schedule.checkpoint in ("each", "nested") and schedule.calls > 1
-    for _, event, progress in steps_of(schedule):
+    each = spec.region in ("each", "nested") and spec.calls > 1
+    for _, event, progress in steps_of(spec):
         if isinstance(event, Backward):
             regions = {progress.ran[f][1] for f in event.of if f in progress.ran}
             inner = sum(f in progress.nested for f in event.of)
@@ -85,18 +87,18 @@ def _spans_regions(schedule: Schedule) -> bool:
     return False
 
 
-def _circumstances(schedule: Schedule) -> str:
+def _circumstances(spec: Spec) -> str:
     """What separates causes that look alike: another code path updates, an unused layer is there
     whose backward never comes, or one backward runs through several regions. Part of the symptom,
     so minimising keeps it."""
-    switches = [e.algorithm for e in schedule.events if isinstance(e, Switch)]
-    by_tensor = not schedule.settings.fused or "callable" in (
-        schedule.settings.algorithm,
+    switches = [e.algorithm for e in spec.events if isinstance(e, Switch)]
+    by_tensor = not spec.settings.fused or "callable" in (
+        spec.settings.algorithm,
         *switches,
     )
     named = {
         "unfused": by_tensor,
-        "unused layer": schedule.layout == "dangling",
-        "several regions": _spans_regions(schedule),
+        "unused layer": spec.layout == "dangling",
+        "several regions": _spans_regions(spec),
     }
     return "".join(f", {name}" for name, holds in named.items() if holds)

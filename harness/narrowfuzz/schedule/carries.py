@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from narrowfuzz.case import AnyCheckpoint, Spec
 from narrowfuzz.schedule.events import (
     Algorithm,
     Backward,
     Forward,
-    LayerKind,
     Layout,
     Reload,
-    Schedule,
     Settings,
     Switch,
 )
@@ -22,10 +20,9 @@ from narrowfuzz.schedule.events import (
 class Carries:
     """What a recipe's subject can do; of several values the first is the simplest."""
 
-    layers: tuple[LayerKind, ...] = ("linear",)
+    layers: tuple[str, ...] = ("linear",)
     layouts: tuple[Layout, ...] = ("chain",)
-    #: Pairs of ``checkpoint_by`` and ``reentrant``.
-    checkpoints: tuple[tuple[Literal["library", "torch"], bool], ...] = ()
+    checkpoints: tuple[AnyCheckpoint, ...] = ()
     #: Weights cast for one microbatch can serve the next.
     caching: bool = False
     quantized_init: bool = False
@@ -41,22 +38,19 @@ class Carries:
     keeps_graphs: bool = True
 
 
-def check_carried(schedule: Schedule, carries: Carries, recipe: str) -> None:
-    """Raise ValueError naming the first thing of a schedule that the recipe cannot do here."""
-    settings, events = schedule.settings, schedule.events
-    by = (schedule.checkpoint_by, schedule.reentrant)
+def check_carried(spec: Spec, carries: Carries) -> None:
+    """Raise ValueError naming the first thing of a Spec that its recipe cannot do here."""
+    settings, events = spec.settings, spec.training
     algorithms = {settings.algorithm} | {
         e.algorithm for e in events if isinstance(e, Switch) and e.algorithm
     }
     lacking = {
-        f"layer {schedule.layer!r}": schedule.layer not in carries.layers,
-        f"layout {schedule.layout!r}": schedule.layout not in carries.layouts,
-        f"a checkpoint by {by[0]}{', reentrant' if by[1] else ''}": (
-            schedule.checkpoint != "none" and by not in carries.checkpoints
-        ),
+        f"model {spec.model!r}": spec.layer not in carries.layers,
+        f"layout {spec.layout!r}": spec.layout not in carries.layouts,
+        f"checkpoint {spec.checkpoint!r}": spec.checkpoint not in ("none", *carries.checkpoints),
         "is_first_microbatch": not carries.caching
         and any(isinstance(e, Forward) and e.first is not None for e in events),
-        "parameters made in FP8": schedule.quantized_init and not carries.quantized_init,
+        "parameters made in FP8": spec.quantized_init and not carries.quantized_init,
         "settings": settings != Settings() and not carries.settings,
         f"algorithm {' and '.join(sorted(algorithms))}": not algorithms <= set(carries.algorithms),
         "the unfused update": not settings.fused and not carries.unfused,
@@ -70,5 +64,5 @@ def check_carried(schedule: Schedule, carries: Carries, recipe: str) -> None:
     for what, missing in lacking.items():
         if missing:
             raise ValueError(
-                f"{recipe} does not carry {what} here (layers: {', '.join(carries.layers)})"
+                f"{spec.recipe} does not carry {what} here (layers: {', '.join(carries.layers)})"
             )

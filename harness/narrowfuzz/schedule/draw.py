@@ -1,4 +1,4 @@
-"""Hypothesis strategies for Schedules.
+"""Hypothesis strategies for what happens to a library's own layers.
 
 Every drawn schedule is valid by construction and none is thrown away. What it is inclined to is
 drawn once, what happens is drawn event by event, and it shrinks to two steps of one forward and one
@@ -14,9 +14,11 @@ from typing import Any, Literal
 import msgspec
 from hypothesis import strategies as st
 
+from narrowfuzz.case import Spec
 from narrowfuzz.choices import one_of
+from narrowfuzz.schedule.altered import in_high_precision
 from narrowfuzz.schedule.carries import Carries
-from narrowfuzz.schedule.events import Close, Forward, Open, Schedule, Settings, Stimulus
+from narrowfuzz.schedule.events import Settings, Stimulus
 from narrowfuzz.schedule.stimulus import repair
 from narrowfuzz.schedule.walk import Choose, Habits, walk
 
@@ -44,21 +46,24 @@ _SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
 )  # fmt: skip
 
 
-def schedules(*, carries: Carries, vary: frozenset[str] = FACTORS) -> st.SearchStrategy[Schedule]:
-    """Schedules of what ``carries`` allows, differing from the simplest in the factors of ``vary``.
+def schedules(
+    recipe: str, *, carries: Carries, vary: frozenset[str] = FACTORS
+) -> st.SearchStrategy[Spec]:
+    """Specs of a recipe, but for their sizes: what ``carries`` allows, differing from the simplest
+    in the factors of ``vary``.
 
     All but one in twenty can exercise the state of the backward.
     """
-    return _built(carries, vary)
+    return _built(recipe, carries, vary)
 
 
 @cache
-def _built(carries: Carries, vary: frozenset[str]) -> st.SearchStrategy[Schedule]:
-    return _schedules(carries, vary)
+def _built(recipe: str, carries: Carries, vary: frozenset[str]) -> st.SearchStrategy[Spec]:
+    return _schedules(recipe, carries, vary)
 
 
 @st.composite
-def _schedules(draw: st.DrawFn, carries: Carries, vary: frozenset[str]) -> Schedule:
+def _schedules(draw: st.DrawFn, recipe: str, carries: Carries, vary: frozenset[str]) -> Spec:
     # with nothing but nesting free, a walk still chooses among its moves
     free = vary | ({"moves"} if vary & {"events", "nesting"} else frozenset())
 
@@ -68,37 +73,27 @@ def _schedules(draw: st.DrawFn, carries: Carries, vary: frozenset[str]) -> Sched
     steps = choose("events", *_STEPS)
     model = _model(choose, carries)
     habits = _habits(choose, carries, steps=steps, branches=model["layout"] == "branch")
-    schedule = Schedule(events=walk(choose, habits), **model)
+    spec = Spec(recipe=recipe, events=walk(choose, habits), **model)
     if choose("nesting", *_REGIONS):
-        return schedule if steps == 1 else repair(schedule)
-    return in_high_precision(schedule)
-
-
-def in_high_precision(schedule: Schedule) -> Schedule:
-    """The same events outside every region: what a library's layers compute unquantised."""
-    events = tuple(
-        msgspec.structs.replace(event, inside=False, first=None)
-        if isinstance(event, Forward)
-        else event
-        for event in schedule.events
-        if not isinstance(event, Open | Close)
-    )
-    return msgspec.structs.replace(schedule, events=events, quantized_init=False)
+        return spec if steps == 1 else repair(spec)
+    events = in_high_precision(spec.events)
+    return msgspec.structs.replace(spec, events=events, quantized_init=False)
 
 
 def _model(choose: Choose, carries: Carries) -> dict[str, Any]:
-    """Every field of a Schedule but its events."""
+    """Every field that a library's layers add to a Spec, but its events."""
     fields: dict[str, Any] = {
-        "layer": choose("layer", *carries.layers),
+        "model": f"library_{choose('layer', *carries.layers)}",
         "layout": choose("layout", *carries.layouts),
     }
     if fields["layout"] == "chain":
         fields["depth"] = choose("layout", 1, 1, 2, 3)
     if carries.checkpoints:
-        region, (by, reentrant) = choose("checkpoint", *_checkpoints(carries))
+        wraps, checkpoint = choose("checkpoint", *_checkpoints(carries))
         # a reentrant checkpoint passes gradients only if its input needs them
-        if region != "none" and not (reentrant and fields["layout"] == "frozen_first"):
-            fields |= {"checkpoint": region, "checkpoint_by": by, "reentrant": reentrant}
+        starved = fields["layout"] == "frozen_first" and checkpoint.endswith("reentrant")
+        if wraps and not starved:
+            fields |= {"checkpoint": checkpoint, "wraps": wraps}
     if carries.quantized_init:
         fields["quantized_init"] = choose("quantized_init", False, False, False, True)
     if carries.settings and choose("settings", False, True):
@@ -109,8 +104,8 @@ def _model(choose: Choose, carries: Carries) -> dict[str, Any]:
 
 @cache
 def _checkpoints(carries: Carries) -> tuple[Any, ...]:
-    regions = ("none", "none", "whole", "each", "nested")
-    return tuple(itertools.product(regions, carries.checkpoints))
+    wraps = ("", "", "whole", "each", "nested")
+    return tuple(itertools.product(wraps, carries.checkpoints))
 
 
 @cache

@@ -1,6 +1,6 @@
-"""The vocabulary of a schedule: plain records, strict JSON inside a case.
+"""The vocabulary of a training: plain records, strict JSON inside a case.
 
-A schedule says what a training did, event by event: open and close an autocast region, run a
+Events say what a training did: open and close an autocast region, run a
 forward, run backward through one or several of them, step the optimizer, save and load, switch the
 recipe. Forwards are named by their order: the first Forward event is number 0.
 """
@@ -20,20 +20,12 @@ Stimulus = Literal["gaussian", "zero", "spike", "inf"]
 Mode = Literal["train", "no_grad", "eval", "inference"]
 Shift = Annotated[int, Meta(ge=-24, le=24)]
 Algorithm = Literal["max", "most_recent", "callable"]
-LayerKind = Literal[
-    "linear",
-    "layernorm_linear",
-    "rmsnorm_linear",
-    "layernorm_mlp",
-    "grouped_linear",
-    "transformer_layer",
-]
 #: chain: one after the other. twice: one layer called twice. frozen_first: two, the first without
 #: gradients and fed by an input that needs none. dangling: two side by side, the first's output
 #: reaches no loss. branch: two, of which a forward runs one.
 Layout = Literal["chain", "twice", "frozen_first", "dangling", "branch"]
 #: Which part of the model a checkpoint wraps; ``nested`` wraps each layer inside the whole.
-Region = Literal["none", "each", "whole", "nested"]
+Wraps = Literal["whole", "each", "nested"]
 
 
 class Open(msgspec.Struct, tag="open", frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -175,32 +167,3 @@ def switched(settings: Settings, event: Switch) -> Settings:
         if (value := getattr(event, name)) is not None
     }
     return msgspec.structs.replace(settings, **changed)
-
-
-class Schedule(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
-    """Everything a stateful case does. Defaults are the simplest value of each field."""
-
-    events: Annotated[tuple[Event, ...], Meta(max_length=64)]
-    layer: LayerKind = "linear"
-    layout: Layout = "chain"
-    #: Layers of a chain.
-    depth: Annotated[int, Meta(ge=1, le=3)] = 1
-    checkpoint: Region = "none"
-    #: The library's own checkpoint function, or torch's.
-    checkpoint_by: Literal["library", "torch"] = "library"
-    reentrant: bool = False
-    #: Parameters are made in the narrow format.
-    quantized_init: bool = False
-    settings: Settings = Settings()
-
-    @property
-    def layers(self) -> int:
-        """Layers the model has."""
-        return {"chain": self.depth, "twice": 1}.get(self.layout, 2)
-
-    @property
-    def calls(self) -> int:
-        """Layer calls of one forward."""
-        return {"chain": self.depth, "branch": 1}.get(self.layout, 2)

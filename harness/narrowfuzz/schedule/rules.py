@@ -6,11 +6,12 @@ exists, weights are reused only while nothing changed them, the optimizer steps 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from narrowfuzz.case import Spec
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -18,7 +19,6 @@ from narrowfuzz.schedule.events import (
     Forward,
     Open,
     Reload,
-    Schedule,
     Step,
     Switch,
 )
@@ -102,25 +102,29 @@ class Standing:
                 self.switches += 1
 
 
-def check_schedule(schedule: Schedule) -> None:
-    """Raise ValueError naming the first event that cannot come where it stands."""
+def check_order(events: Sequence[Event], refused: Callable[[Event], str]) -> None:
+    """Raise ValueError naming the first event that cannot come where it stands, or that is
+    ``refused`` for a reason."""
     standing = Standing()
-    for i, event in enumerate(schedule.events):
-        objection = standing.objection(event)
+    for i, event in enumerate(events):
+        objection = standing.objection(event) or refused(event)
         if objection:
-            name = type(event).__name__
-            raise ValueError(f"schedule event {i} ({name}) is not valid there: {objection}")
+            raise ValueError(f"event {i} ({type(event).__name__}) is not valid there: {objection}")
         standing.take(event)
-    if schedule.layout != "branch" and any(
-        isinstance(e, Forward) and e.path for e in schedule.events
-    ):
-        raise ValueError("schedule: path 1 needs layout 'branch'")
-    if schedule.depth > 1 and schedule.layout != "chain":
-        raise ValueError(f"schedule: depth {schedule.depth} needs layout 'chain'")
-    if schedule.checkpoint != "none" and schedule.reentrant and schedule.layout == "frozen_first":
+
+
+def check_schedule(spec: Spec) -> None:
+    """Raise ValueError naming the first event that cannot come where it stands, or what does not
+    go together in a model of a library's layers."""
+    check_order(spec.training, lambda event: "")
+    if spec.layout != "branch" and any(isinstance(e, Forward) and e.path for e in spec.training):
+        raise ValueError("path 1 needs layout 'branch'")
+    if spec.depth > 1 and spec.layout != "chain":
+        raise ValueError(f"depth {spec.depth} needs layout 'chain'")
+    if spec.reentrant and spec.layout == "frozen_first":
         raise ValueError(
-            "schedule: a reentrant checkpoint passes gradients only if its input needs them, and "
-            "layout 'frozen_first' is fed by one that needs none: set reentrant to false"
+            "a reentrant checkpoint passes gradients only if its input needs them, and layout "
+            f"'frozen_first' is fed by one that needs none: no checkpoint {spec.checkpoint!r}"
         )
 
 

@@ -7,44 +7,60 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.schedule.events import Close, Event, Forward, Open, Schedule, Settings
+from narrowfuzz.case import AnyCheckpoint, Spec
+from narrowfuzz.catalog import LIBRARY
+from narrowfuzz.schedule.events import Close, Event, Forward, Open, Settings, Wraps
 from narrowfuzz.schedule.rules import check_schedule, repaired, simpler, without
 
-#: Checkpointed regions, dear to cheap.
-_REGIONS = ("nested", "whole", "each", "none")
+#: What a checkpoint may wrap, dear to cheap.
+_WRAPS: tuple[Wraps, ...] = ("nested", "whole", "each")
+#: Checkpoints that are nearer to none.
+_NEARER: dict[str, tuple[AnyCheckpoint, ...]] = {
+    "by_torch_reentrant": ("none", "reentrant", "by_torch"),
+    "by_torch": ("none", "full"), "reentrant": ("none", "full"), "full": ("none",),
+}  # fmt: skip
 
 
-def simplifications(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Valid schedules that are simpler in one respect, each with what was done in a few words.
+def simplifications(spec: Spec) -> Iterator[tuple[str, Spec]]:
+    """Valid Specs of a library's layers that are simpler in one respect, each with what was done in
+    a few words.
 
     Large changes come first: halves of the events, single events (last first), the fields of the
-    model, the fields of each event. No candidate equals ``schedule``, and every candidate is
-    smaller in one fixed order, so that going on from any of them ends.
+    model, the fields of each event. No candidate equals ``spec``, and every candidate is smaller in
+    one fixed order, so that going on from any of them ends.
     """
-    for name, candidate in _candidates(schedule):
-        if candidate != schedule and _valid(candidate):
+    for name, candidate in _candidates(spec):
+        if candidate != spec and _valid(candidate):
             yield name, candidate
 
 
-def _candidates(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    def run(events: tuple[Event, ...]) -> Schedule:
-        return _with(schedule, events=events)
+def _candidates(spec: Spec) -> Iterator[tuple[str, Spec]]:
+    for name, events in smaller(spec.events):
+        yield name, _with(spec, events=events)
+    around = _in_one_region(spec.events)
+    if _weight(around) < _weight(spec.events):
+        yield "one region around all", _with(spec, events=around)
+    yield from _models(spec)
+    for name, events in simpler_fields(spec.events):
+        yield name, _with(spec, events=events)
 
-    events = schedule.events
+
+def smaller(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]]:
+    """Without a half of the events, or without one of them, and with what was left out."""
     half = len(events) // 2
     if half > 1:
-        yield "without the second half", run(without(events, *range(half, len(events))))
-        yield "without the first half", run(without(events, *range(half)))
+        yield "without the second half", without(events, *range(half, len(events)))
+        yield "without the first half", without(events, *range(half))
     for i in reversed(range(len(events))):
-        yield f"without event {i} ({_name(events[i])})", run(without(events, i))
-    around = _in_one_region(events)
-    if _weight(around) < _weight(events):
-        yield "one region around all", run(around)
-    yield from _models(schedule)
+        yield f"without event {i} ({_name(events[i])})", without(events, i)
+
+
+def simpler_fields(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]]:
+    """With a field of one event at its default, and which."""
     for i in reversed(range(len(events))):
         for other in simpler(events[i]):
             changed = repaired((*events[:i], other, *events[i + 1 :]))
-            yield f"event {i} ({_name(events[i])}): {_difference(events[i], other)}", run(changed)
+            yield f"event {i} ({_name(events[i])}): {_difference(events[i], other)}", changed
 
 
 def _in_one_region(events: tuple[Event, ...]) -> tuple[Event, ...]:
@@ -59,28 +75,32 @@ def _weight(events: tuple[Event, ...]) -> tuple[int, int]:
     return len(events) + own, own
 
 
-def _models(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Fields of the schedule and of its settings, each nearer to its default."""
-    if schedule.layout == "branch":
-        one = tuple(_with_fields(event, path=0) for event in schedule.events)
-        yield "layout chain", _with(schedule, layout="chain", events=repaired(one))
-    elif schedule.layout != "chain":
-        yield "layout chain", _with(schedule, layout="chain")
-    for depth in range(1, schedule.depth):
-        yield f"depth {depth}", _with(schedule, depth=depth)
-    for region in reversed(_REGIONS[_REGIONS.index(schedule.checkpoint) + 1 :]):
-        yield f"checkpoint {region}", _with(schedule, checkpoint=region)
-    for name in ("layer", "checkpoint_by", "reentrant", "quantized_init"):
-        yield f"{name} at its default", _with(schedule, **{name: _default(Schedule, name)})
-    yield "settings at their defaults", _with(schedule, settings=Settings())
+def _models(spec: Spec) -> Iterator[tuple[str, Spec]]:
+    """Fields of the model and of its settings, each nearer to its default."""
+    if spec.layout == "branch":
+        one = tuple(_with_fields(event, path=0) for event in spec.events)
+        yield "layout chain", _with(spec, layout="chain", events=repaired(one))
+    elif spec.layout != "chain":
+        yield "layout chain", _with(spec, layout="chain")
+    for depth in range(1, spec.depth):
+        yield f"depth {depth}", _with(spec, depth=depth)
+    if spec.checkpoint != "none":
+        for wraps in reversed(_WRAPS[_WRAPS.index(spec.wraps) + 1 :]):
+            yield f"checkpoint {wraps}", _with(spec, wraps=wraps)
+        for checkpoint in _NEARER[spec.checkpoint]:
+            wraps = _default(Spec, "wraps") if checkpoint == "none" else spec.wraps
+            yield f"checkpoint {checkpoint}", _with(spec, checkpoint=checkpoint, wraps=wraps)
+    yield "layer at its default", _with(spec, model=next(iter(LIBRARY)))
+    yield "quantized_init at its default", _with(spec, quantized_init=False)
+    yield "settings at their defaults", _with(spec, settings=Settings())
     for name in Settings.__struct_fields__:
-        told = msgspec.structs.replace(schedule.settings, **{name: _default(Settings, name)})
-        yield f"{name} at its default", _with(schedule, settings=told)
+        other = msgspec.structs.replace(spec.settings, **{name: _default(Settings, name)})
+        yield f"{name} at its default", _with(spec, settings=other)
 
 
-def _valid(schedule: Schedule) -> bool:
+def _valid(spec: Spec) -> bool:
     try:
-        check_schedule(schedule)
+        check_schedule(spec)
     except ValueError:
         return False
     return True
@@ -108,5 +128,5 @@ def _default(struct: type[msgspec.Struct], name: str) -> Any:
     return next(info.default for info in msgspec.structs.fields(struct) if info.name == name)
 
 
-def _with(schedule: Schedule, **changes: Any) -> Schedule:
-    return msgspec.structs.replace(schedule, **changes)
+def _with(spec: Spec, **changes: Any) -> Spec:
+    return msgspec.structs.replace(spec, **changes)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from narrowfuzz.case import Spec
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import (
     Backward,
@@ -19,21 +20,18 @@ from narrowfuzz.schedule.events import (
     Event,
     Forward,
     Open,
-    Schedule,
     Step,
 )
 from narrowfuzz.schedule.rules import Standing, repaired
-from narrowfuzz.schedule.story import FEATURES, story
+from narrowfuzz.schedule.story import FEATURES, features
 
 #: Room for what a repair appends, below the 64 events that a schedule may have.
 _ROOM = 40
 
 
-def census(schedule: Schedule) -> frozenset[str]:
+def census(spec: Spec) -> frozenset[str]:
     """The features that a schedule has; ``weak`` where its stimulus is too poor."""
-    told = story(schedule)
-    found = {name for name, has in FEATURES.items() if has(told)}
-    return frozenset(found | ({"weak"} if weakness(schedule) else set()))
+    return features(spec) | ({"weak"} if weakness(spec) else set())
 
 
 def possible(carries: Carries) -> frozenset[str]:
@@ -53,14 +51,14 @@ def possible(carries: Carries) -> frozenset[str]:
     return frozenset(name for name in FEATURES if not lacking.get(name))
 
 
-def histogram(schedules: Iterable[Schedule]) -> dict[str, float]:
+def histogram(schedules: Iterable[Spec]) -> dict[str, float]:
     """The share of schedules that has each feature, ``weak`` among them."""
-    found = [census(schedule) for schedule in schedules]
+    found = [census(spec) for spec in schedules]
     seen = Counter(name for features in found for name in features)
     return {name: seen[name] / max(len(found), 1) for name in (*FEATURES, "weak")}
 
 
-def weakness(schedule: Schedule) -> str:
+def weakness(spec: Spec) -> str:
     """Why the state of the backward is never used after it moved; "" if it is."""
     standing = Standing()
     narrow: dict[int, Forward] = {}
@@ -68,7 +66,7 @@ def weakness(schedule: Schedule) -> str:
     moved: set[int] = set()  # branches whose gradients' state moves at the next step
     ready: set[int] = set()  # ... has moved
     seen = Counter[str]()
-    for event in schedule.events:
+    for event in spec.events:
         match event:
             case Forward():
                 inside = event.inside or (bool(standing.regions) and standing.regions[-1])
@@ -102,15 +100,15 @@ def weakness(schedule: Schedule) -> str:
     return "no second FP8 backward on the same layers after an optimizer step"
 
 
-def repair(schedule: Schedule) -> Schedule:
+def repair(spec: Spec) -> Spec:
     """The schedule with the fewest events changed or added so that ``weakness`` is ""."""
-    if not weakness(schedule):
-        return schedule
-    for candidate in _candidates(schedule.events):
-        changed = msgspec.structs.replace(schedule, events=candidate)
+    if not weakness(spec):
+        return spec
+    for candidate in _candidates(spec.events):
+        changed = msgspec.structs.replace(spec, events=candidate)
         if not weakness(changed):
             return changed
-    raise AssertionError(f"not to be repaired: {schedule}")
+    raise AssertionError(f"not to be repaired: {spec}")
 
 
 def _candidates(events: tuple[Event, ...]) -> Iterator[tuple[Event, ...]]:

@@ -1,10 +1,11 @@
-"""What a schedule exercises: features, each a question about its forwards and backwards."""
+"""What a training exercises: features, each a question about its forwards and backwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from narrowfuzz.case import Spec
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -12,7 +13,6 @@ from narrowfuzz.schedule.events import (
     Forward,
     Open,
     Reload,
-    Schedule,
     Step,
     Switch,
 )
@@ -26,12 +26,9 @@ class Run:
     event: Forward
     #: Places of the Opens it stands in, outermost first, and whether each enables FP8.
     regions: dict[int, bool]
+    #: It runs in FP8.
+    narrow: bool
     backwards: list[int] = field(default_factory=list)
-
-    @property
-    def narrow(self) -> bool:
-        """True where it runs in FP8."""
-        return self.event.inside or (bool(self.regions) and list(self.regions.values())[-1])
 
     @property
     def trains(self) -> bool:
@@ -41,18 +38,23 @@ class Run:
 
 @dataclass
 class Story:
-    """A schedule's forwards, and when each region is left."""
+    """A Spec's forwards, and when each region is left."""
 
-    schedule: Schedule
+    spec: Spec
     runs: list[Run] = field(default_factory=list)
     #: The place of an Open to the place of its Close; never left: after the last event.
     left: dict[int, int] = field(default_factory=dict)
     #: The places of Backwards through an FP8 forward.
     backwards: list[int] = field(default_factory=list)
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happens; () where that is plain steps."""
+        return self.spec.events
+
     def at(self, kind: type[Event]) -> list[int]:
         """The places of all events of a kind."""
-        return [i for i, event in enumerate(self.schedule.events) if isinstance(event, kind)]
+        return [i for i, event in enumerate(self.events) if isinstance(event, kind)]
 
     @property
     def trained(self) -> list[Run]:
@@ -65,21 +67,23 @@ class Story:
         return ((run, at) for run in self.runs if run.trains for at in run.backwards)
 
 
-def story(schedule: Schedule) -> Story:
-    """Follow a valid schedule's forwards and regions."""
-    told = Story(schedule)
+def story(spec: Spec) -> Story:
+    """Follow the forwards and regions of valid events. A library's layers quantise inside regions,
+    a converted model everywhere."""
+    told = Story(spec)
     regions: dict[int, bool] = {}
-    for i, event in enumerate(schedule.events):
+    for i, event in enumerate(told.events):
         match event:
             case Open(enabled=enabled):
                 regions[i] = enabled
-                told.left[i] = len(schedule.events)
+                told.left[i] = len(told.events)
             case Close():
                 opened = list(regions)[-1]
                 del regions[opened]
                 told.left[opened] = i
             case Forward():
-                told.runs.append(Run(i, event, dict(regions)))
+                inside = event.inside or (bool(regions) and list(regions.values())[-1])
+                told.runs.append(Run(i, event, dict(regions), inside or not spec.layer))
             case Backward(of=of):
                 for f in of:
                     told.runs[f].backwards.append(i)
@@ -116,7 +120,7 @@ def _elsewhere(told: Story) -> bool:
 
 
 def _accumulated(told: Story) -> bool:
-    ends = [*told.at(Step), len(told.schedule.events)]
+    ends = [*told.at(Step), len(told.events)]
     first = [run.backwards[0] for run in told.trained]
     return any(len({at for at in first if start < at < end}) > 1
                for start, end in zip([-1, *ends], ends, strict=False))  # fmt: skip
@@ -128,7 +132,7 @@ def _around(told: Story, kind: type[Event]) -> bool:
 
 
 def _holds(told: Story, values: str) -> bool:
-    backwards = (told.schedule.events[i] for i in told.backwards)
+    backwards = (told.events[i] for i in told.backwards)
     return any(run.event.values == values for run in told.runs if run.narrow) or any(
         isinstance(event, Backward) and event.values == values for event in backwards
     )
@@ -136,7 +140,7 @@ def _holds(told: Story, values: str) -> bool:
 
 def _decaying(told: Story) -> bool:
     """Inputs or gradients that never grow and end 2^-3 or less of what they were."""
-    backwards = [told.schedule.events[i] for i in told.backwards]
+    backwards = [told.events[i] for i in told.backwards]
     inputs = [run.event.shift for run in told.trained]
     gradients = [event.shift for event in backwards if isinstance(event, Backward)]
     return any(
@@ -155,11 +159,11 @@ def _disabled(told: Story) -> bool:
 
 #: Each feature by name, as a question about a schedule's story.
 FEATURES: dict[str, Callable[[Story], bool]] = {
-    "checkpoint": lambda s: s.schedule.checkpoint != "none" and bool(s.trained),
+    "checkpoint": lambda s: s.spec.region != "none" and bool(s.trained),
     # in high precision, too: what a library keeps for recomputes it keeps there as well
     "nested checkpoints": lambda s: (
-        s.schedule.checkpoint == "nested"
-        and any(isinstance(event, Forward) and event.mode == "train" for event in s.schedule.events)
+        s.spec.region == "nested"
+        and any(isinstance(event, Forward) and event.mode == "train" for event in s.events)
     ),
     "interleaved": _interleaved,
     "eval between": _looks,
@@ -172,20 +176,34 @@ FEATURES: dict[str, Callable[[Story], bool]] = {
     "high precision": lambda s: any(not run.narrow for run in s.runs),
     "accumulated": _accumulated,
     "sum of forwards": lambda s: any(
-        len(event.of) > 1 for event in s.schedule.events if isinstance(event, Backward)
+        len(event.of) > 1 for event in s.events if isinstance(event, Backward)
     ),
     "second backward": lambda s: any(len(run.backwards) > 1 for run in s.runs),
     "forward dropped": lambda s: any(run.trains and not run.backwards for run in s.runs),
     "reload": lambda s: _around(s, Reload),
     "switch": lambda s: _around(s, Switch),
     "cached weights": lambda s: any(run.event.first is False for run in s.runs),
-    "idle layer": lambda s: s.schedule.layout == "branch",
+    "idle layer": lambda s: s.spec.layout == "branch",
     "zero": lambda s: _holds(s, "zero"),
     "spike": lambda s: _holds(s, "spike"),
     "inf": lambda s: _holds(s, "inf"),
     "decaying": _decaying,
-    "quantized init": lambda s: s.schedule.quantized_init,
-    "short history": lambda s: s.schedule.settings.history <= 2,
-    "margin": lambda s: s.schedule.settings.margin != 0,
-    "unfused": lambda s: not s.schedule.settings.fused,
+    "quantized init": lambda s: s.spec.quantized_init,
+    "short history": lambda s: s.spec.settings.history <= 2,
+    "margin": lambda s: s.spec.settings.margin != 0,
+    "unfused": lambda s: not s.spec.settings.fused,
 }
+#: Those that a converted model's events may have; checkpointing is another dimension there.
+OF_CONVERTED = frozenset(
+    {
+        "interleaved", "eval between", "inside autocast", "accumulated", "sum of forwards",
+        "second backward", "forward dropped", "reload", "zero", "spike", "inf", "decaying",
+    }
+)  # fmt: skip
+
+
+def features(spec: Spec) -> frozenset[str]:
+    """The features that a Spec's training has."""
+    told = story(spec)
+    found = frozenset(name for name, has in FEATURES.items() if has(told))
+    return found if spec.layer else found & OF_CONVERTED

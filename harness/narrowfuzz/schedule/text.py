@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from narrowfuzz.case import Spec
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -11,18 +12,17 @@ from narrowfuzz.schedule.events import (
     Forward,
     Open,
     Reload,
-    Schedule,
     Settings,
     Step,
     Switch,
 )
 
 
-def lines(schedule: Schedule) -> list[str]:
+def lines(spec: Spec) -> list[str]:
     """One line per event, indented by the regions it stands in."""
     depth, number = 0, 0
     out: list[str] = []
-    for event in schedule.events:
+    for event in spec.training:
         if isinstance(event, Close):
             depth -= 1
             if out and out[-1].endswith(":"):
@@ -36,21 +36,19 @@ def lines(schedule: Schedule) -> list[str]:
     return out
 
 
-def heading(schedule: Schedule) -> str:
+def heading(spec: Spec) -> str:
     """The model and the recipe's settings, as far as they are not the simplest."""
-    layers = f"{schedule.layer}, {schedule.layout}"
-    if schedule.layout == "chain":
-        layers = (
-            schedule.layer if schedule.depth == 1 else f"{schedule.depth} times {schedule.layer}"
-        )
+    layers = f"{spec.layer}, {spec.layout}"
+    if spec.layout == "chain":
+        layers = spec.layer if spec.depth == 1 else f"{spec.depth} times {spec.layer}"
     told = [layers]
-    if schedule.quantized_init:
+    if spec.quantized_init:
         told.append("parameters in FP8")
-    if schedule.checkpoint != "none":
-        by = "" if schedule.checkpoint_by == "library" else "torch "
-        kind = "reentrant" if schedule.reentrant else "not reentrant"
-        told.append(f"{by}checkpoint={schedule.checkpoint} ({kind})")
-    settings, usual = schedule.settings, Settings()
+    if spec.region != "none":
+        by = "" if spec.checkpoint_by == "library" else "torch "
+        kind = "reentrant" if spec.reentrant else "not reentrant"
+        told.append(f"{by}checkpoint={spec.region} ({kind})")
+    settings, usual = spec.settings, Settings()
     told += [
         f"{name}={getattr(settings, name)}"
         for name in settings.__struct_fields__

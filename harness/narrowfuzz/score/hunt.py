@@ -112,8 +112,8 @@ def in_our_reference(recipes: Sequence[str]) -> bool:
 
 
 def size_of(case: Case) -> int:
-    """Elements of input, weight and output gradient; of a schedule, its events."""
+    """Elements of input, weight and output gradient; of a library's layers, their events."""
     spec = case.spec
-    if spec.schedule is not None:
-        return len(spec.schedule.events)
+    if spec.layer:
+        return len(spec.events)
     return spec.tokens * spec.k + spec.k * spec.n + spec.tokens * spec.n

@@ -21,7 +21,7 @@ from narrowfuzz.device import asked_here, check_device, choose, default_workers
 from narrowfuzz.environment import prepare, versions
 from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file
-from narrowfuzz.recipe import Recipe, load_every, obstacle
+from narrowfuzz.recipe import AnyRecipe, load_every, obstacle
 from narrowfuzz.score.controls import run_control
 from narrowfuzz.score.hunt import Options, Target, hunt, record, scored
 from narrowfuzz.score.record import (
@@ -35,7 +35,6 @@ from narrowfuzz.score.record import (
     to_json,
 )
 from narrowfuzz.score.report import IDLE, print_control, print_fault, print_summary, summary_json
-from narrowfuzz.stateful import Stateful, process_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -194,9 +193,9 @@ def _targets(faults: Sequence[tuple[str, Fault]], device: str) -> tuple[list[Tar
     return targets, unfit
 
 
-def _hits(globs: Sequence[str], name: str, recipe: Recipe | Stateful) -> bool:
+def _hits(globs: Sequence[str], name: str, recipe: AnyRecipe) -> bool:
     """A recipe that patches a library takes part only where it is meant."""
-    meant = [glob for glob in globs if glob != "*"] if process_of(recipe) else globs
+    meant = [glob for glob in globs if glob != "*"] if recipe.process else globs
     return any(fnmatch.fnmatch(name, glob) for glob in meant)
 
 

@@ -23,7 +23,7 @@ from narrowfuzz.environment import settle
 from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable
+from narrowfuzz.recipe import Recipe, load_every, runnable
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import cases, often, rarely, schedule_cases
 
@@ -85,19 +85,19 @@ def _observe(
     choose(device)
     settle()
     where = enter(device)
-    every = load_every()
-    known, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
-    models = [r for n in recipes if n in known and (r := runnable(known[n], where.torch))]
-    playing = [stateful[n] for n in recipes if n in stateful]
-    for recipe in playing:
+    known = load_every()
+    able = [r for n in recipes if n in known and (r := runnable(known[n], where.torch))]
+    for recipe in able:
         recipe.prepare()
+    models = [r for r in able if isinstance(r, Recipe)]
+    playing = [r for r in able if isinstance(r, Stateful)]
     ladders = rarely if device == "cpu" else often
     drawn = draw(models, playing, number, "none", ladders)
     if compiled:
         drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
-        judge = Judge(known, Ledger([]), device=where, stateful=stateful)
+        judge = Judge(known, Ledger([]), device=where)
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()

@@ -15,6 +15,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import product
 from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.layers import layer_evidences
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.severity import LARGE, SMALL
 from narrowfuzz.verdict import Verdict
 
@@ -33,14 +34,14 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
 
     How much further from the unquantised result the guilty arm is than what it is held against:
     the plan executed on a single linear or a model's layer, the eager run of a whole model, the
-    plain run of a checkpointed schedule. Where nothing of that is there to measure, as for a state
-    that no product has met yet, SMALL: neither played down nor up.
+    plain run of a library's checkpointed layers. Where nothing of that is there to measure, as for
+    a state that no product has met yet, SMALL: neither played down nor up.
     """
     if verdict.oracle == "census":
         return _OF_CENSUS.get(verdict.symptom, LARGE)
-    if case.spec.schedule is not None:
-        return _of_schedule(judge, case, verdict)
     evidence = judge.observe(case, repeat=False)
+    if isinstance(evidence, LibraryEvidence):
+        return _of_library(evidence, verdict)
     if verdict.at.layer:
         layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
@@ -51,8 +52,8 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
     return _of_model(evidence, verdict.arm)
 
 
-def _of_schedule(judge: Judge, case: Case, verdict: Verdict) -> float:
-    traces = judge.observe_schedule(case).traces
+def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> float:
+    traces = evidence.traces
     plain, guilty = traces.get(EAGER.name), traces.get(verdict.arm)
     if plain is None or guilty is None or guilty is plain or plain.error or guilty.error:
         return SMALL

@@ -11,7 +11,7 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.case import Case, dump_case
 from narrowfuzz.expect import Expect, Given, Refuses
-from narrowfuzz.schedule.events import Backward, Forward, Schedule, Stimulus
+from narrowfuzz.schedule.events import Backward, Forward, Stimulus
 from narrowfuzz.severity import Severity, Use, severity
 from narrowfuzz.verdict import Verdict
 
@@ -99,28 +99,25 @@ def finding_id(fingerprint: str, minimal: Case) -> str:
 
 def reach_of(case: Case) -> str:
     """The tamest data class that shows it; the minimiser has already looked for a tamer one."""
-    if case.spec.schedule is not None:
-        return _stimulus_reach(case.spec.schedule)
-    if any(_special(s.bits) for s in case.data.spikes):
+    data = case.data
+    if any(_special(s.bits) for s in data.spikes):
         return "inf_nan"
-    if case.data.regime != "wild":  # a ladder is one large product beside small ones
-        return "gaussian" if case.data.regime == "lattice" else "outlier"
-    if case.data.spikes and case.data.values == "gaussian":
+    if data.regime != "wild":  # a ladder is one large product beside small ones
+        return "gaussian" if data.regime == "lattice" else "outlier"
+    if data.values != "gaussian":
+        return data.values
+    if data.spikes:
         return "binade_edges"  # one planted value: what a spike class would have to hit
-    return case.data.values
+    sent = {e.values for e in case.spec.events if isinstance(e, Forward | Backward)}
+    return next((reach for values, reach in _STIMULUS_REACH if values in sent), "gaussian")
 
 
-#: Wildest first: what a schedule must send for the finding to show.
+#: Wildest first: what a training must send for the finding to show.
 _STIMULUS_REACH: tuple[tuple[Stimulus, str], ...] = (
     ("inf", "inf_nan"),
     ("spike", "outlier"),
     ("zero", "zero_rows"),
 )
-
-
-def _stimulus_reach(schedule: Schedule) -> str:
-    sent = {e.values for e in schedule.events if isinstance(e, Forward | Backward)}
-    return next((reach for values, reach in _STIMULUS_REACH if values in sent), "gaussian")
 
 
 def _special(bits: str) -> bool:
@@ -133,7 +130,7 @@ def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
     spec, use = case.spec, cast(Use, "documented")
     if isinstance(verdict.expect, Refuses) and verdict.expect.lacking != "time":
         use = "limitation"
-    elif spec.schedule is None and 0 in (spec.tokens, spec.k, spec.n):
+    elif 0 in (spec.tokens, spec.k, spec.n):
         use = "rare"
     loud = verdict.status in ("crashed", "hung")
     return severity("loud" if loud else "silent", effect, reach_of(case), use)
@@ -143,9 +140,8 @@ def report(finding: Finding, replay: str) -> str:
     """What a failure says: what, where, how far, the smallest case, and ``replay``, the one
     command."""
     spec, data = finding.minimal.spec, finding.minimal.data
-    shape, backend = f"M={spec.tokens} K={spec.k}", ""
-    if spec.schedule is None:
-        shape, backend = f"{shape} N={spec.n}", f" ({spec.backend or 'default backend'})"
+    shape = f"M={spec.tokens} K={spec.k}{'' if spec.layer else f' N={spec.n}'}"
+    backend = f" ({spec.backend})" if spec.backend else ""
     where = "" if finding.device == "cpu" else f" on {finding.device}"
     lines = [
         f"{finding.sentence}",

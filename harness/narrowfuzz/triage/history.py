@@ -21,8 +21,7 @@ from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import rules_of
-from narrowfuzz.recipe import Recipe, load_every, of_kind
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.recipe import load_every
 from narrowfuzz.triage.verify import GONE, SHOWN, RunScript
 from narrowfuzz.verdict import Verdict, fingerprint
 
@@ -58,7 +57,7 @@ def histories(
     Where the case shows it alone, one of its rungs may leave what another meets: other data of the
     case do so for a script, which plays one. ``rules`` are asked, ``files`` are recipe files; after
     ``seconds`` no fewer are looked for."""
-    wanted = fingerprint(verdict, judge.family(case.spec))
+    wanted = fingerprint(verdict, judge.recipe(case.spec).family)
     arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
 
     def seen(history: Sequence[Case], limit: float) -> Verdict | None:
@@ -97,8 +96,8 @@ def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Cas
     """What may have run before, those first that a script can play: it has one recipe."""
     yield [_other_data(case)]
     same = [c for c in past if c.spec.recipe == case.spec.recipe]
-    family = judge.family(case.spec)
-    related = [c for c in past if judge.family(c.spec) == family]
+    family = judge.recipe(case.spec).family
+    related = [c for c in past if judge.recipe(c.spec).family == family]
     of_one = [
         msgspec.structs.replace(
             earlier,
@@ -153,11 +152,7 @@ def show(
     what a fresh process runs."""
     settle()
     case = load_case(raw)
-    every = load_every(files)
-    judge = Judge(
-        of_kind(every, Recipe), Ledger([]), frozenset(arms), device=enter(device),
-        stateful=of_kind(every, Stateful),
-    )  # fmt: skip
+    judge = Judge(load_every(files), Ledger([]), frozenset(arms), device=enter(device))
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
     if verdict is None:
         return GONE

@@ -11,10 +11,9 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.device import torch_name
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.recipe import Recipe, load_every
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.recipe import AnyRecipe, Recipe, load_every
 from narrowfuzz.severity import severity
-from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
@@ -77,7 +76,7 @@ def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[s
     return {fingerprint(_verdict(arm, how), family) for arm in _arms(case.spec)}
 
 
-def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> Recipe | Stateful:
+def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> AnyRecipe:
     return load_every(recipe_files)[case.spec.recipe]
 
 
@@ -91,7 +90,7 @@ def _triaged(
     small: Minimised,
     verdict: Verdict,
     why: str,
-    recipe: Recipe | Stateful,
+    recipe: AnyRecipe,
     device: str,
 ) -> Triaged:
     """The finding; suspected if it says ``why``."""
@@ -129,10 +128,9 @@ def _arms(spec: Spec) -> list[str]:
     return [arm.name for arm in climb(spec)]
 
 
-def _script(case: Case, verdict: Verdict, recipe: Recipe | Stateful, device: str) -> str:
+def _script(case: Case, verdict: Verdict, recipe: AnyRecipe, device: str) -> str:
     if isinstance(recipe, Recipe):
         return write_script(case, verdict, recipe, device=torch_name(device))
-    assert case.spec.schedule is not None
     # its runs would take this process along
-    unseen = ScheduleEvidence(case, case.spec.schedule, "current", lambda settings: None, {}, {})
+    unseen = LibraryEvidence(case, "current", lambda settings: None, {}, {})
     return write_schedule_script(unseen, verdict, recipe, device=torch_name(device))

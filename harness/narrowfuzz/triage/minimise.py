@@ -3,8 +3,9 @@
 Hypothesis cannot shrink a journalled crash or a loaded file, and shrinking through compiles needs a
 budget. An attempt counts if the fingerprint shows on any of five data draws. On eager rungs it goes
 on until no single field can be reset to its default and no dimension halved; on compiled rungs
-fields are reset in groups within a budget of builds, and what was not tried is listed. A stateful
-case is cheap to run and its state depends on its data: every neighbour is tried, on its own seed.
+fields are reset in groups within a budget of builds, and what was not tried is listed. A library's
+own layers are cheap to run and their state depends on their data: every neighbour is tried, on its
+own seed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import msgspec
 
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.schedule.of_models import simpler_events
-from narrowfuzz.triage.minimise_schedule import simpler_cases
+from narrowfuzz.schedule.events import Event
+from narrowfuzz.schedule.simplify import simpler_fields, smaller
+from narrowfuzz.triage.minimise_library import simpler_cases
 
 #: True if the case still shows the fingerprint that is being minimised.
 Shows = Callable[[Case], bool]
@@ -55,17 +57,17 @@ def minimise(
     hint: Spike | None = None,
 ) -> Minimised:
     """The smallest case that still ``shows``. ``builds`` > 0 limits attempts that change the Spec
-    (each costs a compile, of a stateful case none does); 0 means no such limit. ``hint`` is an
+    (each costs a compile, of a library's layers none does); 0 means no such limit. ``hint`` is an
     element that may be all it takes: tried alone in gaussian data, so that the rest can shrink
     without losing it."""
-    stateful = case.spec.schedule is not None
-    limit = None if stateful else builds or None
-    search = _Search(case, shows, limit, time.monotonic() + seconds)
+    library = bool(case.spec.layer)
+    limit, draws = (None, 1) if library else (builds or None, DRAWS)
+    search = _Search(case, shows, limit, time.monotonic() + seconds, draws)
     if hint is not None:
         alone = DataSpec(seed=case.data.seed, spikes=(hint,))
         search.attempt("hint", msgspec.structs.replace(case, data=alone))
-    if stateful:
-        search.through_schedules()
+    if library:
+        search.through_neighbours()
     else:
         if builds:
             search.group_resets()
@@ -74,15 +76,16 @@ def minimise(
 
 
 class _Search:
-    def __init__(self, case: Case, shows: Shows, builds: int | None, deadline: float) -> None:
+    def __init__(
+        self, case: Case, shows: Shows, builds: int | None, deadline: float, draws: int
+    ) -> None:
         self.best, self.shows = case, shows
-        self.builds, self.deadline = builds, deadline
+        self.builds, self.deadline, self.draws = builds, deadline, draws
         self.attempts = 0
         self.untried: list[str] = []
-        self.draws = DRAWS if case.spec.schedule is None else 1
 
     def attempt(self, name: str, candidate: Case) -> bool:
-        """Keep ``candidate`` if it shows the fingerprint on any of five draws."""
+        """Keep ``candidate`` if it shows the fingerprint on any of its draws."""
         if candidate == self.best:
             return False
         rebuilds = candidate.spec != self.best.spec
@@ -121,8 +124,8 @@ class _Search:
                     progress = True
                     self.untried = [u for u in self.untried if u != name]
 
-    def through_schedules(self) -> None:
-        """To a fixpoint of a schedule's neighbours. After a success the search goes on with the
+    def through_neighbours(self) -> None:
+        """To a fixpoint of a case's neighbours. After a success the search goes on with the
         new case's neighbours from the same place: what failed before mostly fails again."""
         failed: set[Case] = set()
         progress = True
@@ -151,7 +154,7 @@ class _Search:
         for name in _changed(self.best.spec):
             if name not in _KEPT:
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
-        for i, (phrase, _) in enumerate(simpler_events(self.best.spec.events)):
+        for i, (phrase, _) in enumerate(_simpler(self.best.spec.events)):
             yield phrase, partial(_simpler_events, which=i)
         yield "flattened", _flattened
         for name in _DIMS:
@@ -169,8 +172,12 @@ def _with_data(case: Case, **changes: Any) -> Case:
 
 def _simpler_events(case: Case, which: int) -> Case:
     """With one of the simpler events, of those that there are now."""
-    simpler = simpler_events(case.spec.events)
+    simpler = _simpler(case.spec.events)
     return _with_spec(case, events=simpler[which][1]) if which < len(simpler) else case
+
+
+def _simpler(events: tuple[Event, ...]) -> list[tuple[str, tuple[Event, ...]]]:
+    return [*smaller(events), *simpler_fields(events)]
 
 
 def _without_spike(case: Case, index: int) -> Case:

@@ -12,49 +12,45 @@ import msgspec
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Spec
-from narrowfuzz.schedule.events import Reload, Schedule, Settings, Step, Switch
-from narrowfuzz.schedule.of_models import features
-from narrowfuzz.schedule.story import FEATURES, story
+from narrowfuzz.schedule.events import Reload, Settings, Step, Switch
+from narrowfuzz.schedule.story import features
 from narrowfuzz.verdict import Verdict
 
 #: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
 _SIZES = frozenset(
     {
-        "recipe", "backend", "m", "k", "n", "batch", "dtype", "schedule", "events", "compile",
-        "checkpoint", "kernels",
+        "recipe", "backend", "m", "k", "n", "batch", "dtype", "events", "compile", "checkpoint",
+        "kernels",
     }
 )  # fmt: skip
+#: What a library's layers have, however simple.
+_SHAPES = frozenset({"model", "settings", "depth", "wraps"})
 #: Features that speak of data.
 _DATA = frozenset({"zero", "spike", "inf", "decaying"})
-#: What the default schedule has, too.
-_SHAPES = frozenset({"events", "settings", "layer", "depth"})
+#: What a plain run that shows it does without.
+_OF_CHECKPOINT = frozenset({"checkpoint", "nested checkpoints"})
 
 
 def needs_of(case: Case, verdict: Verdict) -> list[str]:
     """The conditions in words, sorted; none for a plain case."""
-    schedule = case.spec.schedule
-    found = {f"{name}={value}" for name, value in _changed(case.spec, Spec, _SIZES)}
-    found |= features(case.spec.events) - _DATA
-    if schedule is not None:
-        found |= set(_of_schedule(schedule))
-        if not BY_NAME[verdict.arm].recomputes:  # the plain run shows it: no recompute is needed
-            found -= {need for need in found if need.startswith(("checkpoint", "reentrant"))}
-            found -= {"nested checkpoints"}
+    spec = case.spec
+    found = features(spec) - _DATA
+    leave = _SIZES
+    if spec.layer:
+        kinds = {Reload: "reload", Switch: "switch", Step: "step"}
+        found |= {kinds[type(event)] for event in spec.events if type(event) in kinds}
+        found |= {f"{n}={value}" for n, value in _changed(spec.settings, Settings, frozenset())}
+        leave |= _SHAPES
+        if not BY_NAME[verdict.arm].recomputes:
+            found -= _OF_CHECKPOINT
+        elif spec.checkpoint != "none":
+            found |= {f"checkpoint={spec.checkpoint}", f"wraps={spec.wraps}"}
+    found |= {f"{name}={value}" for name, value in _changed(spec, Spec, leave)}
     return sorted(found)
 
 
-def _of_schedule(schedule: Schedule) -> list[str]:
-    told = story(schedule)
-    features = [name for name, asks in FEATURES.items() if name not in _DATA and asks(told)]
-    kinds = {Reload: "reload", Switch: "switch", Step: "step"}
-    events = {kinds[type(event)] for event in schedule.events if type(event) in kinds}
-    settings = [f"{name}={value}" for name, value in _changed(schedule.settings, Settings, ())]
-    shape = [f"{name}={value}" for name, value in _changed(schedule, Schedule, _SHAPES)]
-    return [*features, *events, *settings, *shape]
-
-
 def _changed(
-    struct: msgspec.Struct, kind: type[msgspec.Struct], leave: frozenset[str] | tuple[str, ...]
+    struct: msgspec.Struct, kind: type[msgspec.Struct], leave: frozenset[str]
 ) -> list[tuple[str, object]]:
     """Fields that are not at their defaults."""
     return [

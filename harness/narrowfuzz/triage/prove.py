@@ -15,6 +15,8 @@ from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_played import write_played_script
@@ -62,12 +64,12 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     """Writers of scripts that may show it, the simplest first; each raises ValueError where it has
     none."""
     device = judge.device.torch
-    if case.spec.schedule is not None:
-        stateful = judge.stateful_recipe(case.spec)
-        evidence = judge.observe_schedule(case)
-        yield partial(write_schedule_script, evidence, verdict, stateful, device=device)
-        return
     at, recipe = verdict.at, judge.recipe(case.spec)
+    if not isinstance(recipe, Recipe):
+        evidence = judge.observe(case)
+        assert isinstance(evidence, LibraryEvidence)
+        yield partial(write_schedule_script, evidence, verdict, recipe, device=device)
+        return
     # what was handed another tensor was not the layer's doing
     own = at.layer and (verdict.oracle != "O13" or at.side)
     plain = EAGER_NATIVE if ARMS[verdict.arm].native else EAGER

@@ -27,7 +27,7 @@ _CALLED = {
     "convertible": "convertible = lambda m, n, of={name}: of(m, n, None)",
 }
 
-#: What a schedule's player and its checks may call of a subject.
+#: What the player of a library's layers and its checks may call of a subject.
 VERBS = (
     "enter", "layer", "autocast", "checkpoint", "backward", "state", "pending", "reset", "listen",
     "load",
@@ -56,8 +56,8 @@ def verbs_source(
     put in where there is but one of them. Raises ValueError as ``recipe_source``."""
     subject, functions = recipe.subject(device), []
     constants = {} if settings is None else _plain_fields("settings", settings)
-    if spec is not None and spec.schedule is not None:
-        constants |= _plain_fields("spec", spec) | _plain_fields("spec.schedule", spec.schedule)
+    if spec is not None:
+        constants |= _plain_fields("spec", spec) | {"spec.layer": repr(spec.layer)}
     for name in names:
         function, keywords = _function(recipe.name, name, getattr(subject, name))
         functions.append(function)

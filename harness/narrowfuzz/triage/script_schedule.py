@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from narrowfuzz import data
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms import events_data
 from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
-from narrowfuzz.case import Case
+from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics import delayed, follow
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.oracles.schedule_rules import without_reloads
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.schedule_rules import through_reloads
 from narrowfuzz.play import check, dtypes, notes, schedule
-from narrowfuzz.schedule.events import Backward, Forward, Schedule, Settings
+from narrowfuzz.schedule.events import Backward, Forward, Settings
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
@@ -37,12 +39,11 @@ class Run:
 
     variable: str
     case: Case
-    schedule: Schedule
     checkpointed: bool
 
     def arguments(self, look: Look, *, caching: bool) -> dict[str, str]:
         """What ``noted`` takes by keyword, as source text."""
-        given = arguments(self.schedule, caching=caching) | {
+        given = arguments(self.case.spec, caching=caching) | {
             "checkpointed": self.checkpointed,
             "listens": look.listens,
             "resets": look.other != "before",
@@ -54,7 +55,7 @@ class Run:
 
 
 def write_schedule_script(
-    evidence: ScheduleEvidence, verdict: Verdict, recipe: Stateful, *, device: str = "cpu"
+    evidence: LibraryEvidence, verdict: Verdict, recipe: Stateful, *, device: str = "cpu"
 ) -> str:
     """The script's text, for a device as torch calls it. Raises ValueError for a finding no script
     can show by itself."""
@@ -72,7 +73,7 @@ def write_schedule_script(
     constants |= {"subject": "None", "subject.layer": "layer"}
     if look.edges:
         constants["subject.listen"] = "edges"
-    one = len({run.case.spec for run in runs}) == 1
+    one = len({_made(run.case.spec) for run in runs}) == 1
     tail = "\n".join((*_plays(runs, keywords, varying, constants, one, look), look.check))
     used = named_in(tail) & defined_in(SOURCES)
     called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
@@ -97,20 +98,21 @@ def write_schedule_script(
 def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
     """What was trained before in the same process."""
     for earlier in case.history:
-        if earlier.spec.recipe != case.spec.recipe or earlier.spec.schedule is None:
+        if earlier.spec.recipe != case.spec.recipe:
             raise ValueError(f"{earlier.spec.recipe} ran before, and a script has one recipe")
-        yield Run("", earlier, earlier.spec.schedule, BY_NAME[arm].recomputes)
+        yield Run("", earlier, BY_NAME[arm].recomputes)
 
 
-def _compared(evidence: ScheduleEvidence, verdict: Verdict, look: Look) -> Iterator[Run]:
+def _compared(evidence: LibraryEvidence, verdict: Verdict, look: Look) -> Iterator[Run]:
     """The run that the verdict is about, after the one that it is compared with."""
-    own = Run("run", evidence.case, evidence.schedule, BY_NAME[verdict.arm].recomputes)
+    own = Run("run", evidence.case, BY_NAME[verdict.arm].recomputes)
     if look.other == "before":
         yield replace(own, variable="other")
     if look.other == "plain":
         yield replace(own, variable="other", checkpointed=False)
     if look.other == "through":
-        yield replace(own, variable="other", schedule=without_reloads(own.schedule))
+        through = msgspec.structs.replace(own.case, spec=through_reloads(own.case.spec))
+        yield replace(own, variable="other", case=through)
     yield own
 
 
@@ -122,15 +124,14 @@ def _hows(runs: Sequence[Run]) -> dict[str, str]:
 
 def _forwards(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """How each forward of all runs differs from others."""
-    return [e[2] for run in runs for e in played(run.schedule) if e[0] == "forward"]
+    return [e[2] for run in runs for e in played(run.case.spec) if e[0] == "forward"]
 
 
 def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
     """What all tensors of all runs have in common."""
     moving = [
-        e for run in runs for e in run.case.spec.schedule.events  # type: ignore[union-attr]
-        if isinstance(e, Forward | Backward)
-    ]  # fmt: skip
+        e for run in runs for e in run.case.spec.training if isinstance(e, Forward | Backward)
+    ]
     specs = [run.case.spec for run in runs]
     found = {
         "values": {repr(e.values) for e in moving},
@@ -154,8 +155,8 @@ def _plays(
     names: dict[Any, str] = {}
     shown = ""
     for run, own in zip(runs, keywords, strict=True):
-        spec, events = run.case.spec, played(run.schedule)
-        begins = plain(run.schedule.settings)
+        spec, events = run.case.spec, played(run.case.spec)
+        begins = plain(run.case.spec.settings)
         for settings in (begins, *_settings_in(events)):
             if settings not in names:
                 names[settings] = f"settings_{len(names)}" if names else "settings"
@@ -188,9 +189,9 @@ def _settings_in(events: Sequence[Any]) -> Iterator[Any]:
 
 def _settings_of(runs: Sequence[Run]) -> Settings | None:
     """The settings of all runs and regions, if they are the same."""
-    found = {plain(run.schedule.settings) for run in runs}
-    found |= {used for run in runs for used in _settings_in(played(run.schedule))}
-    return runs[0].schedule.settings if len(found) == 1 else None
+    found = {plain(run.case.spec.settings) for run in runs}
+    found |= {used for run in runs for used in _settings_in(played(run.case.spec))}
+    return runs[0].case.spec.settings if len(found) == 1 else None
 
 
 def _event(event: Any, constants: Mapping[str, str]) -> Any:
@@ -226,10 +227,9 @@ def _wrapped(parts: Sequence[str], width: int = 90) -> str:
 def _tensors(case: Case, constants: Mapping[str, str]) -> str:
     """Inputs and output gradients, each by what it does not share with all others."""
     spec, calls = case.spec, []
-    assert spec.schedule is not None
     own = {"seed": repr(case.data.seed), "shape": repr((spec.m, spec.k))}
     own["dtype"] = TORCH_NAME[spec.dtype]
-    for _, event, number in numbers_of(spec.schedule):
+    for _, event, number in numbers_of(spec):
         if isinstance(event, Forward | Backward):
             given = {"values": repr(event.values), "shift": repr(event.shift), **own}
             more = "".join(f", {n}={value}" for n, value in given.items() if n not in constants)
@@ -238,10 +238,15 @@ def _tensors(case: Case, constants: Mapping[str, str]) -> str:
     return f"tensors = {{{_wrapped(calls)[1:-1]}}}"
 
 
-def _spec(spec: Any) -> str:
+def _made(spec: Spec) -> Spec:
+    """The Spec as far as its layers are made of it."""
+    return msgspec.structs.replace(spec, events=(), checkpoint="none", wraps="whole")
+
+
+def _spec(spec: Spec) -> str:
     """What a library's layer is made of."""
-    inner = f"layer={spec.schedule.layer!r}, quantized_init={spec.schedule.quantized_init}"
+    made = f"layer={spec.layer!r}, quantized_init={spec.quantized_init}"
     return (
         f"spec = types.SimpleNamespace(k={spec.k}, bias={spec.bias}, dtype={spec.dtype!r},\n"
-        f"    schedule=types.SimpleNamespace({inner}))"
+        f"    {made})"
     )

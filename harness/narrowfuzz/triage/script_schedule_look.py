@@ -9,15 +9,15 @@ from typing import Any
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
+from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.oracles.own_backward import allowed, largest
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_machine import moves
 from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.play.schedule import Where
 from narrowfuzz.schedule.events import Backward
-from narrowfuzz.schedule.trace import SlotName
 from narrowfuzz.triage.script_checks import check_raises
 from narrowfuzz.triage.story import told_slot
 from narrowfuzz.verdict import Verdict
@@ -42,7 +42,7 @@ class Look:
     runs: bool = False
 
 
-def look_at(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
+def look_at(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     """What shows the verdict. Raises ValueError for one that no script shows."""
     expect, at = verdict.expect, verdict.at
     if isinstance(expect, Runs):
@@ -111,10 +111,10 @@ def _products(at: At, *, role: bool = True) -> str:
     return f"[p for p in {products} if p.role == {named!r}]" if role else products
 
 
-def _operand(evidence: ScheduleEvidence, at: At, expect: MadeBy) -> Look:
+def _operand(evidence: LibraryEvidence, at: At, expect: MadeBy) -> Look:
     places = "{" + ", ".join(map(_place, expect.casts)) + "}" if expect.casts else "set()"
     casts = f"in_time(run, {places})"
-    own = not evidence.schedule.quantized_init
+    own = not evidence.spec.quantized_init
     check = f"not_made({_products(at)}, {at.side!r}, {casts})"
     return _heard(check, constants={"own": repr(own)})
 
@@ -136,15 +136,15 @@ def _compared(at: At, expect: Same) -> Look:
     return _check(f"other_bits({got}, {want})", states=True, other=other)
 
 
-def _own_backward(evidence: ScheduleEvidence) -> Look:
+def _own_backward(evidence: LibraryEvidence) -> Look:
     """The first step's gradients against outputs and what was sent into them."""
-    schedule, dtype = evidence.schedule, evidence.case.spec.dtype
-    step = first_step(schedule)
+    spec, dtype = evidence.spec, evidence.case.spec.dtype
+    step = first_step(spec)
     assert step is not None
-    backwards = [i for i, event in enumerate(schedule.events) if isinstance(event, Backward)]
+    backwards = [i for i, event in enumerate(spec.events) if isinstance(event, Backward)]
     sent = [f"tensors['g{backwards.index(i)}/{f}']" for i, f in step.passes]
     ys = [f"run.results['y{f}']" for _, f in step.passes]
-    layer, (weight, bias) = schedule.layers - 1, LAST[schedule.layer]
+    layer, (weight, bias) = spec.layers - 1, LAST[spec.layer]
     names = {"weight": f"{layer}.{weight}", "bias": f"{layer}.{bias}"}
     limits = (allowed(dtype, autocast=False), largest(dtype), 0.0)
     check = (
@@ -160,7 +160,7 @@ def _own_backward(evidence: ScheduleEvidence) -> Look:
     return Look(check + look.check, keeps=True)
 
 
-def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
+def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     """The guilty slot's state, followed through the events by what each owes to it."""
     slot, at = told_slot(verdict), verdict.at
     assert slot is not None
@@ -169,7 +169,7 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
         shows = f"{name!r} in run.states[{at.event}]"
         return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", states=True)
     owed = moves(evidence, evidence.traces[verdict.arm], slot)
-    usual = evidence.policy(evidence.schedule.settings)
+    usual = evidence.policy(evidence.spec.settings)
     assert usual is not None
     kind = usual.forward if slot.direction == "forward" else usual.backward
     scales = at.what == "cast"
@@ -191,13 +191,13 @@ def _state(evidence: ScheduleEvidence, verdict: Verdict) -> Look:
     return Look(check, constants, listens=True, states=True, edges=edges)
 
 
-def _at_edges(evidence: ScheduleEvidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
+def _at_edges(evidence: LibraryEvidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
     """True where a linear's edges show what is quantised: input, weight and gradient."""
-    schedule = evidence.schedule
-    if schedule.layer != "linear" or cast:
+    spec = evidence.spec
+    if spec.layer != "linear" or cast:
         return False
     if slot.direction == "forward":
-        return slot.index <= 1 and not (slot.index == 1 and schedule.quantized_init)
+        return slot.index <= 1 and not (slot.index == 1 and spec.quantized_init)
     # a backward through forwards of both kinds quantises some of its gradients
-    ran: Sequence[int] = [len(e.of) for e in schedule.events if isinstance(e, Backward)]
+    ran: Sequence[int] = [len(e.of) for e in spec.events if isinstance(e, Backward)]
     return moves and all(n == 1 for n in ran)

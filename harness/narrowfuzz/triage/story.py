@@ -6,22 +6,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, place
+from narrowfuzz.moments import SlotName
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, place
 from narrowfuzz.schedule.text import heading, lines
-from narrowfuzz.schedule.trace import SlotName, StateTrace
+from narrowfuzz.trace import Trace
 from narrowfuzz.triage.finding import State, Story
 from narrowfuzz.verdict import Verdict
 
 
-def tell(evidence: ScheduleEvidence, verdict: Verdict) -> Story:
+def tell(evidence: LibraryEvidence, verdict: Verdict) -> Story:
     """The story of one first cause."""
     event = verdict.at.event
     slot = told_slot(verdict) or _followed(evidence.traces)
     return Story(
-        lines=[heading(evidence.schedule), *lines(evidence.schedule)],
+        lines=[heading(evidence.spec), *lines(evidence.spec)],
         event=event,
         broke=f"{verdict.oracle}: {verdict.role} {verdict.symptom}"
-        + (f", {place(evidence.schedule, event)}" if event >= 0 else ""),
+        + (f", {place(evidence.spec, event)}" if event >= 0 else ""),
         slot="" if slot is None else str(slot),
         states={} if slot is None else {a: _states(t, slot) for a, t in evidence.traces.items()},
     )
@@ -35,7 +36,7 @@ def told_slot(verdict: Verdict) -> SlotName | None:
     return SlotName(at.layer, at.name, at.index[0])  # type: ignore[arg-type]
 
 
-def _followed(traces: Mapping[str, StateTrace]) -> SlotName | None:
+def _followed(traces: Mapping[str, Trace]) -> SlotName | None:
     """The first slot that two arms disagree about, or the first there is."""
     held = [[moment.state for moment in trace.moments] for trace in traces.values()]
     slots = sorted({slot for states in held for state in states for slot in state})
@@ -47,7 +48,7 @@ def _followed(traces: Mapping[str, StateTrace]) -> SlotName | None:
     return slots[0] if slots else None
 
 
-def _states(trace: StateTrace, slot: SlotName) -> list[State]:
+def _states(trace: Trace, slot: SlotName) -> list[State]:
     return [
         State(moment.event, _number(held.scale), [_number(x) for x in held.window])
         for moment in trace.moments

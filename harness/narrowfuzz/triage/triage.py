@@ -17,11 +17,9 @@ from narrowfuzz.environment import describe
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
-from narrowfuzz.oracles import ORACLES, rules_of
+from narrowfuzz.oracles import OF_CONVERTED, rules_of
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
-from narrowfuzz.schedule.carries import check_carried
-from narrowfuzz.trainings import check_events
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import (
     Finding,
@@ -107,7 +105,7 @@ class _Shown:
 def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
     """What strikes by chance breaks any rule that compares: does the case itself, or the same in
     fp32, run again and again, not always give the same?"""
-    if verdict.oracle == "O1" or case.spec.schedule is not None or ARMS[verdict.arm].compiler:
+    if verdict.oracle == "O1" or case.spec.layer or ARMS[verdict.arm].compiler:
         return None
     plain = _only_as_dear(case, verdict.arm)
     for dtype in dict.fromkeys((plain.spec.dtype, *_widest(judge, case.spec))):
@@ -126,7 +124,7 @@ def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
 
 
 def _rules(case: Case, verdict: Verdict) -> tuple[Oracle, ...]:
-    return needed(verdict.oracle, ORACLES if case.spec.schedule is None else SCHEDULE_ORACLES)
+    return needed(verdict.oracle, tuple(rules_of(case.spec).values()))
 
 
 def _minimised(
@@ -136,7 +134,7 @@ def _minimised(
     confirm: Callable[[Case, Verdict], Proof],
     seconds: float,
 ) -> _Shown:
-    wanted = fingerprint(verdict, judge.family(case.spec))
+    wanted = fingerprint(verdict, judge.recipe(case.spec).family)
     least = min(verdict.factor / 2, _MARGIN)
     oracles = _rules(case, verdict)
 
@@ -148,7 +146,7 @@ def _minimised(
 
     case = _only_as_dear(case, verdict.arm)
     repeats = shows(case)
-    compiled = case.spec.schedule is None and bool(ARMS[verdict.arm].compiler)
+    compiled = bool(ARMS[verdict.arm].compiler)
     small = minimise(
         case,
         shows,
@@ -182,7 +180,7 @@ def _finding(
     proof: Proof,
 ) -> Finding:
     wanted, effect = (
-        fingerprint(verdict, judge.family(case.spec)),
+        fingerprint(verdict, judge.recipe(case.spec).family),
         effect_of(judge, minimal, verdict),
     )
     return Finding(
@@ -217,26 +215,24 @@ def _finding(
 
 
 def _story(judge: Judge, case: Case, verdict: Verdict) -> Story | None:
-    """Of a schedule, event by event."""
-    return None if case.spec.schedule is None else tell(judge.observe_schedule(case), verdict)
+    """Of a library's layers, event by event."""
+    evidence = judge.observe(case)
+    return tell(evidence, verdict) if isinstance(evidence, LibraryEvidence) else None
 
 
 def _playable(judge: Judge, spec: Spec) -> bool:
     """Can the recipe play these events? Simpler ones may be beyond it."""
     try:
-        if spec.schedule is None:
-            check_events(spec, autocasts=judge.recipe(spec).autocasts)
-        else:
-            check_carried(spec.schedule, judge.stateful_recipe(spec).carries(), spec.recipe)
+        judge.recipe(spec).check(spec)
     except ValueError:
         return False
     return True
 
 
 def _only_as_dear(case: Case, arm: str) -> Case:
-    """The same case without the rungs above the guilty one; of a schedule, every rung is cheap and
-    regions stand where it says what is checkpointed."""
-    if case.spec.schedule is not None:
+    """The same case without the rungs above the guilty one; of a library's layers every rung is
+    cheap, and regions stand where the Spec says what is checkpointed."""
+    if case.spec.layer:
         return case
     changes: dict[str, str] = {}
     changes["compile"] = ARMS[arm].compiler or "none"
@@ -252,7 +248,7 @@ def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     if verdict.oracle not in OPERAND_RULES or not verdict.at.index:
         return None
     role: Role = verdict.role  # type: ignore[assignment]
-    tensors = tensors_of(case, judge.recipe(case.spec))
+    tensors = tensors_of(case, judge.converting(case.spec))
     a, b = canonical_operands(role, tensors)
     row = (a if verdict.at.side == "a" else b)[verdict.at.index[0]]
     name, _ = OPERANDS[role][verdict.at.side == "b"]
@@ -261,7 +257,7 @@ def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     return Spike(name, 0, 0, bits)
 
 
-def needed(name: str, rules: Sequence[Oracle] = ORACLES) -> tuple[Oracle, ...]:
+def needed(name: str, rules: Sequence[Oracle] = OF_CONVERTED) -> tuple[Oracle, ...]:
     """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
     upstream = next(o.upstream for o in rules if o.name == name)
     return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")

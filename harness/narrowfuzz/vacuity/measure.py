@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from narrowfuzz.case import Case, Compile
 from narrowfuzz.judge import Judge
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles import OF_CONVERTED
 from narrowfuzz.oracles.applied import checks
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.oracles.schedule import OF_LIBRARY
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.recipe import AnyRecipe
 from narrowfuzz.specs import of_rung
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import batches, schedule_cases
@@ -65,7 +66,7 @@ _ALL = tuple(dict.fromkeys(p for ps in table.RELEVANT.values() for p in ps))
 
 def measure(
     judge: Judge,
-    recipes: Sequence[Recipe | Stateful],
+    recipes: Sequence[AnyRecipe],
     cases: int,
     seed: int,
     *,
@@ -82,12 +83,12 @@ def measure(
 
 def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
-    if case.spec.schedule is not None:
-        stateful = schedules.remembering(judge.observe_schedule(case))
-        for oracle in oracles:
-            yield from probe(oracle.check, stateful, schedules.RELEVANT)
-        return
     evidence = judge.observe(case)
+    if isinstance(evidence, LibraryEvidence):
+        once = schedules.remembering(evidence)
+        for oracle in oracles:
+            yield from probe(oracle.check, once, schedules.RELEVANT)
+        return
     assert evidence.rerun is not None
     evidence = replace(evidence, rerun=remembering(evidence.rerun))
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
@@ -96,22 +97,22 @@ def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass
 
 
 def drawn(
-    recipe: Recipe | Stateful, cases: int, name: str, compile: Compile
+    recipe: AnyRecipe, cases: int, name: str, compile: Compile
 ) -> Iterator[tuple[Case, Sequence[Oracle]]]:
     """Cases with the rules they meet, from the strategies that campaigns draw from: as there, a
     Spec's first draw meets every rule, and later ones some relations in turn."""
     numbers = random.Random(name)
     if isinstance(recipe, Stateful):
         for case in _generated(schedule_cases([recipe]), cases, numbers):
-            yield case, SCHEDULE_ORACLES
+            yield case, OF_LIBRARY
         return
-    relations = itertools.cycle(o for o in ORACLES if o.reruns)
-    core = tuple(o for o in ORACLES if not o.reruns)
+    relations = itertools.cycle(o for o in OF_CONVERTED if o.reruns)
+    core = tuple(o for o in OF_CONVERTED if not o.reruns)
     batch = batches(of_rung([recipe], compile, largest=128), draws=DRAWS)
     for one in _generated(batch, -(-cases // DRAWS), numbers):
         for i, case in enumerate(one):
             some = tuple(itertools.islice(relations, RELATIONS))
-            yield case, ORACLES if i == 0 else (*core, *some)
+            yield case, OF_CONVERTED if i == 0 else (*core, *some)
 
 
 def _generated(strategy: st.SearchStrategy[Any], count: int, numbers: random.Random) -> list[Any]:

@@ -11,22 +11,21 @@ from narrowfuzz.device import choose, enter
 from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable, select
-from narrowfuzz.stateful import Stateful, process_of, processes
+from narrowfuzz.recipe import AnyRecipe, load_every, processes, runnable, select
 from narrowfuzz.vacuity.measure import Table, measure
 
 
-def chosen(globs: Sequence[str]) -> dict[str, Recipe | Stateful]:
+def chosen(globs: Sequence[str]) -> dict[str, AnyRecipe]:
     """The recipes that match; if no glob is given, all that patch no library. Raises ValueError
     for a glob that matches nothing."""
     every = load_every()
     if not globs:
-        return {name: recipe for name, recipe in every.items() if not process_of(recipe)}
+        return {name: recipe for name, recipe in every.items() if not recipe.process}
     return select(every, globs)
 
 
 def run(
-    recipes: Mapping[str, Recipe | Stateful],
+    recipes: Mapping[str, AnyRecipe],
     cases: int,
     seed: int,
     compile: Compile = "none",
@@ -35,14 +34,12 @@ def run(
     """The table of these recipes, so many cases of each; this process then runs on the device."""
     found: Table = {}
     for process in processes(recipes.values()):
-        names = tuple(n for n, recipe in recipes.items() if process_of(recipe) == process)
+        names = tuple(n for n, recipe in recipes.items() if recipe.process == process)
         if not process:
             found |= _measure(names, cases, seed, compile, device)
             continue
         for name in names:
-            recipe = recipes[name]
-            assert isinstance(recipe, Stateful)
-            recipe.provide()
+            recipes[name].provide()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             found |= pool.submit(_measure, names, cases, seed, compile, device).result()
     return found
@@ -52,16 +49,9 @@ def _measure(names: Sequence[str], cases: int, seed: int, compile: Compile, devi
     choose(device)
     settle()
     where = enter(device)
-    every = load_every()
-    recipes, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
-    able: list[Recipe | Stateful] = []
-    for name in names:
-        if name in stateful:
-            recipe = stateful[name]
-            if not recipe.unavailable(where.torch):
-                recipe.prepare()
-                able.append(recipe)
-        elif here := runnable(recipes[name], where.torch):
-            able.append(here)
-    judge = Judge(recipes, load_ledger(device=where.torch), device=where, stateful=stateful)
+    recipes = load_every()
+    able = [here for name in names if (here := runnable(recipes[name], where.torch))]
+    for recipe in able:
+        recipe.prepare()
+    judge = Judge(recipes, load_ledger(device=where.torch), device=where)
     return measure(judge, able, cases, seed, compile=compile)

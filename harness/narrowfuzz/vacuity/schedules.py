@@ -9,29 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.oracles.oracle import Reads
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.schedule.events import Schedule
-from narrowfuzz.schedule.trace import (
+from narrowfuzz.case import Spec
+from narrowfuzz.moments import (
     Moment,
     ProductSeen,
-    ScheduleError,
     Side,
     SlotName,
-    StateTrace,
     Wrong,
 )
+from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.oracles.oracle import Reads
+from narrowfuzz.oracles.schedule import OF_LIBRARY
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.trace import RunError, Trace
 from narrowfuzz.vacuity.falsify import GAIN, NUMBERS, Numbers
 from narrowfuzz.vacuity.perturbation import Perturbation
 
-Falsified = Callable[[StateTrace], StateTrace | None]
+Falsified = Callable[[Trace], Trace | None]
 State = Mapping[SlotName, Slot]
 
 
 def _of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
-    def change(evidence: ScheduleEvidence, arm: str) -> ScheduleEvidence | None:
+    def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
         trace = falsified(evidence.traces[arm])
         if trace is None:
             return None
@@ -41,7 +40,7 @@ def _of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 
 def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
-    def change(evidence: ScheduleEvidence, arm: str) -> ScheduleEvidence | None:
+    def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
         company = evidence.company
         if company is None:
             return None
@@ -51,34 +50,34 @@ def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
     return Perturbation(name, of, change)
 
 
-def remembering(evidence: ScheduleEvidence) -> ScheduleEvidence:
+def remembering(evidence: LibraryEvidence) -> LibraryEvidence:
     """Runs each schedule once: perturbed checks ask for it again."""
     company, run = evidence.company, evidence.run
-    ran: dict[Schedule, StateTrace] = {}
-    after: list[StateTrace] = []
+    ran: dict[Spec, Trace] = {}
+    after: list[Trace] = []
 
-    def again() -> StateTrace:
+    def again() -> Trace:
         assert company is not None
         if not after:
             after.append(company())
         return after[0]
 
-    def once(schedule: Schedule) -> StateTrace:
+    def once(spec: Spec) -> Trace:
         assert run is not None
-        if schedule not in ran:
-            ran[schedule] = run(schedule)
-        return ran[schedule]
+        if spec not in ran:
+            ran[spec] = run(spec)
+        return ran[spec]
 
     return replace(evidence, company=company and again, run=run and once)
 
 
-def _outputs(numbers: Numbers, trace: StateTrace) -> StateTrace | None:
+def _outputs(numbers: Numbers, trace: Trace) -> Trace | None:
     if not trace.outputs:
         return None
     return replace(trace, outputs={n: numbers.change(x) for n, x in trace.outputs.items()})
 
 
-def _state(change: Callable[[State, State], State], trace: StateTrace) -> StateTrace | None:
+def _state(change: Callable[[State, State], State], trace: Trace) -> Trace | None:
     """Every event's state, made of the one it left and the one before it."""
     if not any(moment.state for moment in trace.moments):
         return None
@@ -103,7 +102,7 @@ def _stale(before: State, now: State) -> State:
     return {n: before.get(n, slot) for n, slot in now.items()}
 
 
-def _kept(trace: StateTrace) -> StateTrace | None:
+def _kept(trace: Trace) -> Trace | None:
     """State where there was none."""
     if any(moment.state for moment in trace.moments):
         return None
@@ -117,9 +116,7 @@ def _shifted(before: State, now: State) -> State:
     return dict(zip(names, (now[n] for n in names[1:] + names[:1]), strict=True))
 
 
-def _sides(
-    change: Callable[[Side], Side], phases: tuple[str, ...], trace: StateTrace
-) -> StateTrace | None:
+def _sides(change: Callable[[Side], Side], phases: tuple[str, ...], trace: Trace) -> Trace | None:
     """The operands of the products of these phases."""
 
     def changed(product: ProductSeen) -> ProductSeen:
@@ -132,7 +129,7 @@ def _sides(
     return _moments(trace, lambda m: replace(m, products=tuple(map(changed, m.products))))
 
 
-def _moments(trace: StateTrace, change: Callable[[Moment], Moment]) -> StateTrace:
+def _moments(trace: Trace, change: Callable[[Moment], Moment]) -> Trace:
     return replace(trace, moments=tuple(change(moment) for moment in trace.moments))
 
 
@@ -162,7 +159,7 @@ def _other_precision(side: Side) -> Side:
     return replace(side, format="bf16" if side.codes is not None else "e4m3")
 
 
-def _inexact(trace: StateTrace) -> StateTrace | None:
+def _inexact(trace: Trace) -> Trace | None:
     """Casts that were held to the definition, as if one bit had been wrong."""
     if all(cast.wrong for moment in trace.moments for cast in moment.casts):
         return None
@@ -172,14 +169,14 @@ def _inexact(trace: StateTrace) -> StateTrace | None:
     )
 
 
-def _raised(trace: StateTrace) -> StateTrace | None:
+def _raised(trace: Trace) -> Trace | None:
     if trace.error is not None:
         return None
-    error = ScheduleError(len(trace.moments) - 1, "RuntimeError", "", "elsewhere.f", "")
-    return StateTrace(trace.arm, error=error)
+    error = RunError("forward", "RuntimeError", "", "elsewhere.f", "", len(trace.moments) - 1)
+    return Trace(trace.arm, error=error)
 
 
-def _left_over(trace: StateTrace) -> StateTrace | None:
+def _left_over(trace: Trace) -> Trace | None:
     return _moments(trace, lambda m: replace(m, pending={**m.pending, "stashed scales": 1}))
 
 
@@ -232,6 +229,5 @@ _FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
 }
 #: Rule of schedules -> what falsifies what it observes.
 RELEVANT: dict[str, tuple[Perturbation, ...]] = {
-    rule.name: tuple(p for read in rule.reads for p in _FALSIFIES[read])
-    for rule in SCHEDULE_ORACLES
+    rule.name: tuple(p for read in rule.reads for p in _FALSIFIES[read]) for rule in OF_LIBRARY
 }

@@ -1,18 +1,18 @@
-"""What a schedule's run left, event by event: numpy and plain data, so oracles need no torch."""
+"""What a run of a library's layers left, event by event: numpy and plain data, so oracles need no
+torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.address import At as Address
+from narrowfuzz.address import Phase
 from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.numerics.formats import F32
-from narrowfuzz.trace import Phase
 
 Direction = Literal["forward", "backward"]
 
@@ -129,31 +129,3 @@ class Moment:
     state: Mapping[SlotName, Slot]
     #: What the library has set aside for later, by name of the place.
     pending: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class ScheduleError:
-    """What a library raised, and in which event; -1: while the model was built."""
-
-    event: int
-    type: str
-    message: str
-    where: str
-    traceback: str
-
-
-@dataclass(frozen=True)
-class StateTrace:
-    """One arm's run of one schedule."""
-
-    arm: str
-    moments: tuple[Moment, ...] = ()
-    #: y<forward>, x<forward>.grad and <parameter>.grad@<event>.
-    outputs: Mapping[str, F32] = field(default_factory=dict)
-    error: ScheduleError | None = None
-    #: Parameters that train.
-    trained: frozenset[str] = frozenset()
-    #: Every parameter as the schedule began.
-    parameters: Mapping[str, F32] = field(default_factory=dict)
-    #: (event, forward) -> what this backward sent into the forward's output.
-    sent: Mapping[tuple[int, int], F32] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Simpler neighbours of a stateful case: its schedule first, then the layers it runs on."""
+"""Simpler neighbours of a case of a library's layers: what happens first, then the layers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from narrowfuzz.schedule.simplify import simplifications
 
 #: FP8 products want multiples of it, in every library.
 _LEAST = 16
+_USED = (
+    "model", "m", "k", "bias", "dtype", "checkpoint", "wraps", "events", "layout", "depth",
+    "quantized_init", "settings",
+)  # fmt: skip
 
 
 def simpler_cases(case: Case) -> Iterator[tuple[str, Case]]:
@@ -19,20 +23,17 @@ def simpler_cases(case: Case) -> Iterator[tuple[str, Case]]:
 
     No candidate equals ``case``, and going on from any of them ends.
     """
-    schedule = case.spec.schedule
-    assert schedule is not None
-    for phrase, simpler in simplifications(schedule):
-        yield phrase, _with_spec(case, schedule=simpler)
+    for phrase, simpler in simplifications(case.spec):
+        yield phrase, msgspec.structs.replace(case, spec=simpler)
     for phrase, candidate in _others(case):
         if candidate != case:
             yield phrase, candidate
 
 
 def _others(case: Case) -> Iterator[tuple[str, Case]]:
-    """What a schedule does not use goes at once; then what its layers are."""
+    """What is not used goes at once; then what the layers are."""
     spec = case.spec
-    used = {name: getattr(spec, name) for name in ("m", "k", "bias", "dtype", "schedule")}
-    bare = Spec(recipe=spec.recipe, **used)
+    bare = Spec(recipe=spec.recipe, **{name: getattr(spec, name) for name in _USED})
     yield "unused fields", Case(spec=bare, data=DataSpec(seed=case.data.seed))
     yield "no bias", _with_spec(case, bias=False)
     yield "dtype bf16", _with_spec(case, dtype="bf16")

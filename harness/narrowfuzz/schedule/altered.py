@@ -1,5 +1,4 @@
-"""The events of a model that a library has converted: what they exercise, and what may be left out
-of them without changing the training."""
+"""Events with something left out or put elsewhere that changes no training."""
 
 from __future__ import annotations
 
@@ -7,40 +6,15 @@ import msgspec
 
 from narrowfuzz.schedule.events import (
     Backward,
+    Close,
     Event,
     Forward,
     Open,
     Reload,
-    Schedule,
+    Switch,
     numbered,
 )
 from narrowfuzz.schedule.rules import without
-from narrowfuzz.schedule.simplify import simplifications
-from narrowfuzz.schedule.story import FEATURES as ASKS
-from narrowfuzz.schedule.story import story
-
-#: Features that a model's events may have.
-FEATURES = (
-    "interleaved", "eval between", "inside autocast", "accumulated", "sum of forwards",
-    "second backward", "forward dropped", "reload", "zero", "spike", "inf", "decaying",
-)  # fmt: skip
-
-
-def features(events: tuple[Event, ...]) -> frozenset[str]:
-    """What a model's events exercise."""
-    told = story(Schedule(events=(Open(), *events)))  # all of it is narrow
-    autocast = any(isinstance(event, Forward) and event.inside for event in events)
-    found = {name for name in FEATURES if ASKS[name](told)} - {"inside autocast"}
-    return frozenset(found | ({"inside autocast"} if autocast else set()))
-
-
-def simpler_events(events: tuple[Event, ...]) -> list[tuple[str, tuple[Event, ...]]]:
-    """The events made simpler in one respect, each with what was done in a few words."""
-    return [
-        (phrase, simpler.events)
-        for phrase, simpler in simplifications(Schedule(events=events))
-        if not any(isinstance(event, Open) for event in simpler.events)
-    ]
 
 
 def outside_autocast(events: tuple[Event, ...]) -> tuple[Event, ...]:
@@ -75,3 +49,19 @@ def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
         if isinstance(event, Forward):
             kept += after.get(number, [])
     return tuple(kept)
+
+
+def in_high_precision(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The same events outside every region: what a library's layers compute unquantised."""
+    return tuple(
+        msgspec.structs.replace(event, inside=False, first=None)
+        if isinstance(event, Forward)
+        else event
+        for event in events
+        if not isinstance(event, Open | Close)
+    )
+
+
+def through_reloads(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """As many events, but nothing happens where a model reloads."""
+    return tuple(Switch() if isinstance(event, Reload) else event for event in events)

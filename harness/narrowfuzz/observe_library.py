@@ -1,0 +1,71 @@
+"""Run a case of a library's own layers on its arms: what its rules judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import msgspec
+
+from narrowfuzz.arm import BY_NAME, Arm
+from narrowfuzz.arms.stateful import run_schedule
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.schedule.story import features
+from narrowfuzz.stateful import Subject
+from narrowfuzz.trace import Trace
+
+#: Of cases with a focus one in so many is run again among the remains of the others.
+_COMPANY_EVERY = 4
+#: A training with such a forward always is: only the next model can meet what it leaves behind.
+_LEAVES = "forward dropped"
+
+
+def run_library(case: Case, subject: Subject, arms: Iterable[Arm]) -> dict[str, Trace]:
+    """The case's traces, by arm."""
+    traces: dict[str, Trace] = {}
+    for arm in arms:
+        trace = run_schedule(case, subject, arm.name, checkpointed=arm.recomputes)
+        traces[arm.name] = trace
+        if trace.error is not None:
+            break  # dearer arms would only say the same
+    return traces
+
+
+def observe_library(
+    case: Case,
+    subject: Subject,
+    arms: Iterable[Arm],
+    deviations: Mapping[str, str],
+    refusal: str,
+    focus: int | None = None,
+) -> LibraryEvidence:
+    """The case, run on these arms; with a ``focus`` mostly without running it again among the
+    remains of other models."""
+    traces = run_library(case, subject, arms)
+    company: Callable[[], Trace] | None = None
+    whole = [arm for arm, trace in traces.items() if trace.error is None]
+    among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES in features(case.spec)
+    if whole and among:
+        company = partial(
+            run_schedule,
+            case,
+            subject,
+            whole[-1],
+            checkpointed=BY_NAME[whole[-1]].recomputes,
+            reset=False,
+        )
+    return LibraryEvidence(
+        case=case,
+        kind=subject.kind,
+        policy=subject.policy,
+        traces=traces,
+        deviations=deviations,
+        refusal=refusal,
+        company=company,
+        run=lambda other: run_schedule(_with(case, other), subject, "eager", checkpointed=False),
+    )
+
+
+def _with(case: Case, spec: Spec) -> Case:
+    return msgspec.structs.replace(case, spec=spec)
