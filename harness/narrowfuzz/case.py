@@ -21,9 +21,11 @@ from msgspec import Meta
 from narrowfuzz.catalog import LIBRARY, MODELS
 from narrowfuzz.schedule.events import (
     Backward,
+    Close,
     Event,
     Forward,
     Layout,
+    Open,
     Settings,
     Step,
     Wraps,
@@ -185,8 +187,18 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def narrowed(self) -> frozenset[int]:
         """The forwards, by number, that run under autocast."""
-        forwards = [event for event in self.training if isinstance(event, Forward)]
-        return frozenset(i for i, event in enumerate(forwards) if self.autocast or event.inside)
+        found, regions, forwards = set[int](), [self.autocast], 0
+        for event in self.training:
+            match event:
+                case Open(enabled=enabled):
+                    regions.append(enabled)
+                case Close():
+                    regions.pop()
+                case Forward(inside=inside):
+                    if inside or regions[-1]:
+                        found.add(forwards)
+                    forwards += 1
+        return frozenset(found)
 
     @property
     def direct(self) -> bool:

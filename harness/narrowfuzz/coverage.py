@@ -75,7 +75,7 @@ def _playable(recipe: AnyRecipe) -> frozenset[str]:
     data's."""
     if isinstance(recipe, Stateful):
         return possible(recipe.carries())
-    lacking = {"inf"} | (set() if recipe.autocasts else {"inside autocast"})
+    lacking = {"inf"} | (set() if recipe.autocasts else story.OF_AUTOCAST)
     return story.OF_CONVERTED - lacking
 
 

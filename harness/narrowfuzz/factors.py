@@ -14,10 +14,10 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from narrowfuzz.case import Case, Compile, Spec, ValueClass
+from narrowfuzz.case import Case, Checkpoint, Compile, ModelName, Spec, ValueClass
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule import of_models
+from narrowfuzz.schedule.story import OF_AUTOCAST, OF_CONVERTED, features
 from narrowfuzz.strategies import EXACT, cases
 from narrowfuzz.trainings import not_reentrant
 
@@ -69,13 +69,14 @@ def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, st
 
 
 def _factors(recipe: Recipe) -> Iterator[_Factor]:
-    hints = get_type_hints(Spec)
+    # a library's own layers have more
+    hints = get_type_hints(Spec) | {"model": ModelName, "checkpoint": Checkpoint}
     yield _Factor("backend", lambda case: case.spec.backend or recipe.backends[0], recipe.backends)
     for name in _FIELDS:
         values = tuple(map(str, _values(name, hints[name])))
         yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
     yield _Factor("data", _data, (*EXACT, *get_args(ValueClass)))
-    for feature in of_models.FEATURES:
+    for feature in sorted(OF_CONVERTED):
         yield _Factor(
             f"events: {feature}", _happens(feature), ("yes",), why_not=_never(recipe, feature)
         )
@@ -85,14 +86,14 @@ def _factors(recipe: Recipe) -> Iterator[_Factor]:
 
 
 def _happens(feature: str) -> Callable[[Case], str]:
-    return lambda case: "yes" if feature in of_models.features(case.spec.events) else "no"
+    return lambda case: "yes" if feature in features(case.spec) else "no"
 
 
 def _never(recipe: Recipe, feature: str) -> Callable[[str], str]:
     """Why events of this recipe's models do not have the feature."""
     why = {"inf": "the data's own spikes are infinite"}
     if not recipe.autocasts:
-        why["inside autocast"] = "it is not drawn under autocast"
+        why |= dict.fromkeys(OF_AUTOCAST, "it is not drawn under autocast")
     return lambda value: why.get(feature, "")
 
 

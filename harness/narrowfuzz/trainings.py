@@ -6,12 +6,15 @@ the event and the reason.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Switch
-from narrowfuzz.schedule.rules import check_order
+from narrowfuzz.schedule.altered import around_forwards, without_regions
+from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
+from narrowfuzz.schedule.rules import Standing, check_order
 from narrowfuzz.schedule.walk import Choose, Habits, walk
 
 #: Steps of a training that is drawn.
@@ -30,7 +33,9 @@ def check_events(spec: Spec, *, autocasts: bool) -> None:
         )
     if spec.layer:
         raise ValueError(f"{spec.recipe} converts models, and {spec.model} is a library's own")
-    check_order(spec.events, lambda event: _objection(spec, event, autocasts))
+    check_order(spec.events, partial(_objection, spec, autocasts))
+    if sum(isinstance(e, Open) - isinstance(e, Close) for e in spec.events):
+        raise ValueError("a region is open when the training ends: close it")
 
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
@@ -40,19 +45,21 @@ def not_reentrant(model: str, *, autocast: bool) -> str:
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 
 
-def _objection(spec: Spec, event: Event, autocasts: bool) -> str:
-    """Why a model of this Spec cannot play the event; "" if it can."""
+def _objection(spec: Spec, autocasts: bool, event: Event, standing: Standing) -> str:
+    """Why a model of this Spec cannot play the event there; "" if it can."""
     ids = MODELS[spec.model].takes_ids
     match event:
-        case Open() | Close():
-            return "a converted model has no regions: a forward runs under autocast by inside=true"
+        case Backward() | Step() if standing.regions:
+            return "autocast is for forwards: close the region first"
+        case Open() if spec.autocast:
+            return "all of it runs under autocast: leave the Spec's autocast at its default"
         case Switch():
             return "a model is converted once, and its recipe does not change"
         case Forward(first=first, path=path) if first is not None or path:
             return "a converted model has neither weights to keep nor branches"
-        case Forward(inside=True) if spec.dtype != "fp32" or not autocasts:
+        case Open() | Forward(inside=True) if spec.dtype != "fp32" or not autocasts:
             return f"{spec.recipe} is not run under autocast in {spec.dtype}"
-        case Forward(inside=True) if spec.checkpoint == "reentrant":
+        case Open() | Forward(inside=True) if spec.checkpoint == "reentrant":
             return f"no reentrant checkpoint: {not_reentrant(spec.model, autocast=True)}"
         case Forward(mode="inference"):
             return "a training is evaluated with mode 'eval' or 'no_grad'"
@@ -66,11 +73,13 @@ def _objection(spec: Spec, event: Event, autocasts: bool) -> str:
 
 
 def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event, ...]:
-    """The events of a training that the rules allow: a walk of a library's layers, without its
-    regions."""
+    """The events of a training that the rules allow: a walk of a library's layers, whose regions
+    are autocast's where there is some."""
     looks, retains = choose("events", *_ODDITIES)
     keeps = spec.compile == "none" and spec.checkpoint != "selective"
     calm = choose("events", True, True, False)
+    narrows = autocasts and spec.dtype == "fp32" and spec.checkpoint != "reentrant"
+    how = choose("events", "", "", "inside", "regions") if narrows and not spec.autocast else ""
     habits = Habits(
         steps=choose("events", *_STEPS),
         looks=looks,
@@ -80,16 +89,15 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
         special=() if calm else ("zero", "spike"),
         dropped=choose("events", "", "", "", "inside"),
         reload_at=choose("events", 0, 0, 3, 6) if spec.compile == "none" else 0,
+        nests=how == "regions" and choose("events", False, True),
     )
-    narrows = autocasts and spec.dtype == "fp32" and spec.checkpoint != "reentrant"
-    inside = narrows and not spec.autocast and choose("events", False, False, True)
     back = choose("events", False, True)
     looks_first = back and choose("events", False, True)
     plain = MODELS[spec.model].takes_ids
+    walked = walk(choose, habits)
     events = tuple(
-        _of_a_model(event, inside=inside, back=back, plain=plain)
-        for event in walk(choose, habits)
-        if not isinstance(event, Open | Close)
+        _of_a_model(event, how=how, back=back, plain=plain)
+        for event in (around_forwards(walked) if how == "regions" else without_regions(walked))
     )
     return _evaluated_first(events) if looks_first else events
 
@@ -108,8 +116,9 @@ def _evaluated_first(events: tuple[Event, ...]) -> tuple[Event, ...]:
     return tuple(found)
 
 
-def _of_a_model(event: Event, *, inside: bool, back: bool, plain: bool) -> Event:
+def _of_a_model(event: Event, *, how: str, back: bool, plain: bool) -> Event:
     if isinstance(event, Forward):
-        event = msgspec.structs.replace(event, inside=inside and event.mode == "train")
+        inside = event.inside if how == "regions" else how == "inside" and event.mode == "train"
+        event = msgspec.structs.replace(event, inside=inside)
         return msgspec.structs.replace(event, values="gaussian", shift=0) if plain else event
     return Reload(back=back) if isinstance(event, Reload) else event

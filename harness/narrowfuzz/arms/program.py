@@ -210,6 +210,11 @@ class _Run:
             dtype=DTYPES[self.spec.dtype], **self.how,
         )  # fmt: skip
 
+    def _leave(self) -> None:
+        """What raises may leave regions open."""
+        while self.training.regions:
+            self.training.regions.pop().close()
+
     def _prepare(self) -> None:
         self.program._prepare()
         self._follow()
@@ -251,6 +256,7 @@ class _Run:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         with ExitStack() as stack:
+            stack.callback(self._leave)
             if self.arm.native:
                 stack.enter_context(without_onednn())
             if self.arm.compiler:

@@ -11,7 +11,7 @@ from narrowfuzz.case import LEARNING_RATE, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.models.zoo import ties
 from narrowfuzz.play import player
-from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Reload, Step
 
 T = TypeVar("T")
 #: How a model calls a single linear's parameters, and their gradients.
@@ -52,11 +52,17 @@ def _events(spec: Spec) -> Iterator[player.Event]:
     forwards = backwards = turn = 0
     stepped = False
     for event in spec.training:
-        looks = isinstance(event, Forward) and event.mode != "train"
+        looks = isinstance(event, Open | Close) or (
+            isinstance(event, Forward) and event.mode != "train"
+        )
         if stepped and not looks:
             yield "clear", True
             stepped = False
         match event:
+            case Open(enabled=enabled):
+                yield "open", enabled
+            case Close():
+                yield ("close",)
             case Forward(mode=mode, inside=inside):
                 # every microbatch is the same rows, turned by one more; who only looks turns none
                 yield "forward", forwards, turn, mode, spec.autocast or inside
@@ -115,7 +121,9 @@ def training(
         "ids": MODELS[spec.model].takes_ids,
         "optimizer": (_OPTIMIZER[spec.optimizer] if own else "SGD") if steps else "",
         "rate": LEARNING_RATE[spec.optimizer] if steps and own else 0.0,
-        "autocast": any(how[3] for event, *how in events if event == "forward"),
+        "autocast": any(
+            event == "open" or (event == "forward" and how[3]) for event, *how in events
+        ),
         "input_layout": spec.input_layout,
         "grad_layout": spec.grad_layout,
         "parameters": steps and own,

@@ -18,8 +18,8 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, plain
 from narrowfuzz.oracles.whole import role_of
-from narrowfuzz.schedule.events import Backward, Event, Forward, Step, numbered
 from narrowfuzz.schedule.altered import evaluations_dropped, in_order, reloads_dropped
+from narrowfuzz.schedule.events import Backward, Event, Forward, Open, Step, numbered
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import OtherRun, Verdict
 
@@ -57,6 +57,8 @@ def check_order(evidence: Evidence) -> Iterator[Verdict]:
     why = "sums of three may be made in any order" if _most_addends(spec.events) > 2 else ""
     if evidence.tied or _called_twice(evidence):
         why = "a linear is called twice in a forward"
+    if spec.sums_forwards and any(isinstance(event, Open) for event in spec.events):
+        why = "forwards of one region share the casts of their weights, whose gradients add up"
     if evidence.twin is None:
         why = "random numbers are drawn in another order"
     yield _same_training(

@@ -41,11 +41,11 @@ class Trace:
         raise LookupError(f"{module} was not called {index + 1} times in {phase}")
 
 
-#: ("forward", number, turn, mode, autocast): on the input's rows, turned by so many, or on an input
-#: of its own. ("backward", number, of, retain): through the outputs of these forwards. ("step",) of
-#: the optimizer. ("clear", to_none): the gradients. ("reload", weights_only): a new model gets the
-#: state, from a file that may hold nothing but weights or anything. ("rollback",): the model gets
-#: the state that it began with.
+#: ("open", narrow) and ("close",): an autocast region. ("forward", number, turn, mode, autocast):
+#: on the input's rows, turned by so many, or on an input of its own. ("backward", number, of,
+#: retain): through the outputs of these forwards. ("step",) of the optimizer. ("clear", to_none):
+#: the gradients. ("reload", weights_only): a new model gets the state, from a file that may hold
+#: nothing but weights or anything. ("rollback",): the model gets the state that it began with.
 Event = tuple[Any, ...]
 
 
@@ -60,6 +60,7 @@ class Training:
     began: Any = None
     live: dict[int, Any] = field(default_factory=dict)
     forward: int = 0
+    regions: list[Any] = field(default_factory=list)
 
 
 def play(
@@ -226,6 +227,12 @@ def train(
     if "rollback" in happens:
         run.began = saved(run.model)
     for event, *how in events:
+        if "open" in happens and event == "open":
+            run.regions.append(contextlib.ExitStack())
+            narrow = torch.autocast(device, torch.bfloat16, enabled=how[0])
+            run.regions[-1].enter_context(narrow if autocast else contextlib.nullcontext())
+        if "close" in happens and event == "close":
+            run.regions.pop().close()
         if "forward" in happens and event == "forward":
             forward(
                 trace, run, tensors, *how, modes=modes, device=device, dtype=dtype,
@@ -322,10 +329,10 @@ def forward(
     if "eval" in modes:
         run.model.train(mode != "eval")
     modes_of = {"train": torch.enable_grad, "inference": torch.inference_mode}
-    with (
-        modes_of.get(mode, torch.no_grad)(),
-        torch.autocast(device, torch.bfloat16, enabled=autocast and narrow),
-    ):
+    own = contextlib.nullcontext()
+    if autocast and narrow:
+        own = torch.autocast(device, torch.bfloat16)
+    with modes_of.get(mode, torch.no_grad)(), own:
         if autocast and not ids:  # noqa: SIM108 - a leaf's cast would be cached by autocast
             y = run.call(x.view_as(x))
         else:

@@ -11,6 +11,7 @@ from narrowfuzz.schedule.events import (
     Forward,
     Open,
     Reload,
+    Step,
     Switch,
     numbered,
 )
@@ -20,7 +21,8 @@ from narrowfuzz.schedule.rules import without
 def outside_autocast(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """The events, none of them under autocast."""
     return tuple(
-        msgspec.structs.replace(e, inside=False) if isinstance(e, Forward) else e for e in events
+        msgspec.structs.replace(e, inside=False) if isinstance(e, Forward) else e
+        for e in without_regions(events)
     )
 
 
@@ -36,18 +38,49 @@ def reloads_dropped(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 
 def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Each forward's backwards right behind it, one forward at a time."""
+    """Each forward's backwards right behind it, one forward at a time, in a region of its own if it
+    was in one."""
     after: dict[int, list[Backward]] = {}
     for event in events:
         if isinstance(event, Backward):
             for f in event.of:
                 after.setdefault(f, []).append(msgspec.structs.replace(event, of=(f,)))
     kept: list[Event] = []
+    regions = [False]
     for number, event in numbered(events):
-        if not isinstance(event, Backward):
-            kept.append(event)
-        if isinstance(event, Forward):
+        if isinstance(event, Open):
+            regions.append(event.enabled)
+        elif isinstance(event, Close):
+            regions.pop()
+        elif isinstance(event, Forward):
+            kept.append(msgspec.structs.replace(event, inside=event.inside or regions[-1]))
             kept += after.get(number, [])
+        elif not isinstance(event, Backward):
+            kept.append(event)
+    return tuple(kept)
+
+
+def without_regions(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events outside any region that stands around them."""
+    return tuple(event for event in events if not isinstance(event, Open | Close))
+
+
+def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events, with regions around forwards alone: each is left before anything else happens,
+    and entered again after it."""
+    kept: list[Event] = []
+    regions: list[Open] = []
+    for event in events:
+        if isinstance(event, Open):
+            regions.append(event)
+        if isinstance(event, Backward | Step | Reload):
+            kept += [*(Close() for _ in regions), event, *regions]
+        else:
+            kept.append(event)
+        if isinstance(event, Close):
+            regions.pop()
+        while len(kept) > 1 and isinstance(kept[-2], Open) and isinstance(kept[-1], Close):
+            del kept[-2:]  # nothing happens in it
     return tuple(kept)
 
 
@@ -57,8 +90,7 @@ def in_high_precision(events: tuple[Event, ...]) -> tuple[Event, ...]:
         msgspec.structs.replace(event, inside=False, first=None)
         if isinstance(event, Forward)
         else event
-        for event in events
-        if not isinstance(event, Open | Close)
+        for event in without_regions(events)
     )
 
 

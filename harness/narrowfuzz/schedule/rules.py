@@ -102,12 +102,12 @@ class Standing:
                 self.switches += 1
 
 
-def check_order(events: Sequence[Event], refused: Callable[[Event], str]) -> None:
+def check_order(events: Sequence[Event], refused: Callable[[Event, Standing], str]) -> None:
     """Raise ValueError naming the first event that cannot come where it stands, or that is
-    ``refused`` for a reason."""
+    ``refused`` there for a reason."""
     standing = Standing()
     for i, event in enumerate(events):
-        objection = standing.objection(event) or refused(event)
+        objection = standing.objection(event) or refused(event, standing)
         if objection:
             raise ValueError(f"event {i} ({type(event).__name__}) is not valid there: {objection}")
         standing.take(event)
@@ -116,7 +116,7 @@ def check_order(events: Sequence[Event], refused: Callable[[Event], str]) -> Non
 def check_schedule(spec: Spec) -> None:
     """Raise ValueError naming the first event that cannot come where it stands, or what does not
     go together in a model of a library's layers."""
-    check_order(spec.training, lambda event: "")
+    check_order(spec.training, lambda event, standing: "")
     if spec.layout != "branch" and any(isinstance(e, Forward) and e.path for e in spec.training):
         raise ValueError("path 1 needs layout 'branch'")
     if spec.depth > 1 and spec.layout != "chain":

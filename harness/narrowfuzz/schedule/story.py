@@ -153,6 +153,15 @@ def _nested(told: Story) -> bool:
     return any(sum(run.regions.values()) + run.event.inside > 1 for run in told.runs)
 
 
+def _shared(told: Story) -> bool:
+    """Two forwards that are narrowed in one outermost region."""
+    outermost = [
+        next(iter(run.regions)) for run in told.runs
+        if run.regions and (run.event.inside or list(run.regions.values())[-1])
+    ]  # fmt: skip
+    return len(set(outermost)) < len(outermost)
+
+
 def _disabled(told: Story) -> bool:
     return any(tuple(run.regions.values())[-2:] == (True, False) for run in told.runs)
 
@@ -172,6 +181,7 @@ FEATURES: dict[str, Callable[[Story], bool]] = {
     "backward in another region": _elsewhere,
     "nested": _nested,
     "disabled inside": _disabled,
+    "shared region": _shared,
     "inside autocast": lambda s: any(run.event.inside for run in s.trained),
     "high precision": lambda s: any(not run.narrow for run in s.runs),
     "accumulated": _accumulated,
@@ -193,11 +203,15 @@ FEATURES: dict[str, Callable[[Story], bool]] = {
     "margin": lambda s: s.spec.settings.margin != 0,
     "unfused": lambda s: not s.spec.settings.fused,
 }
+#: Those that need regions, which are autocast's where a model is converted.
+OF_AUTOCAST = frozenset(
+    {"inside autocast", "left early", "nested", "disabled inside", "shared region"}
+)
 #: Those that a converted model's events may have; checkpointing is another dimension there.
 OF_CONVERTED = frozenset(
     {
-        "interleaved", "eval between", "inside autocast", "accumulated", "sum of forwards",
-        "second backward", "forward dropped", "reload", "zero", "spike", "inf", "decaying",
+        "interleaved", "eval between", "accumulated", "sum of forwards", "second backward",
+        "forward dropped", "reload", "zero", "spike", "inf", "decaying", *OF_AUTOCAST,
     }
 )  # fmt: skip
 
