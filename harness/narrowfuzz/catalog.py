@@ -44,6 +44,8 @@ class Model:
     last: str = ""
     #: Submodules that are recomputed one by one; () recomputes the whole model.
     regions: tuple[str, ...] = ()
+    #: Submodules, each called once, that a nested checkpoint wraps inside that of the whole.
+    parts: tuple[str, ...] = ()
     #: How often it is drawn, of all; where a rung or a checkpointing goes wrong that is right
     #: elsewhere, twice.
     often: int = 1
@@ -62,6 +64,10 @@ class Model:
         with torch.device(device):
             made: nn.Module = getattr(models, self.module)(*self.arguments(spec))
             return made.to(dtype)
+
+    def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
+        """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""
+        return (self.parts, True) if spec.wraps == "nested" else (self.regions, not self.regions)
 
     def expression(self, spec: Any) -> str:
         """The constructor call as text."""
@@ -85,6 +91,7 @@ def _sides(spec: Any) -> Arguments:
     return spec.k, spec.n, spec.bias
 
 
+_LAYERS = ("layers.0", "layers.1")
 _PARTS_OF_A_BLOCK = ("linear", "rmsnorm_linear", "mlp_swiglu", "attention")
 
 MODELS: dict[str, Model] = {
@@ -110,16 +117,17 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "llama_block", "RMSNorm, attention, RMSNorm, SwiGLU", "LlamaBlock", _block, "block",
-            attends=True, normalises=True, fragile=1, smaller=_PARTS_OF_A_BLOCK,
+            attends=True, normalises=True, parts=("attention", "feed_forward"), fragile=1,
+            smaller=_PARTS_OF_A_BLOCK,
         ),
         Model(
             "two_blocks", "two Llama blocks, recomputed one by one", "TwoBlocks", _block, "block",
-            attends=True, normalises=True, regions=("layers.0", "layers.1"), fragile=1,
+            attends=True, normalises=True, regions=_LAYERS, parts=_LAYERS, fragile=1,
             smaller=(*_PARTS_OF_A_BLOCK, "llama_block"),
         ),
         Model(
             "joined_blocks", "two Llama blocks, recomputed as one region", "TwoBlocks", _block,
-            "block", attends=True, normalises=True, fragile=2,
+            "block", attends=True, normalises=True, parts=_LAYERS, fragile=2,
             smaller=(*_PARTS_OF_A_BLOCK, "llama_block"),
         ),
         Model(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -27,8 +27,8 @@ _LOT = 10
 _COMPILER = ("dynamic", "fullgraph", "memory_budget")
 #: Fields of a Spec with a few values, and what they are called where that says more.
 _FIELDS = (
-    "model", "dtype", "autocast", "grad_mode", "checkpoint", "compile", "steps", "microbatches",
-    "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads", "attention",
+    "model", "dtype", "autocast", "grad_mode", "checkpoint", "wraps", "compile", "steps",
+    "microbatches", "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads", "attention",
     "kernels",
     *_COMPILER,
 )  # fmt: skip
@@ -70,7 +70,8 @@ def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, st
 
 def _factors(recipe: Recipe) -> Iterator[_Factor]:
     # a library's own layers have more
-    hints = get_type_hints(Spec) | {"model": ModelName, "checkpoint": Checkpoint}
+    fewer = {"model": ModelName, "checkpoint": Checkpoint, "wraps": Literal["whole", "nested"]}
+    hints = get_type_hints(Spec) | fewer
     yield _Factor("backend", lambda case: case.spec.backend or recipe.backends[0], recipe.backends)
     for name in _FIELDS:
         values = tuple(map(str, _values(name, hints[name])))

@@ -197,7 +197,7 @@ class Judge:
             layers=() if recipe.functional else layer_names(case.spec),
             pointwise=model.pointwise,
             last=model.last,
-            regions=model.regions,
+            regions=model.recomputed(case.spec)[0],
         )
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:

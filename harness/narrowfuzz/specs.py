@@ -230,6 +230,8 @@ def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, A
     grad_mode = choose("grad_mode", *["train"] * 9, "no_grad", "inference")
     checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
     fields: dict[str, Any] = {}
+    if model in MODELS and MODELS[model].parts and checkpoint in ("full", "reentrant"):
+        fields["wraps"] = choose("checkpoint", "whole", "whole", "nested")
     if model != "linear":
         fields["heads"] = choose("attention", 1, 2, 4)
         fields["attention"] = choose("attention", "flash", "flash", "math")

@@ -33,9 +33,21 @@ def check_events(spec: Spec, *, autocasts: bool) -> None:
         )
     if spec.layer:
         raise ValueError(f"{spec.recipe} converts models, and {spec.model} is a library's own")
+    if spec.wraps != "whole" and (reason := _not_wrapped(spec)):
+        raise ValueError(f"checkpoint {spec.checkpoint!r} does not wrap {spec.wraps!r}: {reason}")
     check_order(spec.events, partial(_objection, spec, autocasts))
     if sum(isinstance(e, Open) - isinstance(e, Close) for e in spec.events):
         raise ValueError("a region is open when the training ends: close it")
+
+
+def _not_wrapped(spec: Spec) -> str:
+    """Why this is not wrapped as the Spec says, "" where it is."""
+    if spec.wraps == "each":
+        return "of a converted model it wraps the whole, or that and parts of it ('nested')"
+    if not MODELS[spec.model].parts:
+        return f"{spec.model} has no parts that could be recomputed alone"
+    selective = "torch keeps nothing for a selective checkpoint inside another"
+    return selective if spec.checkpoint == "selective" else ""
 
 
 def not_reentrant(model: str, *, autocast: bool) -> str:

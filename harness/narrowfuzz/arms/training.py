@@ -94,10 +94,12 @@ def making(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
     options = options_on(arm, device)
     if arm.compiler == "inductor" and model.random:
         options["fallback_random"] = True  # eager's numbers, else no two arms agree
+    regions, whole = model.recomputed(spec)
     compile_with = {"dynamic": spec.dynamic, "fullgraph": spec.fullgraph, "options": options}
     return {
         "checkpoint": arm.checkpoint,
-        "regions": model.regions,
+        "regions": regions,
+        "whole": whole,
         "compiler": arm.compiler,
         "compile_with": {k: v for k, v in compile_with.items() if v != {}} if arm.compiler else {},
         "memory_budget": spec.memory_budget / 100 if arm.compiler else 1.0,

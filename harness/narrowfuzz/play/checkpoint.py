@@ -29,19 +29,16 @@ _KEPT = (
 )
 
 
-def recomputing(model: nn.Module, how: Callable[..., Any], regions: tuple[str, ...]) -> Any:
+def recomputing(
+    model: nn.Module, how: Callable[..., Any], regions: tuple[str, ...], whole: bool
+) -> Any:
     """``model`` as a callable that recomputes in backward, as ``full``, ``reentrant`` or
-    ``selective`` does.
-
-    ``regions`` are submodules checkpointed one by one; without any, the whole model is one region.
-    """
-    if not regions:
-        return partial(how, model)
+    ``selective`` does: each of its submodules ``regions``, the ``whole``, or these inside that."""
     for name in regions:
         region = model.get_submodule(name)
         if "forward" not in vars(region):
             region.forward = partial(how, region.forward)
-    return model
+    return partial(how, model) if whole else model
 
 
 def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:

@@ -87,6 +87,7 @@ def play(
     grad_layout: str = "contiguous",
     checkpoint: str = "",
     regions: tuple[str, ...] = (),
+    whole: bool = True,
     kernels: str = "default",
     compiler: str = "",
     compile_with: Mapping[str, Any] = {},
@@ -106,7 +107,7 @@ def play(
 
     def prepare() -> None:
         run.call = called(
-            run, checkpoint=checkpoint, regions=regions, compiler=compiler,
+            run, checkpoint=checkpoint, regions=regions, whole=whole, compiler=compiler,
             compile_with=compile_with, memory_budget=memory_budget, watch=watch,
         )  # fmt: skip
         if watch:
@@ -166,6 +167,7 @@ def called(
     *,
     checkpoint: str,
     regions: tuple[str, ...],
+    whole: bool,
     compiler: str,
     compile_with: Mapping[str, Any],
     memory_budget: float,
@@ -182,7 +184,7 @@ def called(
             how = selective
         if watch:
             how = numbered(how, run)
-        call = recomputing(run.model, how, regions)
+        call = recomputing(run.model, how, regions, whole)
     if memory_budget < 1:
         from torch._functorch import config
 

@@ -70,17 +70,23 @@ def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
     and entered again after it."""
     kept: list[Event] = []
     regions: list[Open] = []
-    for event in events:
-        if isinstance(event, Open):
-            regions.append(event)
-        if isinstance(event, Backward | Step | Reload):
-            kept += [*(Close() for _ in regions), event, *regions]
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Close) and isinstance(kept[-1], Open):
+            kept.pop()  # nothing happens in it
         else:
             kept.append(event)
+
+    for event in events:
+        if isinstance(event, Backward | Step | Reload):
+            for one in (*(Close() for _ in regions), event, *regions):
+                keep(one)
+            continue
+        keep(event)
+        if isinstance(event, Open):
+            regions.append(event)
         if isinstance(event, Close):
             regions.pop()
-        while len(kept) > 1 and isinstance(kept[-2], Open) and isinstance(kept[-1], Close):
-            del kept[-2:]  # nothing happens in it
     return tuple(kept)
 
 
