@@ -18,8 +18,8 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, plain
 from narrowfuzz.oracles.whole import role_of
-from narrowfuzz.schedule.events import Backward, Event, Forward, Step, numbered
 from narrowfuzz.schedule.altered import evaluations_dropped, in_order, reloads_dropped
+from narrowfuzz.schedule.events import Backward, Event, Forward, Step, numbered
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import OtherRun, Verdict
 
