@@ -65,7 +65,13 @@ OF_LIBRARY = Case(spec=PLAYED, data=DataSpec())
         ({"fp8_kernel": "ref:*"}, False),
         ({"onednn": "3.12*"}, True),
         ({"device": "cuda"}, False),
-        ({"history": 4}, False),  # a model has no schedule
+        ({"history": 4}, False),  # of a library's own layers
+        ({"layout": "chain"}, False),
+        ({"depth": 1}, False),
+        ({"quantized_init": False}, False),
+        ({"checkpoint_by": "library"}, False),
+        ({"layer": "*"}, False),
+        ({"reentrant": False, "region": "none"}, True),
         ({"features": "reload"}, False),
     ],
     ids=str,
@@ -107,7 +113,10 @@ def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bo
     [
         ({"history": "<=2", "fused": False}, True),
         ({"algorithm": "most_recent"}, False),
-        ({"reentrant": True, "region": "none"}, True),
+        ({"reentrant": True, "region": "whole"}, True),
+        ({"checkpoint": "reentrant", "checkpoint_by": "library"}, True),
+        ({"region": "none"}, False),
+        ({"layer": "linear", "model": "library_*", "depth": 1}, True),
         ({"features": "left early"}, True),
         ({"features": ["left early", "short history"]}, True),
         ({"features": ["left early", "reload"]}, False),
