@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case, Compile, Spec, ValueClass
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule import of_models
+from narrowfuzz.schedule import story
 from narrowfuzz.strategies import EXACT, cases
 from narrowfuzz.trainings import not_reentrant
 
@@ -75,7 +75,7 @@ def _factors(recipe: Recipe) -> Iterator[_Factor]:
         values = tuple(map(str, _values(name, hints[name])))
         yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
     yield _Factor("data", _data, (*EXACT, *get_args(ValueClass)))
-    for feature in of_models.FEATURES:
+    for feature in (name for name in story.FEATURES if name in story.OF_CONVERTED):
         yield _Factor(
             f"events: {feature}", _happens(feature), ("yes",), why_not=_never(recipe, feature)
         )
@@ -85,7 +85,7 @@ def _factors(recipe: Recipe) -> Iterator[_Factor]:
 
 
 def _happens(feature: str) -> Callable[[Case], str]:
-    return lambda case: "yes" if feature in of_models.features(case.spec.events) else "no"
+    return lambda case: "yes" if feature in story.features(case.spec) else "no"
 
 
 def _never(recipe: Recipe, feature: str) -> Callable[[str], str]:
