@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.oracles.schedule import OF_LIBRARY
 from narrowfuzz.recipe import load_recipes, load_stateful
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Step
 from narrowfuzz.strategies import schedule_cases
@@ -28,7 +28,7 @@ def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
     judge = Judge(load_recipes(), load_ledger(), stateful=stateful)
     five = [_five(recipe, number) for number in range(400)]
     for case in five[:20]:
-        judge.judge(case, SCHEDULE_ORACLES)  # warm up
+        judge.judge(case, OF_LIBRARY)  # warm up
     rates = [_rate(judge, five, seconds / 6) for _ in range(3)]
     drawn = _drawn(stateful[recipe], 300)
     return {
@@ -65,7 +65,7 @@ def _drawn(recipe: Any, count: int) -> list[Case]:
 def _rate(judge: Judge, cases: list[Case], seconds: float) -> float:
     start, done = time.perf_counter(), 0
     for case in itertools.cycle(cases):
-        judge.judge(case, SCHEDULE_ORACLES)
+        judge.judge(case, OF_LIBRARY)
         done += 1
         if time.perf_counter() - start > seconds:
             break

@@ -11,7 +11,7 @@ from narrowfuzz.case import load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.recipe import load_every
 from te_on_cpu.environment import enter
 
 
@@ -20,7 +20,7 @@ def main(file: str) -> None:
     enter()
     settle()
     for case in json.loads(Path(file).read_text()):
-        judge = Judge(load_recipes(), load_ledger(), stateful=load_stateful())
+        judge = Judge(load_every(), load_ledger())
         judgement = judge.judge(load_case(json.dumps(case).encode()))
         print(json.dumps([v.sentence() for v in judgement.causes] if judgement.ran else None))
 

@@ -16,13 +16,13 @@ from narrowfuzz.schedule.events import (
     Close,
     Forward,
     Open,
-    Schedule,
     Settings,
     Step,
 )
 from narrowfuzz.triage.triage import triage
 
-LARGE = Schedule(
+LARGE = Spec(
+    recipe="te.delayed", model="library_layernorm_linear", m=48, k=64, bias=True, dtype="fp32",
     events=(
         Open(), Forward(shift=3), Forward(), Forward(first=True), Close(),
         Backward(of=(0, 1)), Backward(of=(2,), values="spike"), Step(),
@@ -31,20 +31,17 @@ LARGE = Schedule(
         Open(), Forward(values="zero"), Forward(), Close(), Backward(of=(5, 6)), Step(),
         Open(), Forward(), Close(), Backward(of=(7,)), Step(),
     ),
-    checkpoint="whole",
-    reentrant=True,
+    checkpoint="reentrant",
     depth=3,
-    layer="layernorm_linear",
     settings=Settings(history=3, algorithm="most_recent"),
 )  # fmt: skip
-SPEC = Spec(recipe="te.delayed", m=48, k=64, bias=True, dtype="fp32", schedule=LARGE)
 
 
 def main(folder: str) -> None:
     """Judge, triage the backward's state, store."""
     torch.set_num_threads(1)
-    judge = Judge({}, Ledger([]), stateful=load_stateful())
-    case = Case(spec=SPEC, data=DataSpec(seed=5))
+    judge = Judge(load_stateful(), Ledger([]))
+    case = Case(spec=LARGE, data=DataSpec(seed=5))
     judgement = judge.judge(case)
     wanted = [v for v in judgement.causes if v.symptom == "backward scale not updated"]
     result = triage(judge, case, wanted[0])

@@ -199,7 +199,7 @@ def check_a_linear_waits_for_the_device_four_times() -> None:
 def check_schedules_run() -> None:
     stateful = load_stateful()
     recipe = stateful["reference.delayed"]
-    judge = Judge({}, Ledger([]), device=DEVICE, stateful=stateful)
+    judge = Judge(stateful, Ledger([]), device=DEVICE)
     for case in draw([], [recipe], 8, "none"):
         assert not judge.judge(case).causes
 

@@ -13,7 +13,7 @@ from narrowfuzz.faults.fault import Fault
 from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.recipe import load_every, load_stateful
 from narrowfuzz.strategies import schedule_cases
 from te_on_cpu.environment import enter
 
@@ -57,8 +57,8 @@ def planted_and_lifted(fault: Fault) -> str:
 
 def hunted(fault: Fault, name: str, cases: int) -> str:
     """The rules that showed the fault in so many schedules, "" if none did."""
-    stateful = load_stateful()
-    judge = Judge(load_recipes(), load_ledger(), stateful=stateful)
+    recipe = load_stateful()[name]
+    judge = Judge(load_every(), load_ledger())
     shown: set[str] = set()
 
     @seed(4)
@@ -69,7 +69,7 @@ def hunted(fault: Fault, name: str, cases: int) -> str:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(schedule_cases([stateful[name]]))
+    @given(schedule_cases([recipe]))
     def hunt(case: Case) -> None:
         if not shown:
             with fault.plant():

@@ -20,7 +20,7 @@ from narrowfuzz.case import (
     dump_case,
     load_case,
 )
-from narrowfuzz.schedule.events import Backward, Forward, Open, Schedule
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Reload, Settings, Step
 
 EXAMPLES = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
@@ -97,12 +97,14 @@ def whole(struct: Any) -> dict[str, Any]:
 def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -> None:
     value = {"backend": "wrapper", "bias": True, "autocast": True, "dynamic": True,
              "fullgraph": True, "dtype": "fp32", "batch": 2, "memory_budget": 50, "steps": 3,
-             "microbatches": 2, "heads": 2, "schedule": Schedule(events=(Open(),)),
+             "microbatches": 2, "heads": 2, "depth": 2, "quantized_init": True,
+             "settings": Settings(margin=1),
              "events": (Forward(), Backward(of=(0,)))}.get(name) or {
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",
              "optimizer": "adamw", "lifecycle": "reload", "checkpoint": "selective",
-             "compile": "aot_eager", "kernels": "both"}[name]  # fmt: skip
+             "wraps": "each",
+             "layout": "twice", "compile": "aot_eager", "kernels": "both"}[name]  # fmt: skip
     case = Case(spec=Spec(recipe="torch.fp32", **{name: value}), data=DataSpec())
     told = json.loads(msgspec.json.encode(value))
     assert json.loads(dump_case(case))["spec"] == {"recipe": "torch.fp32", name: told}
@@ -132,6 +134,140 @@ def test_a_case_of_schema_1_means_what_it_meant() -> None:
     )
     assert (old.spec, old.data, old.id) == (SIMPLEST.spec, SIMPLEST.data, SIMPLEST.id)
     assert load_case(dump_case(old)) == old
+
+
+#: What happened to a library's layers as cases of schemas 2 to 5 told it, and the same in today's
+#: fields.
+SCHEDULES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": (
+        {"events": [{"type": "open"}, {"type": "forward"}, {"type": "close"}]},
+        {"model": "library_linear", "events": (Open(), Forward(), Close())},
+    ),
+    "nested by torch, reentrant": (
+        {
+            "events": [{"type": "forward", "inside": True, "shift": 3},
+                       {"type": "backward", "of": [0], "values": "spike"}],
+            "layer": "layernorm_mlp", "depth": 2, "checkpoint": "nested",
+            "checkpoint_by": "torch", "reentrant": True,
+        },
+        {
+            "events": (Forward(inside=True, shift=3), Backward(of=(0,), values="spike")),
+            "model": "library_layernorm_mlp", "depth": 2, "checkpoint": "by_torch_reentrant",
+            "wraps": "nested",
+        },
+    ),
+    "each by the library": (
+        {"events": [], "layout": "twice", "checkpoint": "each"},
+        {"model": "library_linear", "layout": "twice", "checkpoint": "full", "wraps": "each"},
+    ),
+    "whole, reentrant": (
+        {"events": [], "checkpoint": "whole", "reentrant": True},
+        {"model": "library_linear", "checkpoint": "reentrant"},
+    ),
+    "by torch": (
+        {"events": [], "checkpoint": "each", "checkpoint_by": "torch"},
+        {"model": "library_linear", "checkpoint": "by_torch", "wraps": "each"},
+    ),
+    "whose checkpoint it was where there was none": (
+        {"events": [], "checkpoint": "none", "checkpoint_by": "torch", "reentrant": True},
+        {"model": "library_linear"},
+    ),
+    "settings and all defaults spelled out": (
+        {
+            "events": [{"type": "reload"}, {"type": "step"}], "layer": "grouped_linear",
+            "layout": "chain", "depth": 1, "checkpoint": "none", "checkpoint_by": "library",
+            "reentrant": False, "quantized_init": True,
+            "settings": {"history": 2, "algorithm": "most_recent", "fused": False},
+        },
+        {
+            "events": (Reload(), Step()), "model": "library_grouped_linear",
+            "quantized_init": True,
+            "settings": Settings(history=2, algorithm="most_recent", fused=False),
+        },
+    ),
+    "none": ({}, {}),
+}  # fmt: skip
+
+
+def older(schedule: Any, schema: int = 5, **more: Any) -> dict[str, Any]:
+    """A case of an older schema with a schedule."""
+    spec = {"recipe": "reference.delayed", "m": 16, "bias": True, "schedule": schedule}
+    return {"schema": schema, "spec": spec, "data": {"seed": 7}, **more}
+
+
+def today(fields: dict[str, Any], history: tuple[Case, ...] = ()) -> Case:
+    spec = Spec(recipe="reference.delayed", m=16, bias=True, **fields)
+    return Case(spec=spec, data=DataSpec(seed=7), history=history)
+
+
+@pytest.mark.parametrize("schema", [2, 5])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_of_an_older_case_is_read_in_todays_fields(name: str, schema: int) -> None:
+    schedule, fields = SCHEDULES[name]
+    loaded = load_case(json.dumps(older(schedule or None, schema)).encode())
+    assert loaded == today(fields)
+    assert loaded.id == today(fields).id
+    told = json.loads(dump_case(loaded))
+    assert told["schema"] == SCHEMA == 6 and "schedule" not in told["spec"]
+    assert load_case(dump_case(loaded)) == loaded
+
+
+def test_a_schedule_inside_an_older_history_is_read_in_todays_fields() -> None:
+    schedules, fields = zip(*SCHEDULES.values(), strict=True)
+    earlier = [older(schedule or None) for schedule in schedules]
+    loaded = load_case(json.dumps(older(schedules[1], history=earlier)).encode())
+    assert loaded == today(fields[1], tuple(today(one) for one in fields))
+    assert [one["schema"] for one in json.loads(dump_case(loaded))["history"]] == [6] * len(earlier)
+    assert load_case(dump_case(loaded)) == loaded
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ({"events": [], "layer": "convolution"}, "'convolution' - at `$.spec.schedule.layer`"),
+        ({"events": [], "layer": 1}, "`$.spec.schedule.layer`"),
+        ({"events": [], "colour": 1}, "unknown field `colour` - at `$.spec.schedule`"),
+        ({"events": [], "m": 64}, "unknown field `m` - at `$.spec.schedule`"),
+        ({"events": [], "checkpoint": "full"}, "'full' - at `$.spec.schedule.checkpoint`"),
+        ({"events": [], "checkpoint": ["each"]}, "`$.spec.schedule.checkpoint`"),
+        ({"events": [], "checkpoint_by": []}, "`$.spec.schedule.checkpoint_by`"),
+        ({"events": [], "reentrant": 1}, "`$.spec.schedule.reentrant`"),
+        ({"layer": "linear"}, "missing required field `events` - at `$.spec.schedule`"),
+        ({"events": 5}, "`$.spec.events`"),
+        ({"events": [{"type": "jump"}]}, "`$.spec.events[0]"),
+        ({"events": [], "depth": 4}, "<= 3 - at `$.spec.depth`"),
+        ({"events": [], "settings": {"history": 0}}, "`$.spec.settings.history`"),
+        ([], "got `array` - at `$.spec.schedule`"),
+        (5, "got `int` - at `$.spec.schedule`"),
+        ("events", "got `str` - at `$.spec.schedule`"),
+    ],
+)
+def test_a_schedule_that_never_was_one_is_refused_by_name(schedule: Any, says: str) -> None:
+    raw = older(schedule)
+    assert says in complaint(json.dumps(raw).encode())
+    inside = older(None, history=[raw])
+    assert says.replace("$.", "$.history[0].") in complaint(json.dumps(inside).encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("spec", 5, "`$.spec`"),
+        ("history", 5, "`$.history`"),
+        ("history", {"spec": {}}, "`$.history`"),
+        ("history", [5], "`$.history[0]`"),
+        ("data", 5, "`$.data`"),
+    ],
+)
+def test_any_other_part_of_an_older_case_is_refused_by_name(
+    path: str, value: Any, says: str
+) -> None:
+    assert says in complaint(json.dumps(older(SCHEDULES["plain"][0]) | {path: value}).encode())
+
+
+def test_a_case_of_today_has_no_schedule() -> None:
+    raw = json.dumps(older(SCHEDULES["plain"][0], SCHEMA)).encode()
+    assert "unknown field `schedule`" in complaint(raw)
 
 
 def test_compile_key_ignores_data_and_nothing_of_the_spec() -> None:
@@ -300,6 +436,17 @@ def test_damaged_bytes_never_raise_anything_but_value_error(
     junk: bytes, at: int, removed: int
 ) -> None:
     assert error_of(GOOD[:at] + junk + GOOD[at + removed :]) in (None, ValueError)
+
+
+OLD = json.dumps(older(SCHEDULES["nested by torch, reentrant"][0])).encode()
+
+
+@EXAMPLES
+@given(st.binary(max_size=64), st.integers(0, len(OLD)), st.integers(0, 8))
+def test_damaged_bytes_of_an_older_case_raise_nothing_else_either(
+    junk: bytes, at: int, removed: int
+) -> None:
+    assert error_of(OLD[:at] + junk + OLD[at + removed :]) in (None, ValueError)
 
 
 def error_of(raw: bytes) -> type[Exception] | None:

@@ -21,8 +21,8 @@ from narrowfuzz.environment import prepare, settle
 from narrowfuzz.faults.patching import replaced
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, select
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Step
+from narrowfuzz.recipe import AnyRecipe, Recipe, load_every, load_recipes, select
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Step
 from narrowfuzz.schedule.story import FEATURES
 from narrowfuzz.score.controls import ControlResult, lacking, run_control
 from narrowfuzz.stateful import Stateful
@@ -33,12 +33,9 @@ settle()
 
 CONTROLS = builtin_controls()
 PLANTED = [c for c in CONTROLS.values() if c.plant is not nullcontext]
-TWO_STEPS = Schedule(
-    events=(
-        Open(), Forward(), Close(), Backward(of=(0,)), Step(),
-        Open(), Forward(), Close(), Backward(of=(1,)), Step(),
-    ),
-    checkpoint="whole",
+TWO_STEPS = (
+    Open(), Forward(), Close(), Backward(of=(0,)), Step(),
+    Open(), Forward(), Close(), Backward(of=(1,)), Step(),
 )  # fmt: skip
 #: A control that hides a real fault, and one that is what it says.
 FILE = """
@@ -52,10 +49,8 @@ CONTROLS = [
 """
 
 
-def recipes_of(control: Control) -> dict[str, Recipe | Stateful]:
-    files = control.recipe_files
-    there: dict[str, Recipe | Stateful] = {**load_recipes(files), **load_stateful(files)}
-    return select(there, control.recipes)
+def recipes_of(control: Control) -> dict[str, AnyRecipe]:
+    return select(load_every(control.recipe_files), control.recipes)
 
 
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=lambda control: control.id)
@@ -74,7 +69,8 @@ def case_of(control: Control) -> Case:
     """A case on which the control's own code has to run."""
     name, recipe = next(iter(recipes_of(control).items()))
     if isinstance(recipe, Stateful):
-        return Case(spec=Spec(recipe=name, schedule=TWO_STEPS), data=DataSpec())
+        spec = Spec(recipe=name, model="library_linear", events=TWO_STEPS, checkpoint="full")
+        return Case(spec=spec, data=DataSpec())
     backend = "emulated" if "emulated" in recipe.backends else ""
     model = control.models[0] if control.models else "linear"
     spec = Spec(recipe=name, backend=backend, model=model, steps=2)
@@ -90,7 +86,7 @@ def test_what_a_control_plants_runs_and_is_silent(control: Control) -> None:
             ran.add(frame.f_code.co_name)
 
     case = case_of(control)
-    judge = Judge(load_recipes(), load_ledger(), stateful=load_stateful(control.recipe_files))
+    judge = Judge(load_every(control.recipe_files), load_ledger())
     with control.plant():
         sys.setprofile(note)
         try:

@@ -180,7 +180,7 @@ def test_a_campaign_misses_no_rung_that_it_never_takes(
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))
     rungs = rungs if NATIVE else rungs - {"eager_native"}
-    found = _universe(RECIPES, {}, arms, "cpu")
+    found = _universe(RECIPES, arms, "cpu")
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
     generator = Generator(
         Config(out=Path(), arms=arms),

@@ -8,18 +8,20 @@ import pytest
 from narrowfuzz.case import Case, DataSpec, Spec, Spike, ValueClass
 from narrowfuzz.facts import Context, check_predicate, holds
 from narrowfuzz.machine import Machine
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Settings
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Settings
 from narrowfuzz.verdict import Verdict
 
 MACHINE = Machine(("amx_bf16", "avx2"), "3.12.0", {"bf16": "brg_matmul:avx10_1_512_amx"}, {})
 VERDICT = Verdict("contract", "inductor", "forward", "crashed", got="ValueError: 'k' is 7")
 CASE = Case(spec=Spec(recipe="torch.bf16", m=32, k=7, bias=True), data=DataSpec(values="inf_nan"))
-PLAYED = Schedule(
+PLAYED = Spec(
+    recipe="te.delayed",
+    model="library_linear",
     events=(Open(), Forward(), Close(), Open(enabled=False), Backward(of=(0,)), Close()),
-    reentrant=True,
+    checkpoint="reentrant",
     settings=Settings(history=2, fused=False),
 )
-OF_SCHEDULE = Case(spec=Spec(recipe="te.delayed", schedule=PLAYED), data=DataSpec())
+OF_LIBRARY = Case(spec=PLAYED, data=DataSpec())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,13 @@ OF_SCHEDULE = Case(spec=Spec(recipe="te.delayed", schedule=PLAYED), data=DataSpe
         ({"fp8_kernel": "ref:*"}, False),
         ({"onednn": "3.12*"}, True),
         ({"device": "cuda"}, False),
-        ({"history": 4}, False),  # a model has no schedule
+        ({"history": 4}, False),  # of a library's own layers
+        ({"layout": "chain"}, False),
+        ({"depth": 1}, False),
+        ({"quantized_init": False}, False),
+        ({"checkpoint_by": "library"}, False),
+        ({"layer": "*"}, False),
+        ({"reentrant": False, "region": "none"}, True),
         ({"features": "reload"}, False),
     ],
     ids=str,
@@ -105,7 +113,10 @@ def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bo
     [
         ({"history": "<=2", "fused": False}, True),
         ({"algorithm": "most_recent"}, False),
-        ({"reentrant": True, "region": "none"}, True),
+        ({"reentrant": True, "region": "whole"}, True),
+        ({"checkpoint": "reentrant", "checkpoint_by": "library"}, True),
+        ({"region": "none"}, False),
+        ({"layer": "linear", "model": "library_*", "depth": 1}, True),
         ({"features": "left early"}, True),
         ({"features": ["left early", "short history"]}, True),
         ({"features": ["left early", "reload"]}, False),
@@ -116,7 +127,7 @@ def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bo
 )
 def test_a_predicate_of_a_schedule(predicate: dict[str, Any], expected: bool) -> None:
     check_predicate(predicate)
-    assert holds(predicate, Context(OF_SCHEDULE, MACHINE)) is expected
+    assert holds(predicate, Context(OF_LIBRARY, MACHINE)) is expected
 
 
 def test_a_fact_of_the_verdict_never_holds_where_there_is_none() -> None:

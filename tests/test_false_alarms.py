@@ -15,7 +15,7 @@ from narrowfuzz.case import load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.recipe import load_every
 from te_on_cpu.environment import DEFAULT, ensure
 
 prepare()
@@ -31,9 +31,9 @@ HERE_TOO = [alarm for alarm in ALARMS if alarm not in ON_TE]
 @pytest.mark.parametrize("alarm", HERE_TOO, ids=lambda alarm: alarm["why"])
 def test_what_was_no_bug_is_not_called_one(alarm: dict[str, Any]) -> None:
     case = load_case(json.dumps(alarm["case"]).encode())
-    if case.spec.schedule is None:
+    if not case.spec.layer:
         skip_without_kernel(case)
-    judgement = Judge(load_recipes(), load_ledger(), stateful=load_stateful()).judge(case)
+    judgement = Judge(load_every(), load_ledger()).judge(case)
     assert judgement.ran
     assert [v.sentence() for v in judgement.causes] == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from narrowfuzz.arm import (
@@ -18,8 +18,7 @@ from narrowfuzz.arm import (
 )
 from narrowfuzz.arms import ladder
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
-from narrowfuzz.case import Checkpoint, Compile, Kernels, Spec
-from narrowfuzz.schedule.events import Schedule
+from narrowfuzz.case import AnyCheckpoint, Checkpoint, Compile, Kernels, Spec
 
 SUFFIX = {
     "none": "",
@@ -27,8 +26,8 @@ SUFFIX = {
     "reentrant": "+checkpoint_reentrant",
     "selective": "+checkpoint_selective",
 }
-#: What only schedules climb.
-OF_SCHEDULES = ("eager+checkpoint_by_torch", "eager+checkpoint_by_torch_reentrant")
+#: What only a library's own layers climb.
+OF_LIBRARY = ("eager+checkpoint_by_torch", "eager+checkpoint_by_torch_reentrant")
 #: Written down anew: what each value of ``compile`` runs besides eager.
 STAGES = {
     "none": [],
@@ -101,7 +100,7 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
 
 def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
     assert len(LADDER) == 25 and len({arm.name for arm in LADDER}) == 25
-    assert BY_NAME.keys() - {arm.name for arm in LADDER} == set(OF_SCHEDULES)
+    assert BY_NAME.keys() - {arm.name for arm in LADDER} == set(OF_LIBRARY)
     for arm in LADDER[1:]:
         assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
         assert "+" not in arm.stage and arm.stage in BY_NAME
@@ -126,18 +125,19 @@ def test_only_code_that_inductor_writes_may_leave_roundings_out() -> None:
     assert all(arm.compiled == bool(arm.compiler) for arm in LADDER)
 
 
-def test_a_schedule_climbs_eager_and_its_own_checkpoint() -> None:
-    def names(**how: Any) -> list[str]:
-        schedule = Schedule(events=(), **how)
-        return [a.name for a in climb(Spec(recipe="reference.delayed", schedule=schedule))]
+def test_a_librarys_own_layers_climb_eager_and_their_own_checkpoint() -> None:
+    def names(checkpoint: AnyCheckpoint) -> list[str]:
+        spec = Spec(recipe="reference.delayed", model="library_linear", checkpoint=checkpoint)
+        return [arm.name for arm in climb(spec)]
 
-    assert names() == ["eager"]
-    found = {
-        names(checkpoint="each", checkpoint_by=by, reentrant=reentrant)[1]: BY_NAME
-        for by in ("library", "torch")
-        for reentrant in (False, True)
-    }
-    assert set(found) == {"eager+checkpoint", "eager+checkpoint_reentrant", *OF_SCHEDULES}
+    assert names("none") == ["eager"]
+    found = [
+        name
+        for checkpoint in ("full", "reentrant", "by_torch", "by_torch_reentrant")
+        for name in names(checkpoint)[1:]
+    ]
+    assert len(found) == 4
+    assert set(found) == {"eager+checkpoint", "eager+checkpoint_reentrant", *OF_LIBRARY}
     assert all(BY_NAME[name].recomputes and BY_NAME[name].stage == "eager" for name in found)
 
 

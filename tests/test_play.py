@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 CASES = {
     name: case
     for name, raw in json.loads((HERE / "fault_cases.json").read_text()).items()
-    if (case := load_case(json.dumps(raw).encode())).spec.schedule is None
+    if (case := load_case(json.dumps(raw).encode())).spec.layer == ""
 }
 
 

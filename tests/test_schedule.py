@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.catalog import LIBRARY
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.draw import FACTORS, schedules
 from narrowfuzz.schedule.events import (
@@ -20,11 +21,9 @@ from narrowfuzz.schedule.events import (
     Close,
     Event,
     Forward,
-    LayerKind,
     Layout,
     Open,
     Reload,
-    Schedule,
     Settings,
     Step,
     Switch,
@@ -36,9 +35,9 @@ from narrowfuzz.schedule.story import FEATURES
 from narrowfuzz.schedule.text import lines
 
 EVERYTHING = Carries(
-    layers=get_args(LayerKind),
+    layers=tuple(LIBRARY.values()),
     layouts=get_args(Layout),
-    checkpoints=(("library", False), ("library", True), ("torch", False), ("torch", True)),
+    checkpoints=("full", "reentrant", "by_torch", "by_torch_reentrant"),
     caching=True,
     quantized_init=True,
     settings=True,
@@ -58,8 +57,9 @@ def B(*of: int, **fields: object) -> Backward:
     return Backward(of=of, **fields)  # type: ignore[arg-type]
 
 
-def script(*events: Event, **fields: object) -> Schedule:
-    return Schedule(events=events, **fields)  # type: ignore[arg-type]
+def script(*events: Event, **fields: object) -> Spec:
+    fields = {"model": "library_linear"} | fields
+    return Spec(recipe="r", events=events, **fields)  # type: ignore[arg-type]
 
 
 PLAIN = script(IN, F(), OUT, B(0), STEP, IN, F(), OUT, B(1), STEP)
@@ -67,8 +67,8 @@ PLAIN = script(IN, F(), OUT, B(0), STEP, IN, F(), OUT, B(1), STEP)
 
 def drawn(
     count: int, carries: Carries = EVERYTHING, vary: frozenset[str] = FACTORS
-) -> tuple[Schedule, ...]:
-    seen: list[Schedule] = []
+) -> tuple[Spec, ...]:
+    seen: list[Spec] = []
 
     @settings(
         max_examples=count,
@@ -78,8 +78,8 @@ def drawn(
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(schedules(carries=carries, vary=vary))
-    def collect(schedule: Schedule) -> None:
+    @given(schedules("r", carries=carries, vary=vary))
+    def collect(schedule: Spec) -> None:
         seen.append(schedule)
 
     collect()
@@ -87,11 +87,11 @@ def drawn(
 
 
 @cache
-def many() -> tuple[Schedule, ...]:
+def many() -> tuple[Spec, ...]:
     return drawn(2000)
 
 
-def few() -> tuple[Schedule, ...]:
+def few() -> tuple[Spec, ...]:
     """Two hundred that differ."""
     return tuple(dict.fromkeys(many()))[:200]
 
@@ -111,7 +111,7 @@ class TestDraw:
 
     def test_a_case_with_a_schedule_survives_json(self) -> None:
         for schedule in few():
-            case = Case(spec=Spec(recipe="torch.fp32", schedule=schedule), data=DataSpec())
+            case = Case(spec=schedule, data=DataSpec())
             assert load_case(dump_case(case)) == case
 
     @pytest.mark.parametrize("feature", ["checkpoint", "interleaved", "eval between", "left early"])
@@ -159,7 +159,7 @@ class TestDraw:
         fields = {
             name
             for schedule in found
-            for name in Schedule.__struct_fields__
+            for name in Spec.__struct_fields__
             if getattr(schedule, name) != getattr(PLAIN, name)
         }
         assert fields == CHANGES.get(factor, {"events"})
@@ -178,8 +178,8 @@ class TestDraw:
 
 #: What one factor alone changes besides events.
 CHANGES = {
-    "checkpoint": {"checkpoint", "checkpoint_by", "reentrant"},
-    "layer": {"layer"},
+    "checkpoint": {"checkpoint", "wraps"},
+    "layer": {"model"},
     "layout": {"layout", "depth", "events"},
     "quantized_init": {"quantized_init"},
     "settings": {"settings"},
@@ -222,10 +222,10 @@ class TestRules:
         [
             (script(F(path=1)), "path 1 needs layout 'branch'"),
             (script(F(), depth=2, layout="twice"), "depth 2 needs layout 'chain'"),
-            (script(F(), layout="frozen_first", checkpoint="each", reentrant=True), "reentrant"),
+            (script(F(), layout="frozen_first", checkpoint="reentrant"), "reentrant"),
         ],
     )
-    def test_fields_must_fit_each_other(self, schedule: Schedule, why: str) -> None:
+    def test_fields_must_fit_each_other(self, schedule: Spec, why: str) -> None:
         with pytest.raises(ValueError, match=why):
             check_schedule(schedule)
 
@@ -383,13 +383,13 @@ class TestStimulus:
         assert has <= found and not lacks & found
 
 
-def size(schedule: Schedule) -> int:
+def size(schedule: Spec) -> int:
     """Events, and forwards that open a region of their own."""
     own = (isinstance(event, Forward) and event.inside for event in schedule.events)
     return len(schedule.events) + sum(own)
 
 
-def minimised(schedule: Schedule, shows: Callable[[Schedule], bool]) -> Schedule:
+def minimised(schedule: Spec, shows: Callable[[Spec], bool]) -> Spec:
     assert shows(schedule)
     while True:
         for _, candidate in simplifications(schedule):
@@ -400,14 +400,14 @@ def minimised(schedule: Schedule, shows: Callable[[Schedule], bool]) -> Schedule
             return schedule
 
 
-def recomputed_after_a_step(schedule: Schedule) -> bool:
+def recomputed_after_a_step(schedule: Spec) -> bool:
     kinds = [type(event) for event in schedule.events]
     after = kinds.index(Step) if Step in kinds else len(kinds)
     return schedule.checkpoint != "none" and Backward in kinds[after:]
 
 
-SMALLEST: tuple[tuple[Callable[[Schedule], bool], Schedule], ...] = (
-    (recomputed_after_a_step, script(F(), B(0), STEP, F(), B(1), checkpoint="each")),
+SMALLEST: tuple[tuple[Callable[[Spec], bool], Spec], ...] = (
+    (recomputed_after_a_step, script(F(), B(0), STEP, F(), B(1), checkpoint="full", wraps="each")),
     (lambda s: "interleaved" in census(s), script(IN, F(), F(), B(0))),
     (lambda s: "left early" in census(s), script(IN, F(), OUT, B(0))),
     (lambda s: "cached weights" in census(s), script(IN, F(first=True), F(first=False))),
@@ -438,7 +438,7 @@ class TestSimplify:
 
     @pytest.mark.parametrize(("shows", "smallest"), SMALLEST)
     def test_a_greedy_search_reaches_the_smallest_script(
-        self, shows: Callable[[Schedule], bool], smallest: Schedule
+        self, shows: Callable[[Spec], bool], smallest: Spec
     ) -> None:
         assert shows(smallest)
         starts = [schedule for schedule in few() if shows(schedule)][:12]

@@ -11,8 +11,17 @@ import torch
 from narrowfuzz.arms.seen import see_cast
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.ledger import STATE_DEVIATIONS
+from narrowfuzz.moments import (
+    At,
+    CallSeen,
+    CastSeen,
+    Moment,
+    ProductSeen,
+    Side,
+    SlotName,
+)
 from narrowfuzz.numerics.delayed import Policy, Slot
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_recompute import circumstances, unfinished
 from narrowfuzz.oracles.schedule_rules import check_balance, check_recompute
@@ -23,20 +32,10 @@ from narrowfuzz.schedule.events import (
     Event,
     Forward,
     Open,
-    Schedule,
     Settings,
     Step,
 )
-from narrowfuzz.schedule.trace import (
-    At,
-    CallSeen,
-    CastSeen,
-    Moment,
-    ProductSeen,
-    Side,
-    SlotName,
-    StateTrace,
-)
+from narrowfuzz.trace import Trace
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 CHECKPOINT, REENTRANT = "eager+checkpoint", "eager+checkpoint_reentrant"
@@ -70,17 +69,20 @@ def moment(event: int, state: State, *casts: CastSeen, calls: Iterable[CallSeen]
     return Moment(event, (*first, *calls), casts, (), state, {})
 
 
+def library(events: tuple[Event, ...], **fields: Any) -> Spec:
+    return Spec(recipe="te.delayed", model="library_linear", events=events, **fields)
+
+
 def evidence(
     events: tuple[Event, ...], moments: list[Moment], arm: str, *deviations: str, **fields: Any
-) -> ScheduleEvidence:
-    fields = {"checkpoint": "each", "reentrant": arm == REENTRANT} | fields
-    schedule = Schedule(events=events, **fields)
-    return ScheduleEvidence(
-        case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-        schedule=schedule,
+) -> LibraryEvidence:
+    kind = "reentrant" if arm == REENTRANT else "full"
+    spec = library(events, **{"checkpoint": kind, "wraps": "each"} | fields)
+    return LibraryEvidence(
+        case=Case(spec=spec, data=DataSpec()),
         kind="delayed",
         policy=policy,
-        traces={arm: StateTrace(arm, tuple(moments))},
+        traces={arm: Trace(arm, moments=tuple(moments))},
         deviations={name: name for name in deviations},
     )
 
@@ -206,17 +208,19 @@ def test_a_region_opened_in_a_reentrant_checkpoint() -> None:
 
 def test_circumstances_of_recomputes() -> None:
     def told(*events: Event, arm: str = CHECKPOINT, **fields: Any) -> str:
-        return circumstances(Schedule(events=events, **({"checkpoint": "each"} | fields)), arm)
+        return circumstances(
+            library(events, **{"checkpoint": "full", "wraps": "each"} | fields), arm
+        )
 
     plain = (*STEP, Backward(of=(0,)))
     assert told(*plain) == ""
-    assert told(*plain, checkpoint="nested") == ", nested"
+    assert told(*plain, wraps="nested") == ", nested"
     assert told(*STEP, Forward(mode="eval"), Backward(of=(0,))) == ", another precision in between"
     assert told(*STEP, Forward(mode="eval"), Backward(of=(0,)), arm="eager") == ""
     inside = (Forward(), Open(), Backward(of=(0,)))
     assert told(*inside) == ", high precision recomputed in a region"
-    assert unfinished(Schedule(events=plain)) == ""
-    assert unfinished(Schedule(events=STEP)) == ", some forward unused"
+    assert unfinished(library(plain)) == ""
+    assert unfinished(library(STEP)) == ", some forward unused"
 
 
 def test_what_is_left_over_names_an_unused_forward() -> None:

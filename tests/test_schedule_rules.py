@@ -9,11 +9,20 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from narrowfuzz.address import Phase
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.ledger import STATE_DEVIATIONS
+from narrowfuzz.moments import (
+    At,
+    CallSeen,
+    CastSeen,
+    Moment,
+    SlotName,
+)
 from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
+from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.schedule_as_built import AsBuilt
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_rules import check_contract, check_reload
 from narrowfuzz.schedule.events import (
@@ -23,20 +32,10 @@ from narrowfuzz.schedule.events import (
     Forward,
     Open,
     Reload,
-    Schedule,
     Settings,
     Switch,
 )
-from narrowfuzz.schedule.trace import (
-    At,
-    CallSeen,
-    CastSeen,
-    Moment,
-    ScheduleError,
-    SlotName,
-    StateTrace,
-)
-from narrowfuzz.trace import Phase
+from narrowfuzz.trace import RunError, Trace
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 IDLE = SlotName("1", "forward", 0)
@@ -72,6 +71,29 @@ def moment(event: int, state: State, *casts: CastSeen) -> Moment:
     return Moment(event, calls, casts, (), state, {})
 
 
+def case_of(events: tuple[Event, ...], recipe: str = "te.delayed", **fields: object) -> Case:
+    spec = Spec(recipe=recipe, model="library_linear", events=events, **fields)  # type: ignore[arg-type]
+    return Case(spec=spec, data=DataSpec())
+
+
+def traced(*moments: Moment, **outputs: F32) -> Trace:
+    return Trace("eager", outputs, moments=moments)
+
+
+def evidence_of(
+    case: Case, trace: Trace, *deviations: str, other: Trace | None = None
+) -> LibraryEvidence:
+    """Of one eager run; ``other`` is what every further run leaves."""
+    return LibraryEvidence(
+        case=case,
+        kind="delayed",
+        policy=policy,
+        traces={"eager": trace},
+        deviations={name: name for name in deviations},
+        run=(lambda spec: other) if other else None,
+    )
+
+
 def symptoms(
     events: tuple[Event, ...],
     moments: list[tuple[State, tuple[CastSeen, ...]]],
@@ -79,18 +101,8 @@ def symptoms(
     **fields: object,
 ) -> list[str]:
     """What O14 says of a library that left these states; ``known: <deviation>`` where explained."""
-    schedule = Schedule(events=events, **fields)  # type: ignore[arg-type]
-    trace = StateTrace(
-        "eager", tuple(moment(i, state, *casts) for i, (state, casts) in enumerate(moments))
-    )
-    evidence = ScheduleEvidence(
-        case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-        schedule=schedule,
-        kind="delayed",
-        policy=policy,
-        traces={"eager": trace},
-        deviations={name: name for name in deviations},
-    )
+    trace = traced(*(moment(i, state, *casts) for i, (state, casts) in enumerate(moments)))
+    evidence = evidence_of(case_of(events, **fields), trace, *deviations)
     verdicts = check_machine(evidence)
     found = [f"known: {v.explained_by}" if v.status == "known" else v.symptom for v in verdicts]
     return [text for text in found if text]
@@ -203,15 +215,7 @@ def test_a_save_after_a_forward_in_high_precision() -> None:
         ("", "forward state changed by a reload"),
         ("saved_after_fp8_only", "known: saved_after_fp8_only"),
     ):
-        schedule = Schedule(events=events)
-        evidence = ScheduleEvidence(
-            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-            schedule=schedule,
-            kind="delayed",
-            policy=policy,
-            traces={"eager": StateTrace("eager", tuple(moments))},
-            deviations={deviation: deviation} if deviation else {},
-        )
+        evidence = evidence_of(case_of(events), traced(*moments), *filter(None, [deviation]))
         told = [v.symptom or f"known: {v.explained_by}" for v in check_machine(evidence)]
         assert told == [want]
 
@@ -237,16 +241,8 @@ def test_a_loaded_layer_that_has_not_run_waits() -> None:
 
 def failure(where: str, events: tuple[Event, ...], **fields: object) -> str:
     """What contract calls an error in the last event."""
-    schedule = Schedule(events=events, **fields)  # type: ignore[arg-type]
-    error = ScheduleError(len(events) - 1, "RuntimeError", "", where, "")
-    evidence = ScheduleEvidence(
-        case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-        schedule=schedule,
-        kind="delayed",
-        policy=policy,
-        traces={"eager": StateTrace("eager", error=error)},
-        deviations={},
-    )
+    error = RunError("forward", "RuntimeError", "", where, "", len(events) - 1)
+    evidence = evidence_of(case_of(events, **fields), Trace("eager", error=error))
     return next(check_contract(evidence)).symptom
 
 
@@ -266,23 +262,12 @@ def test_a_reload_is_not_blamed_for_what_the_run_without_it_shows() -> None:
     staged = moment(1, {IDLE: slot(1, 4, 0, 0, 0)}, cast(IDLE, 4))
     before = (moment(0, {}), staged, moment(2, first))
     rolled = moment(5, {IDLE: slot(112, 0, 0, 4, 0)})
-    without = StateTrace("eager", (*before, moment(3, first), moment(4, first), rolled))
+    without = traced(*before, moment(3, first), moment(4, first), rolled)
     ran = replace(moment(5, first), calls=(CallSeen(At("forward", 1, 0), IDLE.layer),))
-    loaded = StateTrace("eager", (*before, moment(3, first), moment(4, first), ran))
-    schedule = Schedule(events=events, layout="branch", settings=Settings(fused=False))
-    for deviations, want in (
-        ({}, "inconclusive"),
-        ({"idle_windows_roll": "entry"}, "known"),
-    ):
-        evidence = ScheduleEvidence(
-            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-            schedule=schedule,
-            kind="delayed",
-            policy=policy,
-            traces={"eager": loaded},
-            deviations=deviations,
-            run=lambda other: without,
-        )
+    loaded = traced(*before, moment(3, first), moment(4, first), ran)
+    case = case_of(events, layout="branch", settings=Settings(fused=False))
+    for deviations, want in (((), "inconclusive"), (("idle_windows_roll",), "known")):
+        evidence = evidence_of(case, loaded, *deviations, other=without)
         assert [v.status for v in check_reload(evidence)] == [want]
 
 
@@ -297,22 +282,14 @@ def test_a_followed_deviation_excuses_nothing_else_of_a_reload() -> None:
     ]  # fmt: skip
     after = [moment(6, rolled), moment(7, late[0], cast(INPUT, 4, 224)), moment(8, late[1])]
     wrong = [*after[:2], moment(8, {INPUT: slot(7, 0, 2, 0, 4)})]
-    one, two = {"y0": np.float32([[1]])}, {"y0": np.float32([[2]])}
-    schedule = Schedule(events=events, settings=Settings(fused=False))
-    plain = StateTrace("eager", (*before, moment(5, rolled), *after), one)
-    for moments, outputs, want in ((after, one, "ok"), (wrong, one, "diverged"),
+    one, two = np.float32([[1]]), np.float32([[2]])
+    case = case_of(events, settings=Settings(fused=False))
+    plain = traced(*before, moment(5, rolled), *after, y0=one)
+    for moments, output, want in ((after, one, "ok"), (wrong, one, "diverged"),
                                    (after, two, "diverged")):  # fmt: skip
-        reloaded = StateTrace("eager", (*before, moment(5, rolled), *moments), outputs)
-        evidence = ScheduleEvidence(
-            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-            schedule=schedule,
-            kind="delayed",
-            policy=policy,
-            traces={"eager": reloaded},
-            deviations={"idle_windows_roll": "entry"},
-            run=lambda other: plain,
-        )
-        assert "known" in [v.status for v in check_machine(replace(evidence, schedule=schedule))]
+        reloaded = traced(*before, moment(5, rolled), *moments, y0=output)
+        evidence = evidence_of(case, reloaded, "idle_windows_roll", other=plain)
+        assert "known" in [v.status for v in check_machine(evidence)]
         assert [v.status for v in check_reload(evidence)] == [want]
 
 
@@ -320,16 +297,12 @@ def test_a_followed_deviation_excuses_nothing_else_of_a_reload() -> None:
 def test_a_recipe_that_measures_each_tensor_anew_keeps_no_state(
     kind: Literal["current", "mx"],
 ) -> None:
-    schedule = Schedule(events=STEP)
     for state, want in (({}, "ok"), ({INPUT: FRESH}, "forward state kept")):
-        trace = StateTrace("eager", tuple(moment(i, state) for i in range(3)))
-        evidence = ScheduleEvidence(
-            case=Case(spec=Spec(recipe="te.current", schedule=schedule), data=DataSpec()),
-            schedule=schedule,
+        trace = traced(*(moment(i, state) for i in range(3)))
+        evidence = replace(
+            evidence_of(case_of(STEP, "te.current"), trace),
             kind=kind,
             policy=lambda settings: None,
-            traces={"eager": trace},
-            deviations={},
         )
         (verdict,) = check_machine(evidence)
         assert (verdict.symptom or verdict.status) == want

@@ -26,22 +26,22 @@ from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
 from narrowfuzz.models.delayed_subject import carries
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, address_of
+from narrowfuzz.moments import CastSeen, ProductSeen
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.recipe import load_stateful
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
+    Event,
     Forward,
     Open,
     Reload,
-    Schedule,
     Settings,
     Step,
     Switch,
 )
-from narrowfuzz.schedule.trace import CastSeen, ProductSeen
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.script_schedule import write_schedule_script
@@ -70,7 +70,8 @@ SHOWN_BY = {
     "rounded_on_save": "R20",
     "raises": "contract",
 }
-LARGE = Schedule(
+LARGE = Spec(
+    recipe="reference.delayed", model="library_linear", m=48, k=32, bias=True, dtype="fp32",
     events=(
         Open(), Forward(shift=3), Forward(), Forward(first=True), Close(),
         Backward(of=(0, 1)), Backward(of=(2,), values="spike"), Step(),
@@ -81,19 +82,23 @@ LARGE = Schedule(
         Close(), Close(), Backward(of=(5,)), Backward(of=(7,)), Step(),
         Open(), Forward(inside=True), Close(), Backward(of=(8,)), Step(),
     ),
-    checkpoint="nested",
-    depth=2,
+    checkpoint="full", wraps="nested", depth=2,
     settings=Settings(history=3, algorithm="most_recent"),
 )  # fmt: skip
 
 
-def case_of(schedule: Schedule, recipe: str = "reference.delayed") -> Case:
-    spec = Spec(recipe=recipe, m=48, k=32, bias=True, dtype="fp32", schedule=schedule)
+def case_of(spec: Spec) -> Case:
     return Case(spec=spec, data=DataSpec(seed=4))
 
 
+def plain(*events: Event) -> Case:
+    """These events on the large case's sizes, and nothing else of it."""
+    names = ("recipe", "model", "m", "k", "bias", "dtype")
+    return case_of(Spec(events=events, **{name: getattr(LARGE, name) for name in names}))
+
+
 def judge() -> Judge:
-    return Judge({}, Ledger([]), stateful=load_stateful())
+    return Judge(load_stateful(), Ledger([]))
 
 
 def cause_of(judgement: Judgement, rule: str) -> Verdict:
@@ -120,19 +125,18 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     rule, case = SHOWN_BY[fault], case_of(LARGE)
     with find_fault(FAULTS, fault).plant():
         verdict = cause_of(tried.judge(case), rule)
-        wanted = fingerprint(verdict, tried.family(case.spec))
+        wanted = fingerprint(verdict, tried.recipe(case.spec).family)
         small = minimise(case, lambda c: tried.judge(c).cause(wanted) is not None).case
         again = tried.judge(small).cause(wanted)
         assert again is not None
-        recipe = tried.stateful_recipe(case.spec)
+        recipe = tried.recipe(case.spec)
         scripts = [
-            write_schedule_script(tried.observe_schedule(c), v, recipe)
+            write_schedule_script(tried.observe(c), v, recipe)
             for c, v in ((case, verdict), (small, again))
         ]
         assert [run_here(script, tmp_path) for script in scripts] == [1, 1]
     assert [run_here(script, tmp_path) for script in scripts] == [0, 0]
-    assert small.spec.schedule is not None
-    assert len(small.spec.schedule.events) <= 8
+    assert len(small.spec.events) <= 8
     assert len(scripts[1].splitlines()) <= MAX_LINES
 
 
@@ -140,11 +144,11 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
 def test_a_script_of_a_backward_in_high_precision(fault: str, tmp_path: Path) -> None:
     """Its sums, or a gradient that is missing."""
     tried = judge()
-    case = case_of(Schedule(events=(Forward(), Forward(), Backward(of=(0, 1)), Step())))
+    case = plain(Forward(), Forward(), Backward(of=(0, 1)), Step())
     with operands_fault(fault).plant():
         verdict = cause_of(tried.judge(case), "O22")
-        recipe = tried.stateful_recipe(case.spec)
-        script = write_schedule_script(tried.observe_schedule(case), verdict, recipe)
+        recipe = tried.recipe(case.spec)
+        script = write_schedule_script(tried.observe(case), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
 
@@ -154,13 +158,13 @@ def operands_fault(name: str) -> Fault:
 
 
 def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
-    case = case_of(Schedule(events=(Open(), Forward(), Close(), Backward(of=(0,)), Step())))
+    case = plain(Open(), Forward(), Close(), Backward(of=(0,)), Step())
     after = msgspec.structs.replace(case, history=(case_of(LARGE), case))
     with find_fault(FAULTS, "scale_doubled").plant():
         tried = judge()
         verdict = tried.judge(case).causes[0]
-        recipe = tried.stateful_recipe(case.spec)
-        script = write_schedule_script(tried.observe_schedule(after), verdict, recipe)
+        recipe = tried.recipe(case.spec)
+        script = write_schedule_script(tried.observe(after), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
     assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
@@ -168,23 +172,24 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
 
 def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
     """The same data and events, another layer."""
-    case = case_of(Schedule(events=(Open(), Forward(), Close(), Backward(of=(0,)), Step())))
+    case = plain(Open(), Forward(), Close(), Backward(of=(0,)), Step())
     bare = msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, bias=False))
     tried = judge()
     with find_fault(FAULTS, "scale_doubled").plant():
         verdict = tried.judge(case).causes[0]
-        evidence = tried.observe_schedule(msgspec.structs.replace(case, history=(bare,)))
-        script = write_schedule_script(evidence, verdict, tried.stateful_recipe(case.spec))
+        evidence = tried.observe(msgspec.structs.replace(case, history=(bare,)))
+        script = write_schedule_script(evidence, verdict, tried.recipe(case.spec))
     assert "bias=False" in script and "bias=True" in script
 
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
-@given(schedules(carries=carries()))
-def test_scripts_of_a_clean_schedule_hold(schedule: Schedule) -> None:
+@given(schedules(LARGE.recipe, carries=carries()))
+def test_scripts_of_a_clean_schedule_hold(spec: Spec) -> None:
     """Every rule, on every arm and slot that it could have been broken at."""
-    tried, case = judge(), case_of(schedule)
+    sizes = {name: getattr(LARGE, name) for name in ("m", "k", "bias", "dtype")}
+    tried, case = judge(), case_of(msgspec.structs.replace(spec, **sizes))
     assert not tried.judge(case).causes
-    evidence, recipe = tried.observe_schedule(case), tried.stateful_recipe(case.spec)
+    evidence, recipe = tried.observe(case), tried.recipe(case.spec)
     with tempfile.TemporaryDirectory() as folder:
         for verdict in sample(list(possible(evidence))):
             script = write_schedule_script(evidence, verdict, recipe)
@@ -199,9 +204,9 @@ def sample(verdicts: list[Verdict]) -> list[Verdict]:
     return [v for same in by_rule.values() for v in (same[0], same[-1])]
 
 
-def possible(evidence: ScheduleEvidence) -> Iterator[Verdict]:
+def possible(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """Verdicts that a faulty library could have had, one of each kind."""
-    step = next((i for i, e in enumerate(evidence.schedule.events) if isinstance(e, Step)), 0)
+    step = next((i for i, e in enumerate(evidence.spec.events) if isinstance(e, Step)), 0)
     for arm, trace in evidence.traces.items():
         yield Verdict("O19", arm, "state", "diverged", at=At(what="pending", event=step))
         for event, seen in ((m.event, s) for m in trace.moments for s in (*m.casts, *m.products)):
@@ -219,7 +224,7 @@ def possible(evidence: ScheduleEvidence) -> Iterator[Verdict]:
 
 
 def possible_at(
-    evidence: ScheduleEvidence, arm: str, event: int, seen: CastSeen | ProductSeen
+    evidence: LibraryEvidence, arm: str, event: int, seen: CastSeen | ProductSeen
 ) -> Iterator[Verdict]:
     """What could be wrong with a cast, or with a product in FP8."""
     if isinstance(seen, CastSeen):
@@ -230,7 +235,7 @@ def possible_at(
     narrow = seen.a.codes is not None
     formats = tuple(sorted({seen.a.format, seen.b.format})) if narrow else ()
     yield Verdict("O20", arm, seen.role, "diverged", at=at, expect=Formats(formats))
-    if seen.at.phase == "recompute" and not evidence.schedule.reentrant:
+    if seen.at.phase == "recompute" and not evidence.spec.reentrant:
         first = msgspec.structs.replace(at, event=-1, phase="forward")
         yield Verdict("O13", arm, "output", "diverged", at=at, expect=Same(first))
     if narrow:
@@ -300,12 +305,11 @@ def test_the_backward_state_that_reentrant_checkpoints_never_updated(
     (finding,) = Store(tmp_path).findings()
     check_folder(tmp_path, finding.id)
     assert finding.story is not None and len(finding.story.states) == 2
-    schedule = finding.minimal.spec.schedule
-    assert schedule is not None
-    assert (schedule.layer, schedule.layers) == ("linear", 1)
-    assert schedule.checkpoint in ("each", "whole") and schedule.reentrant
-    assert sum(isinstance(event, Forward) for event in schedule.events) <= 2
-    assert sum(isinstance(event, Step) for event in schedule.events) <= 2
+    spec = finding.minimal.spec
+    assert (spec.layer, spec.layers) == ("linear", 1)
+    assert spec.region in ("each", "whole") and spec.reentrant
+    assert sum(isinstance(event, Forward) for event in spec.events) <= 2
+    assert sum(isinstance(event, Step) for event in spec.events) <= 2
     script = tmp_path / "findings" / finding.id / "repro.py"
     assert len(script.read_text().splitlines()) <= MAX_TE_LINES
     # a finding is new only if its script showed it in a fresh process, under 1.10.0
@@ -318,23 +322,22 @@ def test_the_minimiser_ends_where_no_neighbour_shows() -> None:
     """A synthetic divergence: a checkpointed second training forward after a step."""
 
     def shows(case: Case) -> bool:
-        schedule = case.spec.schedule
-        assert schedule is not None
-        steps = [i for i, event in enumerate(schedule.events) if isinstance(event, Step)]
-        later = schedule.events[steps[0] :] if steps else ()
+        events = case.spec.events
+        steps = [i for i, event in enumerate(events) if isinstance(event, Step)]
+        later = events[steps[0] :] if steps else ()
         trains = any(isinstance(e, Forward) and e.mode == "train" for e in later)
-        return trains and schedule.checkpoint != "none"
+        return trains and case.spec.checkpoint != "none"
 
     case = case_of(LARGE)
     small, again = minimise(case, shows), minimise(case, shows)
     assert small == again and not small.untried
-    schedule = small.case.spec.schedule
-    assert schedule is not None
-    kinds = [type(event) for event in schedule.events]
-    assert kinds == [Forward, Backward, Step, Forward]
-    assert schedule == Schedule(events=schedule.events, checkpoint=schedule.checkpoint)
     spec = small.case.spec
-    assert (spec.m, spec.k, spec.bias, spec.dtype) == (16, 16, False, "bf16")
+    kinds = [type(event) for event in spec.events]
+    assert kinds == [Forward, Backward, Step, Forward]
+    assert spec == Spec(
+        recipe=LARGE.recipe, model="library_linear", m=16, k=16, events=spec.events,
+        checkpoint="full", wraps=spec.wraps,
+    )  # fmt: skip
     assert small.case.data == case.data
 
 
@@ -349,11 +352,11 @@ def test_a_schedule_that_never_shows_again_is_left_as_it_is() -> None:
 )
 def test_reach_is_the_wildest_stimulus(values: str, reach: str) -> None:
     forward = msgspec.structs.replace(Forward(), values=values)
-    assert reach_of(case_of(Schedule(events=(forward, Forward())))) == reach
+    assert reach_of(plain(forward, Forward())) == reach
 
 
 def test_only_the_rules_that_explain_are_needed() -> None:
-    from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+    from narrowfuzz.oracles.schedule import OF_LIBRARY
 
-    names = [oracle.name for oracle in needed("O14", SCHEDULE_ORACLES)]
+    names = [oracle.name for oracle in needed("O14", OF_LIBRARY)]
     assert "O14" in names and "contract" in names and "R20" not in names

@@ -15,7 +15,7 @@ import pytest
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.controls.plain import CONTROLS
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open
 from narrowfuzz.score import main as score_main
 from narrowfuzz.score.hunt import in_our_reference, size_of
 from narrowfuzz.score.main import Asked
@@ -204,8 +204,9 @@ class TestDigest:
 
 def test_size_is_elements_or_events() -> None:
     assert size_of(Case(spec=Spec(recipe="r", m=2, k=3, n=5), data=DataSpec())) == 6 + 15 + 10
-    schedule = Schedule(events=(Open(), Forward(), Close(), Backward(of=(0,))))
-    assert size_of(Case(spec=Spec(recipe="r", schedule=schedule), data=DataSpec())) == 4
+    events = (Open(), Forward(), Close(), Backward(of=(0,)))
+    spec = Spec(recipe="r", model="library_linear", events=events)
+    assert size_of(Case(spec=spec, data=DataSpec())) == 4
 
 
 def test_which_faults_are_in_our_own_references() -> None:

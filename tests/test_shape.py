@@ -8,7 +8,7 @@ from pathlib import Path
 
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.oracles.schedule import OF_LIBRARY
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "harness" / "narrowfuzz"
@@ -112,7 +112,7 @@ def test_scripts_take_no_more_text_than_they_did() -> None:
 def test_a_relation_costs_two_files() -> None:
     """Its own and the table of rules: scripts, vacuity and fingerprints do not name it."""
     texts = {path: path.read_text() for path in sorted(OURS.rglob("*.py"))}
-    both = {oracle.name for oracle in SCHEDULE_ORACLES}  # those of schedules share names
+    both = {oracle.name for oracle in OF_LIBRARY}  # those of schedules share names
     for rule in (rule for rule in ORACLES if rule.reruns or rule.name == "O21"):
         if rule.name in both:
             continue

@@ -6,6 +6,7 @@ import time
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case, DataSpec, Dtype, Spec
@@ -15,14 +16,13 @@ from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
-from narrowfuzz.recipe import load_recipes, load_stateful
+from narrowfuzz.recipe import load_every, load_stateful
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
     Forward,
     Open,
-    Schedule,
     Settings,
     Step,
     Switch,
@@ -96,7 +96,7 @@ FOUND_BY: dict[str, set[str]] = {
 def cases() -> tuple[Case, ...]:
     """The same different schedules each time, over dtypes, bias and data."""
     recipe = load_stateful()[NAME]
-    drawn: dict[Schedule, None] = {}
+    drawn: dict[Spec, None] = {}
 
     @seed(1)
     @settings(
@@ -106,25 +106,29 @@ def cases() -> tuple[Case, ...]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(schedules(carries=recipe.carries()))
-    def collect(schedule: Schedule) -> None:
-        drawn[schedule] = None
+    @given(schedules(NAME, carries=recipe.carries()))
+    def collect(spec: Spec) -> None:
+        drawn[spec] = None
 
     collect()
     return tuple(
-        case(schedule, dtype=recipe.dtypes[i % 2], bias=i % 3 == 0, data=i)
-        for i, schedule in enumerate(list(drawn)[:BUDGET])
+        case(spec, dtype=recipe.dtypes[i % 2], bias=i % 3 == 0, data=i)
+        for i, spec in enumerate(list(drawn)[:BUDGET])
     )
 
 
-def case(schedule: Schedule, *, dtype: Dtype = "bf16", bias: bool = True, data: int = 0) -> Case:
-    spec = Spec(recipe=NAME, schedule=schedule, dtype=dtype, bias=bias)
+def case(spec: Spec, *, dtype: Dtype = "bf16", bias: bool = True, data: int = 0) -> Case:
+    spec = msgspec.structs.replace(spec, dtype=dtype, bias=bias)
     return Case(spec=spec, data=DataSpec(seed=data))
+
+
+def library(**fields: Any) -> Spec:
+    return Spec(recipe=NAME, model="library_linear", **fields)
 
 
 @cache
 def judge() -> Judge:
-    return Judge(load_recipes(), Ledger([]), stateful=load_stateful())
+    return Judge(load_every(), Ledger([]))
 
 
 def first_found(fault: Fault) -> tuple[int, Judgement]:
@@ -179,9 +183,9 @@ def test_a_recompute_of_an_older_recipe_leaves_the_newer_history() -> None:
         *(IN, Forward(), OUT, Switch(history=2), IN, Forward(), OUT),
         *(Backward(of=(0,)), Backward(of=(1,)), STEP),
     )
-    for reentrant in (False, True):
-        schedule = Schedule(events=events, checkpoint="whole", reentrant=reentrant)
-        assert not judge().judge(case(schedule)).causes
+    for checkpoint in ("full", "reentrant"):
+        spec = library(events=events, checkpoint=checkpoint)
+        assert not judge().judge(case(spec)).causes
 
 
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
@@ -190,10 +194,11 @@ def test_weights_that_are_no_numbers_leave_no_mark_in_the_history(algorithm: Any
     more = tuple(
         event for f in (1, 2, 3) for event in (IN, Forward(), OUT, Backward(of=(f,)), STEP)
     )
-    schedule = Schedule(
+    spec = library(
         events=(Forward(values="inf"), Backward(of=(0,)), STEP, *more),
         depth=3,
-        checkpoint="each",
+        checkpoint="full",
+        wraps="each",
         settings=Settings(history=2, algorithm=algorithm),
     )
-    assert not judge().judge(case(schedule)).causes
+    assert not judge().judge(case(spec)).causes

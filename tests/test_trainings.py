@@ -27,7 +27,7 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.schedule import of_models
+from narrowfuzz.schedule import altered, story
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -40,6 +40,7 @@ from narrowfuzz.schedule.events import (
     last_gradients,
     plain_training,
 )
+from narrowfuzz.schedule.simplify import simpler_fields, smaller
 from narrowfuzz.specs import partly_recomputed, trainings
 from narrowfuzz.trainings import check_events
 from narrowfuzz.triage.minimise import minimise
@@ -126,8 +127,8 @@ def test_what_is_drawn_is_valid_and_shrinks_to_valid(spec: Spec) -> None:
     check_events(spec, autocasts=autocasts)
     case = Case(spec=spec, data=DataSpec())
     assert load_case(dump_case(case)) == case
-    assert of_models.features(spec.events) <= set(of_models.FEATURES)
-    for _, simpler in of_models.simpler_events(spec.events):
+    assert story.features(spec) <= story.OF_CONVERTED
+    for _, simpler in (*smaller(spec.events), *simpler_fields(spec.events)):
         assert simpler != spec.events
         check_events(msgspec.structs.replace(spec, events=simpler), autocasts=autocasts)
 
@@ -253,7 +254,7 @@ def test_events_are_minimised() -> None:
             check_events(candidate.spec, autocasts=True)
         except ValueError:
             return False
-        return "second backward" in of_models.features(candidate.spec.events)
+        return "second backward" in story.features(candidate.spec)
 
     small = minimise(case, shows).case.spec
     assert small.events == (Forward(), Backward(of=(0,), retain=True), Backward(of=(0,)))
@@ -375,12 +376,12 @@ def test_a_reload_that_loses_something_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 def test_events_in_order_run_each_graph_at_once() -> None:
     mixed = (Forward(), LOOK, Forward(), Backward(of=(2,)), Backward(of=(0,)), Step())
-    assert of_models.in_order(mixed) == (Forward(), B0, LOOK, Forward(), Backward(of=(2,)), Step())
+    assert altered.in_order(mixed) == (Forward(), B0, LOOK, Forward(), Backward(of=(2,)), Step())
     summed = (Forward(), Forward(), Backward(of=(0, 1)))
-    assert of_models.in_order(summed) == (Forward(), B0, Forward(), Backward(of=(1,)))
-    assert of_models.evaluations_dropped(mixed)[0] == Forward()
-    assert LOOK not in of_models.evaluations_dropped(FULL)
-    assert [e for e in of_models.reloads_dropped(FULL) if isinstance(e, Reload)] == [
+    assert altered.in_order(summed) == (Forward(), B0, Forward(), Backward(of=(1,)))
+    assert altered.evaluations_dropped(mixed)[0] == Forward()
+    assert LOOK not in altered.evaluations_dropped(FULL)
+    assert [e for e in altered.reloads_dropped(FULL) if isinstance(e, Reload)] == [
         Reload(back=True)
     ]
 

@@ -17,14 +17,14 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.moments import At
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, FORMATS, Format, decode, round_to
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import Oracle, plain
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
+from narrowfuzz.oracles.schedule import OF_LIBRARY
 from narrowfuzz.play.schedule import Cast
-from narrowfuzz.recipe import load_recipes, load_stateful
-from narrowfuzz.schedule.trace import At
+from narrowfuzz.recipe import load_every, load_recipes, load_stateful
 from narrowfuzz.trace import Trace
 from narrowfuzz.vacuity import falsify, schedules, table
 from narrowfuzz.vacuity.__main__ import main
@@ -42,7 +42,7 @@ CASE = Case(spec=Spec(recipe=ROWWISE, bias=True, checkpoint="full"), data=DataSp
 
 @cache
 def judge() -> Judge:
-    return Judge(load_recipes(), Ledger([]), stateful=load_stateful())
+    return Judge(load_every(), Ledger([]))
 
 
 def content(evidence: Evidence) -> bytes:
@@ -114,7 +114,7 @@ class TestProbe:
 
 def test_every_rule_has_perturbations() -> None:
     assert set(table.RELEVANT) == {oracle.name for oracle in ORACLES}
-    assert set(schedules.RELEVANT) == {oracle.name for oracle in SCHEDULE_ORACLES}
+    assert set(schedules.RELEVANT) == {oracle.name for oracle in OF_LIBRARY}
 
 
 class TestFalsify:

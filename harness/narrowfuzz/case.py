@@ -43,9 +43,11 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
     ModelName = str
     AnyModel = str
+    LayerName = str
 else:
     ModelName = Literal[tuple(MODELS)]
     AnyModel = Literal[(*MODELS, *LIBRARY)]
+    LayerName = Literal[tuple(LIBRARY.values())]
 InputLayout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
@@ -320,7 +322,8 @@ def load_case(raw: bytes) -> Case:
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")
         if version < 6:
-            return msgspec.convert(_upgraded(msgspec.json.decode(raw)), Case)
+            told = msgspec.json.decode(raw)
+            return msgspec.convert(_upgraded(told, msgspec.convert(told, _OlderCase)), Case)
         return msgspec.json.decode(raw, type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a valid case: {error}{_known(str(error))}") from None
@@ -335,24 +338,50 @@ _CHECKPOINTS = {
 }  # fmt: skip
 
 
-def _upgraded(told: Any) -> Any:
-    """A case of an older schema in the words of today: the schedule of a library's layers is part
-    of its Spec. What makes no sense stays, and is refused in its place."""
-    if not isinstance(told, dict):
-        return told
-    earlier = [_upgraded(one) for one in told.get("history", ())]
-    told = {**told, "history": earlier} if earlier else dict(told)
-    spec = told.get("spec")
-    if not isinstance(spec, dict) or not isinstance(schedule := spec.get("schedule"), dict):
-        return told
-    kept = {name: value for name, value in spec.items() if name != "schedule"}
-    schedule = dict(schedule)
-    kept["model"] = f"library_{schedule.pop('layer', 'linear')}"
-    by, reentrant = schedule.pop("checkpoint_by", "library"), schedule.pop("reentrant", False)
-    wraps = schedule.pop("checkpoint", "none")
-    if wraps != "none":
-        kept |= {"checkpoint": _CHECKPOINTS.get((by, reentrant), by), "wraps": wraps}
-    return {**told, "spec": kept | schedule}
+class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happened to a library's layers, in a case of schema 5 or older. What is still a field of
+    a Spec is checked there."""
+
+    events: Any
+    layer: LayerName = "linear"
+    layout: Any = "chain"
+    depth: Any = 1
+    checkpoint: Literal["none"] | Wraps = "none"
+    checkpoint_by: Literal["library", "torch"] = "library"
+    reentrant: bool = False
+    quantized_init: Any = False
+    settings: Any = msgspec.field(default_factory=dict)
+
+    def today(self) -> dict[str, Any]:
+        """The same as fields of a Spec."""
+        fields = {
+            name: getattr(self, name)
+            for name in ("events", "layout", "depth", "quantized_init", "settings")
+        }
+        if self.checkpoint != "none":
+            kind = _CHECKPOINTS[self.checkpoint_by, self.reentrant]
+            fields |= {"checkpoint": kind, "wraps": self.checkpoint}
+        return {"model": f"library_{self.layer}", **fields}
+
+
+class _OlderSpec(msgspec.Struct, frozen=True):
+    schedule: _Schedule | None = None
+
+
+class _OlderCase(msgspec.Struct, frozen=True):
+    spec: _OlderSpec
+    history: tuple[_OlderCase, ...] = ()
+    schema: int = SCHEMA
+
+
+def _upgraded(told: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
+    """A case of an older schema in the words of today."""
+    spec = {name: value for name, value in told["spec"].items() if name != "schedule"}
+    if older.spec.schedule is not None:
+        spec |= older.spec.schedule.today()
+    earlier = zip(told.get("history", ()), older.history, strict=True)
+    history = [_upgraded(one, was) for one, was in earlier]
+    return {**told, "spec": spec, "history": history, "schema": SCHEMA}
 
 
 _NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)`\Z")

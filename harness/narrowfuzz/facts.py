@@ -16,8 +16,9 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
-from narrowfuzz.case import Case
+from narrowfuzz.case import Case, Spec
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.schedule.story import FEATURES, features
@@ -44,8 +45,9 @@ def _of_spec(name: str) -> Callable[[Context], Fact]:
     return lambda context: getattr(context.case.spec, name)
 
 
-def _of_settings(name: str) -> Callable[[Context], Fact]:
-    return lambda context: getattr(context.case.spec.settings, name)
+def _of_library(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
+    """What only a library's own layers have."""
+    return lambda context: read(context.case.spec) if context.case.spec.layer else None
 
 
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
@@ -70,9 +72,9 @@ _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
     "input_layout", "grad_layout", "heads", "attention", "grad_mode", "steps",
     "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
-    "memory_budget", "kernels", "layer", "layout", "depth", "region", "checkpoint_by", "reentrant",
-    "quantized_init",
+    "memory_budget", "kernels", "region", "reentrant",
 )  # fmt: skip
+_OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
 FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_spec(name) for name in _SPEC},
@@ -80,7 +82,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "regime": lambda context: context.case.data.regime,
     "values": lambda context: context.case.data.values,
     "non_finite": lambda context: _may_be_non_finite(context.case),
-    **{name: _of_settings(name) for name in Settings.__struct_fields__},
+    **{name: _of_library(attrgetter(name)) for name in _OF_LIBRARY},
+    **{name: _of_library(attrgetter(f"settings.{name}")) for name in Settings.__struct_fields__},
     "features": lambda context: features(context.case.spec),
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),

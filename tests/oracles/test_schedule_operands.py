@@ -7,18 +7,18 @@ from typing import Literal
 import numpy as np
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.oracles.schedule_operands import check_operands
-from narrowfuzz.schedule.events import Backward, Event, Forward, Open, Schedule
-from narrowfuzz.schedule.trace import (
+from narrowfuzz.moments import (
     At,
     CastSeen,
     Moment,
     ProductSeen,
     Side,
     SlotName,
-    StateTrace,
 )
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.schedule_operands import check_operands
+from narrowfuzz.schedule.events import Backward, Event, Forward, Layout, Open
+from narrowfuzz.trace import Trace
 
 KEPT: tuple[Event, ...] = (
     Open(), Forward(first=True), Forward(first=False), Forward(first=False),
@@ -38,6 +38,27 @@ def cast(at: At, code: int) -> CastSeen:
 def product(role: Literal["grad_input", "grad_weight"], a: int, b: int) -> ProductSeen:
     sides = [Side("e4m3", np.array([[x, 0]], np.uint8), None, bytes([x])) for x in (a, b)]
     return ProductSeen(At("backward"), role, *sides)
+
+
+def evidence_of(
+    recipe: str,
+    kind: Literal["delayed", "mx"],
+    events: tuple[Event, ...],
+    moments: tuple[Moment, ...],
+    layout: Layout = "chain",
+) -> LibraryEvidence:
+    """Of one run under a reentrant checkpoint of each layer."""
+    spec = Spec(
+        recipe=recipe, model="library_linear", events=events, layout=layout,
+        checkpoint="reentrant", wraps="each",
+    )  # fmt: skip
+    return LibraryEvidence(
+        case=Case(spec=spec, data=DataSpec()),
+        kind=kind,
+        policy=lambda settings: None,
+        traces={"eager": Trace("eager", moments=moments)},
+        deviations={},
+    )
 
 
 WEIGHT, INPUT, GRADIENT, ELSE = 7, 8, 9, 10
@@ -64,15 +85,7 @@ def test_a_kept_weights_copy_for_the_backward_is_shared(
         Moment(4, (), first, (product("grad_input", WEIGHT, GRADIENT),), {}, {}),
         Moment(5, (), then, (product(role, a, GRADIENT),), {}, {}),
     )
-    schedule = Schedule(events=events, checkpoint="each", reentrant=True)
-    evidence = ScheduleEvidence(
-        case=Case(spec=Spec(recipe="te.mxfp8", schedule=schedule), data=DataSpec()),
-        schedule=schedule,
-        kind="mx",
-        policy=lambda settings: None,
-        traces={"eager": StateTrace("eager", moments)},
-        deviations={},
-    )
+    evidence = evidence_of("te.mxfp8", "mx", events, moments)
     (verdict,) = check_operands(evidence)
     assert verdict.symptom == want
     assert verdict.status == ("diverged" if want else "ok")
@@ -114,14 +127,6 @@ def test_a_kept_weight_that_a_recompute_casts_anew_is_shared(
             *(Moment(i, (), (), (), {}, {}) for i in range(4)),
             Moment(4, (), casts, (output(at, a, b),), {}, {}),
         )
-        schedule = Schedule(events=events, checkpoint="each", reentrant=True, layout="twice")
-        evidence = ScheduleEvidence(
-            case=Case(spec=Spec(recipe="te.delayed", schedule=schedule), data=DataSpec()),
-            schedule=schedule,
-            kind="delayed",
-            policy=lambda settings: None,
-            traces={"eager": StateTrace("eager", moments)},
-            deviations={},
-        )
+        evidence = evidence_of("te.delayed", "delayed", events, moments, layout="twice")
         (verdict,) = check_operands(evidence)
         assert verdict.symptom == want
