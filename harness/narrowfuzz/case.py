@@ -21,15 +21,15 @@ from msgspec import Meta
 from narrowfuzz.catalog import LIBRARY, MODELS
 from narrowfuzz.schedule.events import (
     Backward,
-    Close,
     Event,
     Forward,
     Layout,
-    Open,
     Settings,
     Step,
     Wraps,
+    narrows,
     plain_training,
+    with_regions,
 )
 
 #: 2 added models, a library's own layers and more rungs, 3 the variant, 4 ladder data, 5 events of
@@ -189,18 +189,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def narrowed(self) -> frozenset[int]:
         """The forwards, by number, that run under autocast."""
-        found, regions, forwards = set[int](), [self.autocast], 0
-        for event in self.training:
-            match event:
-                case Open(enabled=enabled):
-                    regions.append(enabled)
-                case Close():
-                    regions.pop()
-                case Forward(inside=inside):
-                    if inside or regions[-1]:
-                        found.add(forwards)
-                    forwards += 1
-        return frozenset(found)
+        forwards = [
+            self.autocast or narrows(event, regions)
+            for event, regions in with_regions(self.training)
+            if isinstance(event, Forward)
+        ]
+        return frozenset(i for i, narrow in enumerate(forwards) if narrow)
 
     @property
     def direct(self) -> bool:

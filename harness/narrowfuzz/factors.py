@@ -28,8 +28,8 @@ _COMPILER = ("dynamic", "fullgraph", "memory_budget")
 #: Fields of a Spec with a few values, and what they are called where that says more.
 _FIELDS = (
     "model", "dtype", "autocast", "grad_mode", "checkpoint", "wraps", "compile", "steps",
-    "microbatches", "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads", "attention",
-    "kernels",
+    "microbatches", "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads",
+    "attention", "kernels",
     *_COMPILER,
 )  # fmt: skip
 #: Numbers of which any is as good as another above one.

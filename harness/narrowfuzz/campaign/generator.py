@@ -23,6 +23,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case import Case, Compile, Spec, compile_key
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, pairs
 from narrowfuzz.judge import Judgement
 from narrowfuzz.numerics.plan import Plan
@@ -65,10 +66,11 @@ class Generator:
         #: What a Spec multiplies on the run's device, and how that is added.
         self.plan_of = plan_of
         self.models = tuple(m for m in WIDE if not config.models or m in config.models)
-        #: Those that partial recompute may break.
+        #: Those that compile in a few seconds, and those that partial recompute may break.
+        self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
-        #: Recipes, models and fragile ones of each rung: all have their turn on the dearest one.
-        cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.fragile)
+        #: Recipes and models of each rung: all have their turn on the dearest one.
+        cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.small, self.fragile)
         self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
         self.draws = config.draws
         self.wild_shapes = config.wild_shapes
@@ -91,7 +93,7 @@ class Generator:
 
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
         """Those of ``order`` for which there are recipes, models and rungs."""
-        few = {"models": self.models, "recomputed": self.fragile}
+        few = {"models": self.models, "small": self.small, "recomputed": self.fragile}
         layers = [s for s in order if s.kind in rungs and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
@@ -103,7 +105,7 @@ class Generator:
         largest = 128 if eager and self.rng.random() < 0.3 else 64
         if self.swarms and self.rng.random() < 0.75:
             vary = self._swarm(vary)
-        wider = wanted == "models" or "model" in vary
+        wider = wanted in ("models", "small") or "model" in vary
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
         some_specs = self._specs(kind, wanted, vary, wider, largest)
         batch = batches(some_specs, draws=draws, ladders=self._ladders)
@@ -157,10 +159,11 @@ class Generator:
     def _specs(
         self, kind: Compile, wanted: Models, vary: frozenset[str], wider: bool, largest: int
     ) -> st.SearchStrategy[Spec]:
-        recipes, models, fragile = self.decks[kind]
+        recipes, every, small, fragile = self.decks[kind]
         hand = recipes.hand(_TOGETHER)
+        models = small if wanted == "small" else every
         # such a slice has time for one Spec of a model: then each model has its turn
-        several = 1 if kind == "inductor" and wanted == "models" else _TOGETHER
+        several = 1 if kind == "inductor" and wanted in ("models", "small") else _TOGETHER
         if wanted == "recomputed":
             blocks = tuple(fragile.hand(1))
             return partly_recomputed(hand, largest=largest, vary=vary, blocks=blocks)
@@ -171,7 +174,7 @@ class Generator:
             vary=vary,
             models=tuple(models.hand(several)) if wider else (),
             wild_shapes=self.wild_shapes,
-            linears=wanted != "models",
+            linears=wanted not in ("models", "small"),
         )
 
     def _generate(

@@ -11,7 +11,9 @@ from narrowfuzz.case import Compile
 
 T = TypeVar("T")
 
-Models = Literal["linears", "models", "either", "recomputed"]
+#: Single linears; models; such of them as compile in a few seconds; either; or blocks that are
+#: recomputed in part.
+Models = Literal["linears", "models", "small", "either", "recomputed"]
 
 
 class Slice(NamedTuple):
@@ -19,26 +21,38 @@ class Slice(NamedTuple):
 
     kind: Compile | Literal["schedule"]
     seconds: float
-    #: What it draws: single linears, models, either, or blocks that are recomputed in part.
     models: Models = "either"
+    #: A compiled model is judged on data until that has taken this share of compiling it.
+    data: float = 0.5
 
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
-#: What a campaign begins with: what eager shows, it shows in seconds, while the first compiled
-#: model may take a minute. Forty models take as long as ten linears, and a slice sees few of the
-#: models there are.
-FIRST: tuple[Slice, ...] = (_LINEARS, _MODELS, _MODELS) * 5
-#: Then these, again and again. One slice has time for forty eager models, while a compiled one may
-#: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, models,
-#: and blocks that partial recompute may break take turns.
-_INDUCTOR = Slice("inductor", 4.0, "models")
+_COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
+_SMALL = Slice("inductor", 4.0, "small")
+_BLOCKS = Slice("inductor", 4.0, "models")
 _RECOMPUTED = Slice("inductor", 4.0, "recomputed")
 #: Ten times cheaper than what Inductor compiles.
 _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
+#: What a campaign begins with: what eager shows, it shows in seconds. What only a compiled graph
+#: shows, most of a library's linears or small models show, on little data. Forty eager models take
+#: as long as ten linears, and a slice sees few of the models there are.
+FIRST: tuple[Slice, ...] = (
+    *(_LINEARS, _MODELS, _MODELS) * 2,
+    *(
+        one._replace(data=0.0)
+        for one in (
+            _COMPILED_LINEARS, _MODELS, _SMALL, _MODELS, _LINEARS,
+            _PARTITIONED, _COMPILED_LINEARS, _MODELS, _SMALL, _MODELS, _LINEARS,
+        )
+    ),
+)  # fmt: skip
+#: Then these, again and again. One slice has time for forty eager models, while a compiled one may
+#: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
+#: models, any models, and blocks that partial recompute may break take turns.
 AGAIN: tuple[Slice, ...] = (
-    Slice("aot_eager", 4.0), _MODELS, _MODELS, _INDUCTOR, Slice("inductor", 4.0, "linears"),
-    _LINEARS, _RECOMPUTED, _PARTITIONED, _MODELS, _MODELS, _INDUCTOR, _LINEARS, _RECOMPUTED,
-    _MODELS, _MODELS, Slice("inductor", 4.0, "linears"), _PARTITIONED, _INDUCTOR,
+    _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS,
+    _BLOCKS, _MODELS, _PARTITIONED, _MODELS, _SMALL, _LINEARS,
+    _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0), _SMALL,
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
-from narrowfuzz.case import Case, Compile, Spec, dump_case
+from narrowfuzz.case import Case, Spec, dump_case
 from narrowfuzz.coverage import pairs
 from narrowfuzz.device import Device, choose, enter, forks
 from narrowfuzz.environment import prepare, settle
@@ -51,7 +51,8 @@ _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 _REPORT_EVERY = 0.5
 #: Draws that every compiled artefact serves, however fast it was to compile. A linear's serves
-#: until they have taken as long as compiling it: what is wrong there may hang on one element.
+#: until they have taken as long as compiling it: what is wrong there may hang on one element. A
+#: model's takes a part of that: what is wrong with it seldom does, and more Specs find more.
 _LEAST_DRAWS = 20
 
 
@@ -165,7 +166,7 @@ class Worker:
         if now.kind == "schedule":
             self.generator.schedules(more, self._schedule)
         else:
-            serve = partial(self._batch, kind=now.kind, until=until)
+            serve = partial(self._batch, now=now, until=until)
             self.generator.layers(now.kind, now.models, more, serve)
 
     @property
@@ -190,7 +191,9 @@ class Worker:
         for case in batch:
             self._judge(case, ORACLES, focus=next(self.focus))
 
-    def _batch(self, batch: tuple[Case, ...], *, kind: Compile, until: float) -> None:
+    def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
+        kind = now.kind
+        due = 1.0 if batch[0].spec.direct else now.data
         if kind != "none":
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
@@ -203,7 +206,7 @@ class Worker:
                 break
             compile_time = self.judge.programs.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
-            paid = data_time >= compile_time or not case.spec.direct
+            paid = data_time >= due * compile_time
             if kind != "none" and i >= _LEAST_DRAWS and paid:
                 break
             if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
@@ -241,7 +244,7 @@ class Worker:
             dear |= {EAGER.name}  # what a compiled model is compared with
         return self._judge(case, _CORE, dear, focus=next(self.focus), repeat=False)
 
-    def _more(self, batch: tuple[Case, ...], kind: Compile) -> Iterator[Case]:
+    def _more(self, batch: tuple[Case, ...], kind: str) -> Iterator[Case]:
         """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""
         if kind == "none":
             yield from batch

@@ -13,7 +13,8 @@ from narrowfuzz.schedule.events import (
     Reload,
     Step,
     Switch,
-    numbered,
+    narrows,
+    with_regions,
 )
 from narrowfuzz.schedule.rules import without
 
@@ -46,16 +47,13 @@ def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
             for f in event.of:
                 after.setdefault(f, []).append(msgspec.structs.replace(event, of=(f,)))
     kept: list[Event] = []
-    regions = [False]
-    for number, event in numbered(events):
-        if isinstance(event, Open):
-            regions.append(event.enabled)
-        elif isinstance(event, Close):
-            regions.pop()
-        elif isinstance(event, Forward):
-            kept.append(msgspec.structs.replace(event, inside=event.inside or regions[-1]))
-            kept += after.get(number, [])
-        elif not isinstance(event, Backward):
+    forwards = 0
+    for event, regions in with_regions(events):
+        if isinstance(event, Forward):
+            kept.append(msgspec.structs.replace(event, inside=narrows(event, regions)))
+            kept += after.get(forwards, [])
+            forwards += 1
+        elif not isinstance(event, Open | Close | Backward):
             kept.append(event)
     return tuple(kept)
 

@@ -133,6 +133,23 @@ def numbered(events: Iterable[Event]) -> Iterator[tuple[int, Event]]:
         yield number, event
 
 
+def with_regions(events: Iterable[Event]) -> Iterator[tuple[Event, tuple[tuple[int, bool], ...]]]:
+    """Every event with the regions that are open before it, outermost first: where each was opened,
+    and whether it narrows."""
+    regions: tuple[tuple[int, bool], ...] = ()
+    for i, event in enumerate(events):
+        yield event, regions
+        if isinstance(event, Open):
+            regions = (*regions, (i, event.enabled))
+        elif isinstance(event, Close):
+            regions = regions[:-1]
+
+
+def narrows(event: Forward, regions: tuple[tuple[int, bool], ...]) -> bool:
+    """Does a forward in these regions run in one that narrows?"""
+    return event.inside or (bool(regions) and regions[-1][1])
+
+
 def last_gradients(events: Iterable[Event]) -> tuple[int, ...]:
     """The forwards, by number, whose backwards have made the gradients that are left."""
     found: tuple[int, ...] = ()

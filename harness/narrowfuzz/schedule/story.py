@@ -15,6 +15,8 @@ from narrowfuzz.schedule.events import (
     Reload,
     Step,
     Switch,
+    narrows,
+    with_regions,
 )
 
 
@@ -71,19 +73,15 @@ def story(spec: Spec) -> Story:
     """Follow the forwards and regions of valid events. A library's layers quantise inside regions,
     a converted model everywhere."""
     told = Story(spec)
-    regions: dict[int, bool] = {}
-    for i, event in enumerate(told.events):
+    for i, (event, regions) in enumerate(with_regions(told.events)):
         match event:
-            case Open(enabled=enabled):
-                regions[i] = enabled
+            case Open():
                 told.left[i] = len(told.events)
             case Close():
-                opened = list(regions)[-1]
-                del regions[opened]
-                told.left[opened] = i
+                told.left[regions[-1][0]] = i
             case Forward():
-                inside = event.inside or (bool(regions) and list(regions.values())[-1])
-                told.runs.append(Run(i, event, dict(regions), inside or not spec.layer))
+                narrow = narrows(event, regions) or not spec.layer
+                told.runs.append(Run(i, event, dict(regions), narrow))
             case Backward(of=of):
                 for f in of:
                     told.runs[f].backwards.append(i)
@@ -157,7 +155,7 @@ def _shared(told: Story) -> bool:
     """Two forwards that are narrowed in one outermost region."""
     outermost = [
         next(iter(run.regions)) for run in told.runs
-        if run.regions and (run.event.inside or list(run.regions.values())[-1])
+        if run.regions and narrows(run.event, tuple(run.regions.items()))
     ]  # fmt: skip
     return len(set(outermost)) < len(outermost)
 
