@@ -35,15 +35,14 @@ prepare()  # before torch is imported
 import torch  # noqa: E402
 from narrowfuzz.faults.fault import Fault  # noqa: E402
 from narrowfuzz.faults.registry import builtin_faults, load_fault_file  # noqa: E402
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable  # noqa: E402
+from narrowfuzz.recipe import AnyRecipe, load_every, runnable  # noqa: E402
 from narrowfuzz.score.hunt import scored  # noqa: E402
-from narrowfuzz.stateful import Stateful, process_of  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
 
 #: A run that neither ends nor looks at its clock is ended after so many times its seconds.
 _PATIENCE = 15
 
-Test = Callable[[Sequence[Recipe | Stateful], float, int, int], Outcome]
+Test = Callable[[Sequence[AnyRecipe], float, int, int], Outcome]
 
 
 @dataclass(frozen=True)
@@ -94,14 +93,12 @@ def _without(test: Test, names: tuple[str, ...], seconds: float, seed: int) -> O
 
 
 @cache
-def _recipes() -> dict[str, Recipe | Stateful]:
+def _recipes() -> dict[str, AnyRecipe]:
     """Everything that runs on this machine's CPU."""
-    layers = {name: able for name, r in load_recipes().items() if (able := runnable(r, "cpu"))}
-    subjects = {name: r for name, r in load_stateful().items() if not r.unavailable("cpu")}
-    return {**layers, **subjects}
+    return {name: able for name, r in load_every().items() if (able := runnable(r, "cpu"))}
 
 
-def _under(fault: Fault) -> list[Recipe | Stateful]:
+def _under(fault: Fault) -> list[AnyRecipe]:
     """The recipes it is tested on: those that share the process of the first."""
     chosen = [
         recipe
@@ -110,16 +107,14 @@ def _under(fault: Fault) -> list[Recipe | Stateful]:
     ]
     if not chosen:
         raise ValueError(f"no recipe runs here that {', '.join(fault.recipes)} names")
-    first = process_of(chosen[0])
-    together = [recipe for recipe in chosen if process_of(recipe) == first]
-    if isinstance(together[0], Stateful):
-        together[0].provide()
+    together = [recipe for recipe in chosen if recipe.process == chosen[0].process]
+    together[0].provide()
     return [recipe for recipe in together if type(recipe) is type(together[0])]
 
 
 def _apart(
     work: Callable[[], Outcome],
-    recipes: Sequence[Recipe | Stateful],
+    recipes: Sequence[AnyRecipe],
     fault: Fault | None,
     seconds: float,
 ) -> Outcome:
@@ -153,13 +148,12 @@ def _apart(
 
 
 def _planted(
-    work: Callable[[], Outcome], recipes: Sequence[Recipe | Stateful], fault: Fault | None
+    work: Callable[[], Outcome], recipes: Sequence[AnyRecipe], fault: Fault | None
 ) -> Outcome:
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
 
-    if isinstance(recipes[0], Stateful):
-        recipes[0].prepare()
+    recipes[0].prepare()
     # compiled sources may be shared between faults, what they were made from must not be
     with (
         inductor.patch(fx_graph_cache=False),

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule.events import Schedule, Settings
+from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.schedule.events import Settings
 from narrowfuzz.stateful import Stateful
 from plain_hypothesis import generate
 from torch import nn
@@ -52,7 +52,7 @@ MOST_EXAMPLES = 100
 _SPECIAL_LAYERS = "the library takes its layers out of torch.compile"
 
 
-def compiled(recipes: Sequence[Recipe | Stateful], seconds: float, seed: int, most: int) -> Outcome:
+def compiled(recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int) -> Outcome:
     """At most ``most`` examples, none begun after ``seconds``; the first failure ends it.
 
     Which examples are drawn depends on ``seed`` and the recipes alone.
@@ -61,7 +61,7 @@ def compiled(recipes: Sequence[Recipe | Stateful], seconds: float, seed: int, mo
         return Outcome(0, not_applicable=_SPECIAL_LAYERS)
     start, cases, failures = time.monotonic(), 0, []
 
-    def test(drawn: tuple[Recipe | Stateful, Spec, int]) -> None:
+    def test(drawn: tuple[AnyRecipe, Spec, int]) -> None:
         nonlocal cases
         if failures or cases == most or (cases and time.monotonic() - start > seconds):
             return
@@ -73,12 +73,12 @@ def compiled(recipes: Sequence[Recipe | Stateful], seconds: float, seed: int, mo
     return Outcome(cases, failures[0] if failures else "")
 
 
-def _examples(recipe: Recipe | Stateful) -> Any:
+def _examples(recipe: AnyRecipe) -> Any:
     sizes = st.integers(1, 6).map(lambda n: n * recipe.alignment)
     if isinstance(recipe, Stateful):
         specs = st.builds(
             lambda m, k, bias: Spec(
-                recipe=recipe.name, m=m, k=k, n=k, bias=bias, schedule=Schedule(events=())
+                recipe=recipe.name, model="library_linear", m=m, k=k, n=k, bias=bias
             ),
             sizes, sizes, st.booleans(),
         )  # fmt: skip
@@ -92,7 +92,7 @@ def _examples(recipe: Recipe | Stateful) -> Any:
     return st.tuples(st.just(recipe), specs, st.integers(0, 2**31))
 
 
-def _eager_and_compiled(recipe: Recipe | Stateful, spec: Spec, seed: int) -> None:
+def _eager_and_compiled(recipe: AnyRecipe, spec: Spec, seed: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(seed)
     model, region, backward = _made(recipe, spec)
@@ -102,7 +102,7 @@ def _eager_and_compiled(recipe: Recipe | Stateful, spec: Spec, seed: int) -> Non
     assert_close(_step(torch.compile(other), x, grad, region, backward, other), eager)
 
 
-def _made(recipe: Recipe | Stateful, spec: Spec) -> tuple[nn.Module, Callable[[], Any], Any]:
+def _made(recipe: AnyRecipe, spec: Spec) -> tuple[nn.Module, Callable[[], Any], Any]:
     """The model, the region it runs in, and how its backward is called."""
     if isinstance(recipe, Recipe):
         model = MODELS[spec.model].build(spec, dtype=torch.bfloat16, device="cpu")
@@ -134,7 +134,7 @@ def _step(
 
 
 def as_shipped(
-    recipes: Sequence[Recipe | Stateful], seconds: float, seed: int, most: int
+    recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int
 ) -> Outcome:
     """Every case of the suites of these recipes, however long it takes; at most ``most``."""
     cases = 0
@@ -156,7 +156,7 @@ def _failure_of(test: Callable[[], None]) -> Iterator[str]:
         yield f"{type(error).__name__}: {told}"[:300]
 
 
-def _suite(recipe: Recipe | Stateful) -> Iterator[Callable[[], None]]:
+def _suite(recipe: AnyRecipe) -> Iterator[Callable[[], None]]:
     if isinstance(recipe, Stateful):
         yield from (partial(_te_linear, recipe, layer) for layer in _te_layers(recipe))
     elif recipe.family == "torchao.float8":
@@ -254,8 +254,7 @@ def _te_linear(recipe: Stateful, kind: str) -> None:
     subject = recipe.subject("cpu")
     rows = max(16, recipe.alignment)
     spec = Spec(
-        recipe=recipe.name, m=rows, k=256, n=256, bias=True,
-        schedule=Schedule(events=(), layer=kind),  # type: ignore[arg-type]
+        recipe=recipe.name, model=f"library_{kind}", m=rows, k=256, n=256, bias=True,
     )  # fmt: skip
     layer = subject.layer(spec, Settings())
     with torch.no_grad():

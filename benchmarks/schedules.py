@@ -12,8 +12,8 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.oracles.schedule import OF_LIBRARY
-from narrowfuzz.recipe import load_recipes, load_stateful
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Step
+from narrowfuzz.recipe import load_every, load_stateful
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Step
 from narrowfuzz.strategies import schedule_cases
 
 #: Recipe -> schedules of five events a second, at least.
@@ -23,27 +23,28 @@ _FIVE = (Open(), Forward(), Close(), Backward(of=(0,)), Step())
 
 def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
     """Rates of one recipe, a third of the time for each of three rounds."""
-    stateful = load_stateful()
-    stateful[recipe].prepare()
-    judge = Judge(load_recipes(), load_ledger(), stateful=stateful)
+    library = load_stateful()[recipe]
+    library.prepare()
+    judge = Judge(load_every(), load_ledger())
     five = [_five(recipe, number) for number in range(400)]
     for case in five[:20]:
         judge.judge(case, OF_LIBRARY)  # warm up
     rates = [_rate(judge, five, seconds / 6) for _ in range(3)]
-    drawn = _drawn(stateful[recipe], 300)
+    drawn = _drawn(library, 300)
     return {
         "five": statistics.median(rates),
         "drawn": _rate(judge, drawn, seconds / 2),
-        "events": statistics.mean(len(_schedule(case).events) for case in drawn),
+        "events": statistics.mean(len(case.spec.events) for case in drawn),
     }
 
 
 def _five(recipe: str, number: int) -> Case:
     """One step; every second one runs with a checkpoint, too, and every fourth in company."""
-    kinds = itertools.cycle(("none", "each", "none", "whole"))
-    kind: Any = next(itertools.islice(kinds, number % 4, None))
-    schedule = Schedule(events=_FIVE, checkpoint=kind)
-    return Case(spec=Spec(recipe=recipe, schedule=schedule), data=DataSpec(seed=number))
+    spec = Spec(
+        recipe=recipe, model="library_linear", events=_FIVE,
+        checkpoint="full" if number % 2 else "none", wraps="each" if number % 4 == 1 else "whole",
+    )  # fmt: skip
+    return Case(spec=spec, data=DataSpec(seed=number))
 
 
 def _drawn(recipe: Any, count: int) -> list[Case]:
@@ -70,8 +71,3 @@ def _rate(judge: Judge, cases: list[Case], seconds: float) -> float:
         if time.perf_counter() - start > seconds:
             break
     return done / (time.perf_counter() - start)
-
-
-def _schedule(case: Case) -> Schedule:
-    assert case.spec.schedule is not None
-    return case.spec.schedule

@@ -21,7 +21,8 @@ from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.programs import Programs
-from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.recipe import Recipe, load_every, load_recipes, runnable
+from narrowfuzz.schedule.events import Backward, Event, Forward
 from narrowfuzz.trace import Trace
 from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -333,3 +334,49 @@ def test_a_case_that_a_relation_runs_is_announced_before_it_runs() -> None:
     judge.judge(case)
     assert {other.data for other in run} == {case.data}
     assert {other.spec for other in run} - {case.spec}
+
+
+ONE_STEP: tuple[Event, ...] = (Forward(), Backward(of=(0,)))
+#: Recipe, model, and what is said of the two.
+STRANGERS = [
+    (BF16, "library_linear", f"{BF16} converts models, and library_linear is a library's own"),
+    (ROWWISE, "library_layernorm_mlp",
+     f"{ROWWISE} converts models, and library_layernorm_mlp is a library's own"),
+    *(("reference.delayed", model,
+       f"reference.delayed does not carry model {model!r} here (models: library_linear)")
+      for model in ("linear", "library_layernorm_mlp")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("events", [(), ONE_STEP], ids=("steps", "events"))
+@pytest.mark.parametrize(("name", "model", "says"), STRANGERS)
+def test_a_recipe_refuses_what_it_has_no_model_for(
+    name: str, model: Any, says: str, events: tuple[Event, ...]
+) -> None:
+    """A converting recipe the layers of a library, a library's recipe all but its own."""
+    judge = Judge(load_every(), Ledger([]))
+    case = Case(spec=Spec(recipe=name, model=model, events=events), data=DataSpec())
+    after = Case(spec=Spec(recipe=BF16), data=DataSpec(), history=(case,))
+    asked: tuple[Callable[[], Any], ...] = (
+        lambda: judge.recipe(case.spec).check(case.spec),
+        lambda: judge.observe(case),
+        lambda: judge.judge(case),
+        lambda: judge.run_arms(case),
+        lambda: judge.judge(after),
+    )
+    for ask in asked:
+        with pytest.raises(ValueError, match=r"^[^\n]+$") as refused:
+            ask()
+        assert str(refused.value) == says
+
+
+@pytest.mark.parametrize(("changes", "events"), [({}, 2), ({"steps": 2, "microbatches": 2}, 10)])
+def test_plain_steps_of_a_librarys_layers_are_judged_event_by_event(
+    changes: dict[str, int], events: int
+) -> None:
+    spec = Spec(recipe="reference.delayed", model="library_linear", **changes)  # type: ignore[arg-type]
+    judge, case = Judge(load_every(), Ledger([])), Case(spec=spec, data=DataSpec())
+    evidence = judge.observe(case)
+    assert len(evidence.spec.events) == len(evidence.traces["eager"].moments) == events
+    judgement = judge.judge(case)
+    assert judgement.ran and not judgement.causes

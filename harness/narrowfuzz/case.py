@@ -214,7 +214,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def width(self) -> int:
         """Features of the output."""
-        return self.n if MODELS[self.model].wide else self.k
+        return self.n if self.model in MODELS and MODELS[self.model].wide else self.k
 
     @property
     def tokens(self) -> int:

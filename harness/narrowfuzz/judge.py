@@ -206,8 +206,9 @@ class Judge:
         return program.run(tensors, tap=True, spec=spec, events=AFTER.get(event))
 
     def run_arms(self, case: Case) -> Mapping[str, Trace]:
-        """What every rung of a case leaves, unjudged."""
+        """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
         recipe = self.recipe(case.spec)
+        recipe.check(case.spec)
         if isinstance(recipe, Recipe):
             return self._run(case.spec, tensors_of(case, recipe), None)[0]
         return run_library(case, self.programs.subject(recipe), self.rungs(case.spec))

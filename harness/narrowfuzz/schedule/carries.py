@@ -63,6 +63,5 @@ def check_carried(spec: Spec, carries: Carries) -> None:
     }
     for what, missing in lacking.items():
         if missing:
-            raise ValueError(
-                f"{spec.recipe} does not carry {what} here (layers: {', '.join(carries.layers)})"
-            )
+            models = ", ".join(f"library_{layer}" for layer in carries.layers)
+            raise ValueError(f"{spec.recipe} does not carry {what} here (models: {models})")
