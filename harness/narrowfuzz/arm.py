@@ -1,4 +1,4 @@
-"""Arms: the ways to run a case, and the ladder that a Spec climbs of them, from cheap to dear.
+"""Arms: the ways to run a case, and the ladder that a Spec climbs of them, from cheap to expensive.
 
 The first rung where a verdict flips names the guilty stage, so order matters: each rung adds one
 thing (a repeat, a recompute, other kernels, tracing, partitioning, code generation, fused
@@ -101,7 +101,7 @@ def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
     )  # fmt: skip
 
 
-#: The compiled stages that each value of ``Spec.compile`` climbs; the last one is the dearest.
+#: The compiled stages that each value of ``Spec.compile`` climbs; the last one takes longest.
 COMPILED: dict[Compile, tuple[Arm, ...]] = {
     "none": (),
     "aot_eager": (AOT_EAGER,),

@@ -276,10 +276,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def id(self) -> str:
         """Short hash of Spec, data and history, defaults left out: a later field changes no id."""
-        told: list[Any] = [_told(self.spec), _told(self.data)]
+        fields: list[Any] = [_said(self.spec), _said(self.data)]
         if self.history:
-            told.append([earlier.id for earlier in self.history])
-        return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:12]
+            fields.append([earlier.id for earlier in self.history])
+        return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
 
 
 def dump_case(case: Case) -> bytes:
@@ -288,13 +288,13 @@ def dump_case(case: Case) -> bytes:
 
 
 def _of_case(case: Case) -> dict[str, Any]:
-    told = {"data": _told(case.data), "schema": case.schema, "spec": _told(case.spec)}
+    fields = {"data": _said(case.data), "schema": case.schema, "spec": _said(case.spec)}
     if case.history:
-        told["history"] = [_of_case(earlier) for earlier in case.history]
-    return told
+        fields["history"] = [_of_case(earlier) for earlier in case.history]
+    return fields
 
 
-def _told(struct: msgspec.Struct) -> dict[str, Any]:
+def _said(struct: msgspec.Struct) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     return {
         field.name: getattr(struct, field.name)
@@ -316,8 +316,8 @@ def load_case(raw: bytes) -> Case:
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")
         if version < 6:
-            told = msgspec.json.decode(raw)
-            return msgspec.convert(_upgraded(told, msgspec.convert(told, _OlderCase)), Case)
+            fields = msgspec.json.decode(raw)
+            return msgspec.convert(_upgraded(fields, msgspec.convert(fields, _OlderCase)), Case)
         return msgspec.json.decode(raw, type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a valid case: {error}{_known(str(error))}") from None
@@ -368,14 +368,14 @@ class _OlderCase(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-def _upgraded(told: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
+def _upgraded(fields: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
     """A case of an older schema in the words of today."""
-    spec = {name: value for name, value in told["spec"].items() if name != "schedule"}
+    spec = {name: value for name, value in fields["spec"].items() if name != "schedule"}
     if older.spec.schedule is not None:
         spec |= older.spec.schedule.today()
-    earlier = zip(told.get("history", ()), older.history, strict=True)
+    earlier = zip(fields.get("history", ()), older.history, strict=True)
     history = [_upgraded(one, was) for one, was in earlier]
-    return {**told, "spec": spec, "history": history, "schema": SCHEMA}
+    return {**fields, "spec": spec, "history": history, "schema": SCHEMA}
 
 
 _NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)`\Z")

@@ -40,7 +40,7 @@ def features(case: Case) -> tuple[Feature, ...]:
 
 
 def _rung(spec: Spec) -> str:
-    """The dearest; in eager cases the one of PyTorch's own kernels, if it was climbed."""
+    """The most expensive; in eager cases the one of PyTorch's own kernels, if it was climbed."""
     if spec.compile != "none":
         return spec.compile
     return (EAGER if spec.kernels == "default" else EAGER_NATIVE).name

@@ -288,7 +288,7 @@ class Judge:
             traces[arm.name] = self.programs.tapped(program, tensors, spec, focus)
             ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
             if ended and arm is base_of(spec):
-                break  # dearer rungs would only say the same
+                break  # other rungs would only say the same
             if not ended and repeat:
                 sizes = {result.size for result in traces[arm.name].outputs.values()}
                 again = self.programs.of(spec, arm)

@@ -28,7 +28,7 @@ def run_library(case: Case, subject: Subject, arms: Iterable[Arm]) -> dict[str, 
         trace = run_schedule(case, subject, arm.name, checkpointed=arm.recomputes)
         traces[arm.name] = trace
         if trace.error is not None:
-            break  # dearer arms would only say the same
+            break  # other arms would only say the same
     return traces
 
 

@@ -20,7 +20,7 @@ from narrowfuzz.schedule.rules import check_schedule
 if TYPE_CHECKING:
     from torch import nn
 
-#: Told of every Cast and Product of the player, while they happen: tensors are live.
+#: Hears of every Cast and Product of the player, while they happen: tensors are live.
 Listener = Callable[[Any], None]
 #: (layer, direction, index), scale and window of one slot; live.
 Held = tuple[tuple[str, Any, int], Any, Any]

@@ -43,7 +43,7 @@ class Trials:
         self._told: set[str] = set()
 
     def news(self) -> list[tuple[str, Answer]]:
-        """The answers that were not told yet."""
+        """The answers that were not fetched yet."""
         fresh = [(name, answer) for name, answer in self.answers.items() if name not in self._told]
         self._told.update(name for name, _ in fresh)
         return fresh
@@ -99,14 +99,14 @@ def _answer(result: ScriptRun) -> Answer:
 def _identity(entry: Entry, device: str) -> str:
     """Hash of all that the answer hangs on."""
     here = machine()
-    told = [
+    lines = [
         hashlib.sha256((known_dir() / entry.script).read_bytes()).hexdigest(),
         *(f"{package} {source_hash(package)}" for package in sorted({"torch", *entry.versions})),
         " ".join(here.cpu),
         *([] if device == "cpu" else [device]),
         json.dumps(here.kernels, sort_keys=True),
     ]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @functools.cache

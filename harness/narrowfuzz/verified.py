@@ -38,11 +38,13 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """For people."""
         tried = {name: how for name, how in self.entries.items() if how != "absent"}
-        told = Counter(tried.values())
-        untold = f" ({told['cannot tell']} cannot be told here)" if told["cannot tell"] else ""
+        counts = Counter(tried.values())
+        unknown = (
+            f" ({counts['cannot tell']} cannot be counts here)" if counts["cannot tell"] else ""
+        )
         parts = [
-            f"torch {self.torch}, torchao {self.torchao} ({self.date}): {told['shows']} of "
-            f"{len(tried)} ledger entries show{untold}",
+            f"torch {self.torch}, torchao {self.torchao} ({self.date}): {counts['shows']} of "
+            f"{len(tried)} ledger entries show{unknown}",
             f"baselines: {len(self.baseline_findings)} findings in {self.baseline_cases} cases",
             f"smoke properties: {_tests(self.properties_passed, self.properties_failed)}",
         ]

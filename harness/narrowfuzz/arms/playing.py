@@ -1,4 +1,4 @@
-"""A Spec of a library's layers as the player takes it: plain events, and what else it is told."""
+"""A Spec of a library's layers as the player takes it: events, and its other arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spec as the player takes it: its events, and what else making and training a model is told."""
+"""A Spec as the player takes it: its events, and the other arguments of making and training."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, sche
 MODEL_DRAWS = 4
 #: A batch of models is the most novel of so many drawn ones, compiled and eager.
 _CANDIDATES, _EAGER_CANDIDATES = 6, 3
-#: How many cases close to their bounds are remembered for a dear rung, and how often one is taken.
+#: How many cases close to their bounds are remembered for compiled rungs, and how often one is
+#: taken.
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
 _SWARM = 0.6
@@ -69,7 +70,7 @@ class Generator:
         #: Those that compile in a few seconds, and those that partial recompute may break.
         self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
-        #: Recipes and models of each rung: all have their turn on the dearest one.
+        #: Recipes and models of each rung: all have their turn on the most expensive one.
         cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.small, self.fragile)
         self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
         self.draws = config.draws
@@ -221,7 +222,7 @@ class Generator:
         return len({p for case in batch for p in pairs(case)} - self.seen)
 
     def _closest(self, kind: Compile) -> tuple[Case, ...]:
-        """The eager case nearest to its bound, taken to a dear rung; each is taken once."""
+        """The eager case nearest to its bound, taken to a compiled rung; each is taken once."""
         self.close.sort(key=lambda item: item[0])
         _, case = self.close.pop()
         spec = msgspec.structs.replace(case.spec, compile=kind, kernels="default")

@@ -1,6 +1,6 @@
 """Who has had which share of a worker's seconds.
 
-A recipe, backend or model that is twenty times dearer than others on this machine would take nearly
+A recipe, backend or model that is twenty times as slow as others on this machine would take nearly
 all the time if cases were dealt: it gets as many seconds as they do.
 """
 

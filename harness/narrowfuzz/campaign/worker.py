@@ -223,11 +223,11 @@ class Worker:
         two that do, one runs, in turn; what it shows is judged on the whole ladder. What partial
         recompute may break is fused as users have it: with eager's roundings it is as forward."""
         arms = self.judge.rungs(spec)
-        dear = [arm for arm in arms if arm.compiler == "inductor"]
-        if not dear:
+        compiled = [arm for arm in arms if arm.compiler == "inductor"]
+        if not compiled:
             return arms
-        chosen = -1 if spec.checkpoint == "selective" else next(self.inductors) % len(dear)
-        return (*(a for a in arms if not a.compiler), dear[chosen])
+        chosen = -1 if spec.checkpoint == "selective" else next(self.inductors) % len(compiled)
+        return (*(a for a in arms if not a.compiler), compiled[chosen])
 
     def _draw(self, case: Case, arms: Sequence[Arm], i: int) -> Judgement:
         """A Spec's first draws meet every rule on every rung, later ones those where it pays:
@@ -239,10 +239,10 @@ class Worker:
         if i == 1 or not compiled:
             rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)
             return self._judge(case, rules, only, focus=focus, repeat=case.spec.direct)
-        dear = frozenset(a.name for a in arms if a.compiler)
+        names = frozenset(a.name for a in arms if a.compiler)
         if not case.spec.direct:
-            dear |= {EAGER.name}  # what a compiled model is compared with
-        return self._judge(case, _CORE, dear, focus=next(self.focus), repeat=False)
+            names |= {EAGER.name}  # what a compiled model is compared with
+        return self._judge(case, _CORE, names, focus=next(self.focus), repeat=False)
 
     def _more(self, batch: tuple[Case, ...], kind: str) -> Iterator[Case]:
         """A compiled artefact pays for itself over many draws: the drawn data with fresh seeds."""

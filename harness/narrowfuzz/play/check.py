@@ -14,7 +14,7 @@ import torch
 from narrowfuzz.play.taps import Attended, Product
 
 Results = Mapping[str, torch.Tensor]
-Told = tuple[str, bool]
+Sentence = tuple[str, bool]
 
 
 def plain(t: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ def crc(t: torch.Tensor) -> int:
     return zlib.crc32(bytes(t.float().flatten().view(torch.uint8).tolist()))
 
 
-def different(first: Results, *others: Results) -> Told:
+def different(first: Results, *others: Results) -> Sentence:
     """Results that are not the first run's in each of the others."""
     names = {}
     for other in others:
@@ -60,13 +60,13 @@ def different(first: Results, *others: Results) -> Told:
     return f"different: {', '.join(names) or 'nothing'}", bool(names)
 
 
-def missing(results: Results, names: Sequence[str]) -> Told:
+def missing(results: Results, names: Sequence[str]) -> Sentence:
     """Gradients that are not there."""
     lacking = [name for name in names if name not in results]
     return f"no gradient of: {', '.join(lacking) or 'nothing'}", bool(lacking)
 
 
-def not_the_sum(whole: Results, *parts: Results) -> Told:
+def not_the_sum(whole: Results, *parts: Results) -> Sentence:
     """Gradients that are not the parts', added one by one in their own dtype."""
     total = {name: grad for name, grad in parts[0].items() if name.endswith(".grad")}
     for part in parts[1:]:
@@ -77,7 +77,7 @@ def not_the_sum(whole: Results, *parts: Results) -> Told:
 
 def beyond(
     exact: torch.Tensor, eager: torch.Tensor, got: torch.Tensor, *, ratio: float, floor: float
-) -> Told:
+) -> Sentence:
     """A root mean square error larger than ``ratio`` times eager's and ``floor``."""
 
     def rms(t: torch.Tensor) -> float:
@@ -85,13 +85,13 @@ def beyond(
 
     far, limit = rms(got - exact), ratio * rms(eager - exact) + floor
     finite = bool(got.isfinite().all())
-    told = f"error {far:.4g}, allowed {limit:.4g}, {'finite' if finite else 'not finite'}"
-    return told, not finite or far > limit
+    sentence = f"error {far:.4g}, allowed {limit:.4g}, {'finite' if finite else 'not finite'}"
+    return sentence, not finite or far > limit
 
 
 def own_backward(
     results: Results, tensors: Results, last: str, allowed: float, largest: float, tiny: float
-) -> Told:
+) -> Sentence:
     """The output times its gradient, and the last weight times its, have the same sums. Below
     ``tiny`` a result is as far off as there."""
     grad, weight = results[f"{last}.weight.grad"].double(), tensors[f"{last}.weight"].double()
@@ -109,7 +109,7 @@ def own_backward(
     return f"the sums differ by {worst:.3g} of what rounding allows", worst > 1.0
 
 
-def statistics(attention: Sequence[Attended], allowed: float) -> Told:
+def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
     """What attention's backward got is not its forward's, or probabilities do not sum to 1."""
     forwards = [a for a in attention if a.phase == "forward"]
     backwards = [a for a in attention if a.phase == "backward"]
@@ -127,14 +127,14 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Told:
         lse = a.lse.double().reshape(scores.shape[:-1])
         off = ((scores - lse.unsqueeze(-1)).exp().sum(-1) - 1).abs()[lse.isfinite()]
         worst = max([worst, *off.nan_to_num(nan=math.inf).flatten().tolist()])
-    told = (
+    sentence = (
         f"{len(backwards)} attention backwards, {lost} with statistics of no forward; elements of "
         f"q, k, v that moved since: {moved}; rows of probabilities sum to 1 within {worst:.2g}"
     )
-    return told, bool(lost or moved or worst > allowed)
+    return sentence, bool(lost or moved or worst > allowed)
 
 
-def recomputed_otherwise(products: Sequence[Product]) -> Told:
+def recomputed_otherwise(products: Sequence[Product]) -> Sentence:
     """A product of backward with a forward product's weight is that product again."""
     forwards = [p for p in products if p.phase == "forward"]
     moved = repeated = 0
@@ -152,11 +152,13 @@ def recomputed_otherwise(products: Sequence[Product]) -> Told:
         if first and not (p.b.shape[0] == p.b.shape[1] and equal(p.b, p.b.t())):
             repeated += 1
             moved += not any(same(f, p, "a") for f in first)
-    told = f"{repeated} products computed again in backward, {moved} of them from other operands"
-    return told, bool(moved)
+    sentence = (
+        f"{repeated} products computed again in backward, {moved} of them from other operands"
+    )
+    return sentence, bool(moved)
 
 
-def wrong_products(products: Sequence[Product]) -> Told:
+def wrong_products(products: Sequence[Product]) -> Sentence:
     """A product farther from float64 than K + 3 roundings of fp32 in any order, and then those of
     the result."""
     worst = 0.0
@@ -170,5 +172,5 @@ def wrong_products(products: Sequence[Product]) -> Told:
         allowed = radius + kind.eps * (exact.abs() + added.abs() + radius)
         far = ((p.result.double() - exact).abs() / allowed)[size + added.abs() < kind.max]
         worst = max([worst, *far.nan_to_num(nan=math.inf).flatten().tolist()])
-    told = f"{len(products)} products; the worst is off by {worst:.3g} of what any order allows"
-    return told, worst > 1.0
+    sentence = f"{len(products)} products; the worst is off by {worst:.3g} of what any order allows"
+    return sentence, worst > 1.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from narrowfuzz.play.check import Told, equal
+from narrowfuzz.play.check import Sentence, equal
 from narrowfuzz.play.schedule import Called, Cast, Event, Side, Training, built, kept, train
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -135,7 +135,7 @@ def maxima(run: Training, slot: tuple[str, str, int], *, scales: bool) -> list[l
     return found
 
 
-def wrong_casts(casts: Sequence[Any], *, kind: str) -> Told:
+def wrong_casts(casts: Sequence[Any], *, kind: str) -> Sentence:
     """Codes that are not the saturating cast of tensor times scale; scales that are not those of
     the tensor (``kind`` current) or its blocks (mx), where they are no state."""
     scales = codes = 0
@@ -178,7 +178,7 @@ def of_blocks(x: torch.Tensor, scale: torch.Tensor, form: str) -> tuple[Any, int
     return x, int(other.sum()), factor if along else factor.t()
 
 
-def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Told:
+def not_made(products: Sequence[Any], side: str, casts: Sequence[Any], *, own: bool) -> Sentence:
     """Operands that none of these casts made, or with another scale. ``own`` False lets those pass
     that no cast made: parameters in the narrow format were made before the schedule."""
     wrong = 0
@@ -204,7 +204,7 @@ def same_inverse(scale: torch.Tensor, inverse: torch.Tensor) -> bool:
     return bool((1 / scale == inverse).all())
 
 
-def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Told:
+def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Sentence:
     """Products of a recompute whose operands, or their scales, are not those of the forward."""
 
     def same(x: Any, y: Any) -> bool:
@@ -223,14 +223,14 @@ def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Told:
     return f"{len(again)} products computed again; {'; '.join(wrong) or 'all alike'}", bool(wrong)
 
 
-def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Told:
+def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
     """Products that do not multiply these formats; without any, products in FP8."""
     ran = [tuple(sorted({product.a.format, product.b.format})) for product in products]
     wrong = [r for r in ran if (set(r) & _FP8.keys() if not due else r != tuple(sorted(due)))]
     return f"{ran}, must be {due or 'in high precision'}", bool(wrong)
 
 
-def weight_not_cast(run: Training, event: int) -> Told:
+def weight_not_cast(run: Training, event: int) -> Sentence:
     """No weight was quantised in this forward."""
     casts = [
         s for e, at, s in run.heard if e == event and type(s) is Cast and at.phase == "forward"
@@ -241,13 +241,13 @@ def weight_not_cast(run: Training, event: int) -> Told:
     return f"event {event} quantised for {slots}", shows
 
 
-def left_over(left: Mapping[str, int]) -> Told:
+def left_over(left: Mapping[str, int]) -> Sentence:
     """What is set aside that should be nothing."""
     found = {name: n for name, n in left.items() if n}
     return f"left over: {found or 'nothing'}", bool(found)
 
 
-def other_bits(got: Any, want: Any) -> Told:
+def other_bits(got: Any, want: Any) -> Sentence:
     """A result, or a slot's scale and window, that is not the other run's; NaN equals NaN."""
     if got is None or isinstance(got, torch.Tensor):
         got, want = (got,), (want,)

@@ -12,7 +12,7 @@ from narrowfuzz.catalog import LIBRARY
 from narrowfuzz.schedule.events import Close, Event, Forward, Open, Settings, Wraps
 from narrowfuzz.schedule.rules import check_schedule, repaired, simpler, without
 
-#: What a checkpoint may wrap, dear to cheap.
+#: What a checkpoint may wrap, from the most to the least.
 _WRAPS: tuple[Wraps, ...] = ("nested", "whole", "each")
 #: Checkpoints that are nearer to none.
 _NEARER: dict[str, tuple[AnyCheckpoint, ...]] = {

@@ -72,74 +72,78 @@ class Story:
 def story(spec: Spec) -> Story:
     """Follow the forwards and regions of valid events. A library's layers quantise inside regions,
     a converted model everywhere."""
-    told = Story(spec)
-    for i, (event, regions) in enumerate(with_regions(told.events)):
+    training = Story(spec)
+    for i, (event, regions) in enumerate(with_regions(training.events)):
         match event:
             case Open():
-                told.left[i] = len(told.events)
+                training.left[i] = len(training.events)
             case Close():
-                told.left[regions[-1][0]] = i
+                training.left[regions[-1][0]] = i
             case Forward():
                 narrow = narrows(event, regions) or not spec.layer
-                told.runs.append(Run(i, event, dict(regions), narrow))
+                training.runs.append(Run(i, event, dict(regions), narrow))
             case Backward(of=of):
                 for f in of:
-                    told.runs[f].backwards.append(i)
-                if any(told.runs[f].trains for f in of):
-                    told.backwards.append(i)
-    return told
+                    training.runs[f].backwards.append(i)
+                if any(training.runs[f].trains for f in of):
+                    training.backwards.append(i)
+    return training
 
 
-def _interleaved(told: Story) -> bool:
-    return any(run.at < other.at < at for run, at in told.pairs for other in told.runs
+def _interleaved(training: Story) -> bool:
+    return any(run.at < other.at < at for run, at in training.pairs for other in training.runs
                if other.trains)  # fmt: skip
 
 
-def _looks(told: Story) -> bool:
-    trained = told.trained
+def _evaluates(training: Story) -> bool:
+    trained = training.trained
     return bool(trained) and any(
-        trained[0].at < run.at < told.backwards[-1]
-        for run in told.runs
+        trained[0].at < run.at < training.backwards[-1]
+        for run in training.runs
         if run.narrow and not run.trains
     )
 
 
-def _left_early(told: Story) -> bool:
-    return any(told.left[i] < at for run, at in told.pairs for i in run.regions)
+def _left_early(training: Story) -> bool:
+    return any(training.left[i] < at for run, at in training.pairs for i in run.regions)
 
 
-def _inside(told: Story) -> bool:
-    return any(enabled and told.left[i] > at for run, at in told.pairs
+def _inside(training: Story) -> bool:
+    return any(enabled and training.left[i] > at for run, at in training.pairs
                for i, enabled in run.regions.items())  # fmt: skip
 
 
-def _elsewhere(told: Story) -> bool:
-    return any(run.at < i < at < left for run, at in told.pairs for i, left in told.left.items())
+def _elsewhere(training: Story) -> bool:
+    return any(
+        run.at < i < at < left for run, at in training.pairs for i, left in training.left.items()
+    )
 
 
-def _accumulated(told: Story) -> bool:
-    ends = [*told.at(Step), len(told.events)]
-    first = [run.backwards[0] for run in told.trained]
+def _accumulated(training: Story) -> bool:
+    ends = [*training.at(Step), len(training.events)]
+    first = [run.backwards[0] for run in training.trained]
     return any(len({at for at in first if start < at < end}) > 1
                for start, end in zip([-1, *ends], ends, strict=False))  # fmt: skip
 
 
-def _around(told: Story, kind: type[Event]) -> bool:
-    backwards = told.backwards
-    return any(min(backwards) < i < max(backwards) for i in told.at(kind)) if backwards else False
+def _around(training: Story, kind: type[Event]) -> bool:
+    backwards = training.backwards
+    return (
+        any(min(backwards) < i < max(backwards) for i in training.at(kind)) if backwards else False
+    )
 
 
-def _holds(told: Story, values: str) -> bool:
-    backwards = (told.events[i] for i in told.backwards)
-    return any(run.event.values == values for run in told.runs if run.narrow) or any(
+def _holds(training: Story, values: str) -> bool:
+    backwards = (training.events[i] for i in training.backwards)
+    return any(run.event.values == values for run in training.runs if run.narrow) or any(
         isinstance(event, Backward) and event.values == values for event in backwards
     )
 
 
-def _decaying(told: Story) -> bool:
+def _decaying(training: Story) -> bool:
     """Inputs or gradients that never grow and end 2^-3 or less of what they were."""
-    backwards = [told.events[i] for i in told.backwards]
-    inputs = [run.event.shift for run in told.trained]
+    backwards = [training.events[i] for i in training.backwards]
+    inputs = [run.event.shift for run in training.trained]
     gradients = [event.shift for event in backwards if isinstance(event, Backward)]
     return any(
         len(shifts) > 1 and shifts == sorted(shifts, reverse=True) and shifts[-1] <= shifts[0] - 3
@@ -147,21 +151,21 @@ def _decaying(told: Story) -> bool:
     )
 
 
-def _nested(told: Story) -> bool:
-    return any(sum(run.regions.values()) + run.event.inside > 1 for run in told.runs)
+def _nested(training: Story) -> bool:
+    return any(sum(run.regions.values()) + run.event.inside > 1 for run in training.runs)
 
 
-def _shared(told: Story) -> bool:
+def _shared(training: Story) -> bool:
     """Two forwards that are narrowed in one outermost region."""
     outermost = [
-        next(iter(run.regions)) for run in told.runs
+        next(iter(run.regions)) for run in training.runs
         if run.regions and narrows(run.event, tuple(run.regions.items()))
     ]  # fmt: skip
     return len(set(outermost)) < len(outermost)
 
 
-def _disabled(told: Story) -> bool:
-    return any(tuple(run.regions.values())[-2:] == (True, False) for run in told.runs)
+def _disabled(training: Story) -> bool:
+    return any(tuple(run.regions.values())[-2:] == (True, False) for run in training.runs)
 
 
 #: Each feature by name, as a question about a schedule's story.
@@ -173,7 +177,7 @@ FEATURES: dict[str, Callable[[Story], bool]] = {
         and any(isinstance(event, Forward) and event.mode == "train" for event in s.events)
     ),
     "interleaved": _interleaved,
-    "eval between": _looks,
+    "eval between": _evaluates,
     "left early": _left_early,
     "backward inside": _inside,
     "backward in another region": _elsewhere,
@@ -216,6 +220,6 @@ OF_CONVERTED = frozenset(
 
 def features(spec: Spec) -> frozenset[str]:
     """The features that a Spec's training has."""
-    told = story(spec)
-    found = frozenset(name for name, has in FEATURES.items() if has(told))
+    training = story(spec)
+    found = frozenset(name for name, has in FEATURES.items() if has(training))
     return found if spec.layer else found & OF_CONVERTED

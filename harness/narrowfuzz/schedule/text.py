@@ -41,20 +41,20 @@ def heading(spec: Spec) -> str:
     layers = f"{spec.layer}, {spec.layout}"
     if spec.layout == "chain":
         layers = spec.layer if spec.depth == 1 else f"{spec.depth} times {spec.layer}"
-    told = [layers]
+    parts = [layers]
     if spec.quantized_init:
-        told.append("parameters in FP8")
+        parts.append("parameters in FP8")
     if spec.region != "none":
         by = "" if spec.checkpoint_by == "library" else "torch "
         kind = "reentrant" if spec.reentrant else "not reentrant"
-        told.append(f"{by}checkpoint={spec.region} ({kind})")
+        parts.append(f"{by}checkpoint={spec.region} ({kind})")
     settings, usual = spec.settings, Settings()
-    told += [
+    parts += [
         f"{name}={getattr(settings, name)}"
         for name in settings.__struct_fields__
         if getattr(settings, name) != getattr(usual, name)
     ]
-    return f"# {', '.join(told)}"
+    return f"# {', '.join(parts)}"
 
 
 def sentence(event: Event, number: int) -> str:
@@ -74,8 +74,12 @@ def sentence(event: Event, number: int) -> str:
         case Reload():
             return "model = load(save(model))"
         case Switch():
-            told = {"history": event.history, "algorithm": event.algorithm, "margin": event.margin}
-            changes = [f"{k}={v!r}" for k, v in told.items() if v is not None]
+            settings = {
+                "history": event.history,
+                "algorithm": event.algorithm,
+                "margin": event.margin,
+            }
+            changes = [f"{k}={v!r}" for k, v in settings.items() if v is not None]
             return f"recipe = replace({', '.join(['recipe', *changes])})"
     raise AssertionError(event)
 

@@ -107,7 +107,7 @@ class _Search:
         return False
 
     def group_resets(self) -> None:
-        """All irrelevant Spec fields at once, then by halves: few builds where each is dear."""
+        """All irrelevant Spec fields at once, then by halves: few builds where each takes long."""
         fields = [f for f in _changed(self.best.spec) if f not in _KEPT or f == "model"]
         groups = [fields, fields[: len(fields) // 2], fields[len(fields) // 2 :]]
         for group in groups:

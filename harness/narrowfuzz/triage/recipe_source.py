@@ -115,8 +115,8 @@ def _refused(owner: str, name: str) -> ValueError:
 
 
 def _of_spec(recipe: Recipe, spec: Spec) -> dict[str, str]:
-    told = {"spec.backend": repr(_backend(recipe, spec)), "spec.tokens": repr(spec.tokens)}
-    return _plain_fields("spec", spec) | told
+    computed = {"spec.backend": repr(_backend(recipe, spec)), "spec.tokens": repr(spec.tokens)}
+    return _plain_fields("spec", spec) | computed
 
 
 def _plain_fields(name: str, fields: msgspec.Struct) -> dict[str, str]:

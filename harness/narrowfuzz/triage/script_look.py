@@ -67,9 +67,9 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
             f'print(f"{verdict.at}: {{got}}, must be {{want}}")\nsys.exit(0 if got == want else 1)'
         )
         return Look(check, (verdict.at.layer,))
-    told = _whole(spec, verdict, runs)
-    if told:
-        return Look(f"sentence, shows = {told}\nprint(sentence)\nsys.exit(int(shows))")
+    check = _whole(spec, verdict, runs)
+    if check:
+        return Look(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))")
     return _element_look(verdict, places)
 
 
@@ -99,8 +99,8 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     if isinstance(expect, Own) and verdict.oracle == "O22":
         allowed = own_backward.allowed(spec.dtype, autocast=bool(spec.narrowed))
         largest = own_backward.largest(spec.dtype)
-        told = (MODELS[spec.model].last, allowed, largest, FORMATS[spec.dtype].min_normal)
-        return f"own_backward(trace.results, tensors, {', '.join(map(repr, told))})"
+        limits = (MODELS[spec.model].last, allowed, largest, FORMATS[spec.dtype].min_normal)
+        return f"own_backward(trace.results, tensors, {', '.join(map(repr, limits))})"
     return ""
 
 
@@ -119,14 +119,14 @@ def _element_look(verdict: Verdict, places: Places) -> Look:
     """The number at an address, held to what is expected there."""
     at, expect = verdict.at, verdict.expect
     got = places.element(at)
-    addresses, told = [at], str(expect)
+    addresses, wanted = [at], str(expect)
     lines: list[str] = []
     if isinstance(expect, Same | Ordered):
         other = expect.at if isinstance(expect, Same) else expect.than
         times = f" * {expect.times!r}" if isinstance(expect, Same) and expect.times != 1 else ""
         lines.append(f"want = {places.element(other)}{times}")
         addresses.append(other)
-        told = "{want}" if isinstance(expect, Same) else "at least {want}"
+        wanted = "{want}" if isinstance(expect, Same) else "at least {want}"
         holds = "got == want or (got != got and want != want)"
         if isinstance(expect, Ordered):
             holds = "got >= want"
@@ -147,8 +147,8 @@ def _element_look(verdict: Verdict, places: Places) -> Look:
     resting = _rests_on(verdict, places)
     addresses += [g.at for g in verdict.given if g.at.what == "tensor" or g.at.run in places.runs]
     layers = tuple(dict.fromkeys(a.layer for a in addresses if a.layer))
-    told = f'print(f"{at}: {{got}}, must be {told}")\nsys.exit(0 if {holds} else 1)'
-    check = "\n".join((*resting, f"got = {got}", *lines, told))
+    wanted = f'print(f"{at}: {{got}}, must be {wanted}")\nsys.exit(0 if {holds} else 1)'
+    check = "\n".join((*resting, f"got = {got}", *lines, wanted))
     if places.compiled:  # it calls no layer
         return Look(check)
     return Look(check, layers, any(a.what in TAPPED for a in addresses))

@@ -64,11 +64,11 @@ class Run:
         how = playing(self.spec, self.arm, self.device)
         if self.events != events_of(self.spec):
             how |= training(self.spec, self.device, self.events)
-        told = {name: repr(value) for name, value in how.items()}
-        told["dtype"] = "dtype" if self.converts else "torch.float64"
+        keywords = {name: repr(value) for name, value in how.items()}
+        keywords["dtype"] = "dtype" if self.converts else "torch.float64"
         if not self.converts:
-            told |= {"autocast": "False", "device": "'cpu'"}
-        return told
+            keywords |= {"autocast": "False", "device": "'cpu'"}
+        return keywords
 
 
 def write_played_script(
@@ -89,13 +89,13 @@ def write_played_script(
     )
     around = _around(spec, runs[0].arm, varies=len({r.arm.compiler for r in runs}) > 1)
     around = around if look.kernels else ""
-    told = [run.arguments() for run in runs]
-    for run, arguments in zip(runs, told, strict=True):
+    keywords = [run.arguments() for run in runs]
+    for run, arguments in zip(runs, keywords, strict=True):
         arguments["around"] = "around" if around and not run.name else "None"
-    constants = {k: v for k, v in told[0].items() if all(other[k] == v for other in told)}
+    constants = {k: v for k, v in keywords[0].items() if all(other[k] == v for other in keywords)}
     constants |= {"watch": repr(look.watch), "tap": "tap" if look.tapped else "None"}
-    varying = sorted(told[0].keys() - constants.keys())
-    tail = "\n".join((around, *_plays(runs, told, varying, verdict), look.check))
+    varying = sorted(keywords[0].keys() - constants.keys())
+    tail = "\n".join((around, *_plays(runs, keywords, varying, verdict), look.check))
     used = named_in(tail)
     parts = (
         recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
@@ -154,7 +154,7 @@ def _of_the_linear(verdict: Verdict, *, recomputes: bool) -> Verdict:
     def placed(at: At) -> At:
         if at.what == "result":
             return msgspec.structs.replace(at, name=GRADIENTS.get(at.name, at.name))
-        # what is recomputed is told from its forward by its layer
+        # what is recomputed is named by its layer
         return msgspec.structs.replace(at, layer="proj") if recomputes else at
 
     expect = verdict.expect
@@ -180,13 +180,18 @@ def _around(spec: Spec, arm: Arm, *, varies: bool) -> str:
 
 
 def _plays(
-    runs: Sequence[Run], told: Sequence[Mapping[str, str]], varying: Sequence[str], verdict: Verdict
+    runs: Sequence[Run],
+    keywords: Sequence[Mapping[str, str]],
+    varying: Sequence[str],
+    verdict: Verdict,
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
     own = runs[0].tensors
     yield f"tensors = {packed(own)}"
     # sorting is stable: first what ran before
-    for run, arguments in sorted(zip(runs, told, strict=True), key=lambda r: r[0].name != _BEFORE):
+    for run, arguments in sorted(
+        zip(runs, keywords, strict=True), key=lambda r: r[0].name != _BEFORE
+    ):
         held, other = _given(run.tensors, own)
         if other:
             held = f"{{**{held}, **{packed(other)}}}"

@@ -42,8 +42,8 @@ def _followed(traces: Mapping[str, Trace]) -> SlotName | None:
     slots = sorted({slot for states in held for state in states for slot in state})
     for states in zip(*held, strict=False):
         for slot in slots:
-            told = [state[slot] for state in states if slot in state]
-            if any(not other.equals(told[0]) for other in told[1:]):
+            seen = [state[slot] for state in states if slot in state]
+            if any(not other.equals(seen[0]) for other in seen[1:]):
                 return slot
     return slots[0] if slots else None
 

@@ -71,8 +71,8 @@ def triage(
     if (chance := _differs_on_repeat(judge, case, verdict)) is not None:
         instead = _triaged(judge, _minimised(judge, *chance, confirm, min(seconds, _SHORT)))
         if instead.confirmed:
-            told = _triaged(judge, shown).finding
-            seen_as = [f"{told.fingerprint}: {told.sentence}"]
+            other = _triaged(judge, shown).finding
+            seen_as = [f"{other.fingerprint}: {other.sentence}"]
             return replace(
                 instead, finding=msgspec.structs.replace(instead.finding, seen_as=seen_as)
             )
