@@ -133,9 +133,7 @@ def _step(
     return {"output": out.detach(), "grad_input": x.grad, **grads}
 
 
-def as_shipped(
-    recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int
-) -> Outcome:
+def as_shipped(recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int) -> Outcome:
     """Every case of the suites of these recipes, however long it takes; at most ``most``."""
     cases = 0
     for recipe in recipes:

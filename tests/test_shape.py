@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from narrowfuzz.catalog import MODELS
@@ -42,12 +42,12 @@ def parsed(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
-def places() -> list[str]:
-    """Every such line of the package."""
+def lines_of(count: Callable[[ast.AST], Iterator[int]]) -> list[str]:
+    """Every line of the package that is counted."""
     return [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted(OURS.rglob("*.py"))
-        for line in parsed(ast.parse(path.read_text()))
+        for line in count(ast.parse(path.read_text()))
     ]
 
 
@@ -95,7 +95,7 @@ def lines_of_scripts() -> int:
 
 
 def test_no_code_takes_a_sentence_apart() -> None:
-    assert not places()
+    assert not lines_of(parsed)
 
 
 def test_the_count_sees_what_it_counts() -> None:
@@ -138,6 +138,113 @@ def test_a_model_costs_its_class_and_a_row() -> None:
         assert modules == {"catalog.py"}, (name, modules)
 
 
+def compared_with_none(tree: ast.AST) -> Iterator[int]:
+    """Lines that ask whether there is a schedule: what happens is part of every Spec."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
+            if none and any(_named(side) == "schedule" for side in sides):
+                yield node.lineno
+        elif isinstance(node, ast.match_case) and _matches_none(node.pattern):
+            yield node.pattern.lineno
+
+
+def _matches_none(pattern: ast.pattern) -> bool:
+    """Is this a pattern of an attribute ``schedule`` that is None?"""
+    return isinstance(pattern, ast.MatchClass) and any(
+        name == "schedule" and isinstance(part, ast.MatchSingleton) and part.value is None
+        for name, part in zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
+    )
+
+
+def _named(node: ast.AST) -> str:
+    """What a name or an attribute is called; "" for all else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+#: The kinds of recipe and of what is seen of one: two of each.
+KINDS = {"Recipe", "Stateful", "LibraryEvidence"}
+
+
+def told_apart(tree: ast.AST) -> Iterator[int]:
+    """Lines that do one thing for what converts a model and another for a library's own layers:
+    they ask for a class, or whether a Spec has a ``layer``."""
+    for node in ast.walk(tree):
+        asked: list[ast.AST] = []
+        match node:
+            case ast.Call(func=ast.Name("isinstance"), args=[_, kinds]):
+                parts = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+                if KINDS & {_named(part) for part in parts}:
+                    yield node.lineno
+            case ast.MatchClass(cls=kind) if _named(kind) in KINDS:
+                yield node.lineno
+            case ast.If() | ast.IfExp() | ast.While() | ast.Assert():
+                asked = [node.test]
+            case ast.BoolOp():
+                asked = list(node.values)
+            case ast.UnaryOp(op=ast.Not()):
+                asked = [node.operand]
+            case ast.comprehension():
+                asked = list(node.ifs)
+            case ast.Call(func=ast.Name("bool")):
+                asked = list(node.args)
+        yield from (one.lineno for one in asked if _layer_of_a_spec(one))
+
+
+def _layer_of_a_spec(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "layer" and _named(node.value) == "spec"
+
+
+def test_no_code_asks_whether_there_is_a_schedule() -> None:
+    assert not lines_of(compared_with_none)
+
+
+def test_the_count_of_such_questions_sees_them() -> None:
+    source = (
+        "if case.spec.schedule is None: pass\n"
+        "x = schedule is not None\n"
+        "y = None == told.schedule\n"
+        "match spec:\n"
+        "    case Spec(schedule=None): pass\n"
+    )
+    assert list(compared_with_none(ast.parse(source))) == [1, 2, 3, 5]
+    other = "schedules is None\nschedule.events is None\nspec.schedule is spec\nx is None\n"
+    assert not list(compared_with_none(ast.parse(other)))
+
+
+#: Places that tell a library's own layers from a converted model. Fewer is better.
+MOST_TOLD_APART = 33
+
+
+def test_few_places_ask_which_kind_of_recipe_it_is() -> None:
+    assert len(lines_of(told_apart)) <= MOST_TOLD_APART, lines_of(told_apart)
+
+
+def test_the_count_of_those_places_sees_them() -> None:
+    source = (
+        "if isinstance(recipe, Stateful): pass\n"
+        "found = [r for r in able if isinstance(r, recipe.Recipe)]\n"
+        "assert isinstance(seen, (int, LibraryEvidence))\n"
+        "if spec.layer: pass\n"
+        "kind = 1 if case.spec.layer else 2\n"
+        "if not spec.layer: pass\n"
+        "x = spec.layer or None\n"
+        "y = [s for s in cases if s.spec.layer]\n"
+        "library = bool(case.spec.layer)\n"
+        "while spec.layer: pass\n"
+        "match recipe:\n"
+        "    case Stateful(): pass\n"
+    )
+    assert sorted(told_apart(ast.parse(source))) == [*range(1, 11), 12]
+    other = 'isinstance(x, Spec)\nif at.layer: pass\nspec.layer == "linear"\nf(spec.layer)\n'
+    assert not list(told_apart(ast.parse(other)))
+
+
 if __name__ == "__main__":
-    print(f"{len(places())} lines take sentences apart")
+    print(f"{len(lines_of(parsed))} lines take sentences apart")
     print(f"{lines_of_scripts()} lines of text and of writers, {len(WRITERS)} writers")
+    print(f"{len(lines_of(compared_with_none))} lines ask whether there is a schedule")
+    print(f"{len(lines_of(told_apart))} places ask which kind of recipe it is")

@@ -359,7 +359,7 @@ class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _OlderSpec(msgspec.Struct, frozen=True):
-    schedule: _Schedule | None = None
+    played: _Schedule | None = msgspec.field(default=None, name="schedule")
 
 
 class _OlderCase(msgspec.Struct, frozen=True):
@@ -371,8 +371,8 @@ class _OlderCase(msgspec.Struct, frozen=True):
 def _upgraded(fields: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
     """A case of an older schema in the words of today."""
     spec = {name: value for name, value in fields["spec"].items() if name != "schedule"}
-    if older.spec.schedule is not None:
-        spec |= older.spec.schedule.today()
+    if older.spec.played is not None:
+        spec |= older.spec.played.today()
     earlier = zip(fields.get("history", ()), older.history, strict=True)
     history = [_upgraded(one, was) for one, was in earlier]
     return {**fields, "spec": spec, "history": history, "schema": SCHEMA}
