@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from narrowfuzz.catalog import LIBRARY, MODELS
+from narrowfuzz.older_cases import upgraded
 from narrowfuzz.schedule.events import (
     Backward,
     Event,
@@ -43,11 +44,9 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
     ModelName = str
     AnyModel = str
-    LayerName = str
 else:
     ModelName = Literal[tuple(MODELS)]
     AnyModel = Literal[(*MODELS, *LIBRARY)]
-    LayerName = Literal[tuple(LIBRARY.values())]
 InputLayout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
@@ -276,7 +275,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def id(self) -> str:
         """Short hash of Spec, data and history, defaults left out: a later field changes no id."""
-        fields: list[Any] = [_said(self.spec), _said(self.data)]
+        fields: list[Any] = [_given(self.spec), _given(self.data)]
         if self.history:
             fields.append([earlier.id for earlier in self.history])
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
@@ -288,13 +287,13 @@ def dump_case(case: Case) -> bytes:
 
 
 def _of_case(case: Case) -> dict[str, Any]:
-    fields = {"data": _said(case.data), "schema": case.schema, "spec": _said(case.spec)}
+    fields = {"data": _given(case.data), "schema": case.schema, "spec": _given(case.spec)}
     if case.history:
         fields["history"] = [_of_case(earlier) for earlier in case.history]
     return fields
 
 
-def _said(struct: msgspec.Struct) -> dict[str, Any]:
+def _given(struct: msgspec.Struct) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     return {
         field.name: getattr(struct, field.name)
@@ -316,66 +315,12 @@ def load_case(raw: bytes) -> Case:
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")
         if version < 6:
-            fields = msgspec.json.decode(raw)
-            return msgspec.convert(_upgraded(fields, msgspec.convert(fields, _OlderCase)), Case)
+            return msgspec.convert(upgraded(msgspec.json.decode(raw)), Case)
         return msgspec.json.decode(raw, type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a valid case: {error}{_known(str(error))}") from None
     except RecursionError:
         raise ValueError("not a valid case: nested too deeply") from None
-
-
-#: Until schema 5, by whose checkpoint it was and whether it was reentrant.
-_CHECKPOINTS = {
-    ("library", False): "full", ("library", True): "reentrant",
-    ("torch", False): "by_torch", ("torch", True): "by_torch_reentrant",
-}  # fmt: skip
-
-
-class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happened to a library's layers, in a case of schema 5 or older. What is still a field of
-    a Spec is checked there."""
-
-    events: Any
-    layer: LayerName = "linear"
-    layout: Any = "chain"
-    depth: Any = 1
-    checkpoint: Literal["none"] | Wraps = "none"
-    checkpoint_by: Literal["library", "torch"] = "library"
-    reentrant: bool = False
-    quantized_init: Any = False
-    settings: Any = msgspec.field(default_factory=dict)
-
-    def today(self) -> dict[str, Any]:
-        """The same as fields of a Spec."""
-        fields = {
-            name: getattr(self, name)
-            for name in ("events", "layout", "depth", "quantized_init", "settings")
-        }
-        if self.checkpoint != "none":
-            kind = _CHECKPOINTS[self.checkpoint_by, self.reentrant]
-            fields |= {"checkpoint": kind, "wraps": self.checkpoint}
-        return {"model": f"library_{self.layer}", **fields}
-
-
-class _OlderSpec(msgspec.Struct, frozen=True):
-    played: _Schedule | None = msgspec.field(default=None, name="schedule")
-
-
-class _OlderCase(msgspec.Struct, frozen=True):
-    spec: _OlderSpec
-    history: tuple[_OlderCase, ...] = ()
-    schema: int = SCHEMA
-
-
-def _upgraded(fields: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
-    """A case of an older schema in the words of today."""
-    spec = {name: value for name, value in fields["spec"].items() if name != "schedule"}
-    if older.spec.played is not None:
-        spec |= older.spec.played.today()
-    earlier = zip(fields.get("history", ()), older.history, strict=True)
-    history = [_upgraded(one, was) for one, was in earlier]
-    return {**fields, "spec": spec, "history": history, "schema": SCHEMA}
 
 
 _NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)`\Z")
