@@ -33,10 +33,9 @@ from narrowfuzz.environment import prepare, settle
 prepare()  # before torch is imported
 
 import torch  # noqa: E402
-from narrowfuzz.faults.fault import Fault  # noqa: E402
-from narrowfuzz.faults.registry import builtin_faults, load_fault_file  # noqa: E402
+from narrowfuzz.plants.plant import Plant  # noqa: E402
+from narrowfuzz.plants.registry import builtin_faults, load_plants  # noqa: E402
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable  # noqa: E402
-from narrowfuzz.score.hunt import scored  # noqa: E402
 from narrowfuzz.stateful import Stateful, process_of  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
 
@@ -59,12 +58,12 @@ class BaselineResult:
     false_alarm: bool = False
 
 
-def hypothesis(fault: Fault, seconds: float, seed: int) -> BaselineResult:
+def hypothesis(fault: Plant, seconds: float, seed: int) -> BaselineResult:
     """Eager against torch.compile on drawn layers."""
     return _found(compiled, fault, seconds, seed)
 
 
-def suite(fault: Fault, seconds: float, seed: int) -> BaselineResult:
+def suite(fault: Plant, seconds: float, seed: int) -> BaselineResult:
     """The libraries' own tests, once."""
     return _found(as_shipped, fault, seconds, seed)
 
@@ -72,7 +71,7 @@ def suite(fault: Fault, seconds: float, seed: int) -> BaselineResult:
 BASELINES = {"hypothesis": hypothesis, "suite": suite}
 
 
-def _found(test: Test, fault: Fault, seconds: float, seed: int) -> BaselineResult:
+def _found(test: Test, fault: Plant, seconds: float, seed: int) -> BaselineResult:
     recipes = _under(fault)
     clean = _without(test, tuple(recipe.name for recipe in recipes), seconds, seed)
     if clean.failure:
@@ -101,7 +100,7 @@ def _recipes() -> dict[str, Recipe | Stateful]:
     return {**layers, **subjects}
 
 
-def _under(fault: Fault) -> list[Recipe | Stateful]:
+def _under(fault: Plant) -> list[Recipe | Stateful]:
     """The recipes it is tested on: those that share the process of the first."""
     chosen = [
         recipe
@@ -120,7 +119,7 @@ def _under(fault: Fault) -> list[Recipe | Stateful]:
 def _apart(
     work: Callable[[], Outcome],
     recipes: Sequence[Recipe | Stateful],
-    fault: Fault | None,
+    fault: Plant | None,
     seconds: float,
 ) -> Outcome:
     """``work`` in a child, with a fault planted or without; a child that dies has failed."""
@@ -153,7 +152,7 @@ def _apart(
 
 
 def _planted(
-    work: Callable[[], Outcome], recipes: Sequence[Recipe | Stateful], fault: Fault | None
+    work: Callable[[], Outcome], recipes: Sequence[Recipe | Stateful], fault: Plant | None
 ) -> Outcome:
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
@@ -182,7 +181,7 @@ def _warm_up() -> None:
 
 
 def recall(
-    faults: dict[str, Fault], seconds: float, seed: int
+    faults: dict[str, Plant], seconds: float, seed: int
 ) -> dict[str, dict[str, BaselineResult]]:
     """Both tests on every fault, told as they go."""
     results: dict[str, dict[str, BaselineResult]] = {}
@@ -206,7 +205,7 @@ def shared(
 def _share(
     file: Path | None, seconds: float, seed: int, names: Sequence[str]
 ) -> dict[str, dict[str, BaselineResult]]:
-    known = load_fault_file(file) if file else builtin_faults()
+    known = load_plants(file) if file else builtin_faults()
     return recall({name: known[name] for name in names}, seconds, seed)
 
 
@@ -228,8 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     told = parser.parse_args(arguments)
     settle()
-    known = load_fault_file(told.fault_file) if told.fault_file else builtin_faults()
-    names = [n for n, f in known.items() if scored(f) and fnmatch.fnmatch(n, told.only)]
+    known = load_plants(told.fault_file) if told.fault_file else builtin_faults()
+    names = fnmatch.filter(known, told.only)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-baselines-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         _warm_up()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.controls.plain import CONTROLS
+from narrowfuzz.plants.legal_plain import PLANTS
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule
 from narrowfuzz.score import main as score_main
 from narrowfuzz.score.hunt import in_our_reference, size_of
@@ -33,7 +33,7 @@ from narrowfuzz.score.record import (
 
 FILE = """
 from contextlib import contextmanager, nullcontext
-from narrowfuzz import Fault
+from narrowfuzz import Plant
 
 @contextmanager
 def doubled(lifts):
@@ -48,9 +48,9 @@ def nowhere():
     raise RuntimeError("no such place")
 
 def fault(id, plant, recipe="torchao.float8.tensorwise"):
-    return Fault(id=id, family="mine", title=id, link="none", plant=plant, recipes=(recipe,))
+    return Plant(id=id, family="mine", title=id, source="none", plant=plant, recipes=(recipe,))
 
-FAULTS = [
+PLANTS = [
     fault("doubled", lambda: doubled(True)),
     fault("stays", lambda: doubled(False)),
     fault("nothing", nullcontext),
@@ -220,10 +220,10 @@ def test_a_control_that_breaks_is_told_and_the_others_still_run(
         raise RuntimeError("a worker raised")
 
     monkeypatch.setattr(score_main, "run_control", broken)
-    controls = [score_main._controlled(c, Asked(), Tally()) for c in CONTROLS[:2]]
+    controls = [score_main._controlled(c, Asked(), Tally()) for c in PLANTS[:2]]
     assert [c.problem for c in controls] == ["a worker raised"] * 2
     assert score_main._code(score(controls=tuple(controls)), None) == 2
-    assert f"control {CONTROLS[0].id}: a worker raised" in capsys.readouterr().err
+    assert f"control {PLANTS[0].id}: a worker raised" in capsys.readouterr().err
 
 
 def test_what_an_interruption_leaves_undone_is_left_out() -> None:

@@ -19,13 +19,13 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.data import make_tensors
 from narrowfuzz.expect import Expect, Is, OneOf, Ordered, Own, Refuses, Runs, Same, Within, bits
-from narrowfuzz.faults.census import NEED_MODELS
-from narrowfuzz.faults.recompute import NEED_ATTENTION
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import halves, variants
+from narrowfuzz.plants.census import NEED_MODELS
+from narrowfuzz.plants.recompute import NEED_ATTENTION
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_checks import check_rule

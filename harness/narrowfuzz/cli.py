@@ -43,7 +43,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="output folder")] = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
-    plant: Annotated[str, typer.Option(help="plant this fault (id or FILE:id)")] = "",
+    plant: Annotated[str, typer.Option(help="plant this (id or FILE:id)")] = "",
     te_version: TeVersion = "",
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings."""
@@ -78,7 +78,7 @@ def replay(
 @app.command()
 def score(
     faults: Annotated[
-        list[Path] | None, typer.Option("--faults", help="file defining FAULTS")
+        list[Path] | None, typer.Option("--faults", help="file defining PLANTS")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="faults and controls by id (glob)")
@@ -110,7 +110,8 @@ def score(
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="recipes, models, arms, oracles, faults, known or coverage")
+        str,
+        typer.Argument(help="recipes, models, arms, oracles, faults, controls, known or coverage"),
     ],
     recipe_file: Files = None,
 ) -> None:

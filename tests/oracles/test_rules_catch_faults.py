@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.census import NEED_MODELS
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
+from narrowfuzz.plants.census import NEED_MODELS
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes, obstacles
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.verdict import BAD, Verdict, fingerprint

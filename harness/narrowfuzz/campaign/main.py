@@ -18,7 +18,7 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
 from narrowfuzz.device import Device, check_device, choose, default_workers, enter
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import find_fault
+from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
     Recipe,
     load_every,
@@ -53,9 +53,9 @@ def run_command(
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
     select_arms(arms)
-    fault = _fault(plant)
-    if fault is not None:
-        what = find_fault(*fault)
+    planted = _plant(plant)
+    if planted is not None:
+        what = find_plant(*planted)
         # it may patch a library that others run on, or be of a device
         recipes, device = recipes or what.recipes, device or what.device
     device = device or "cpu"
@@ -88,7 +88,7 @@ def run_command(
         arms=arms,
         device=device,
         ledger=ledger,
-        fault=fault,
+        plant=planted,
     )
     store = Store(folder)
     whole = _universe(chosen, stateful, config.arms, config.device)
@@ -268,12 +268,9 @@ def _runnable(
     return able, playing, lines
 
 
-def _fault(plant: str) -> tuple[str, str] | None:
-    if not plant:
-        return None
-    file, _, fault_id = plant.rpartition(":")
-    find_fault(file, fault_id)
-    return file, fault_id
+def _plant(name: str) -> tuple[str, str] | None:
+    file, _, id = name.rpartition(":")
+    return (file, id) if name else None
 
 
 def _output(out: Path | None, resume: bool) -> Path:

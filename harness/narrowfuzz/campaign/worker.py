@@ -38,7 +38,7 @@ from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
-from narrowfuzz.planted import identity, planted
+from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable, select
 from narrowfuzz.stateful import Stateful, process_of, processes
 from narrowfuzz.triage.forked import ForkedScripts

@@ -16,9 +16,9 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.summary import pairs_seen
 from narrowfuzz.campaign.supervisor import Tally, play, start_server
 from narrowfuzz.case import ModelName, Spec
-from narrowfuzz.controls.control import Control
 from narrowfuzz.coverage import Pair
 from narrowfuzz.device import asked_here, check_device
+from narrowfuzz.plants.plant import Plant
 from narrowfuzz.recipe import load_every, obstacle, select
 from narrowfuzz.schedule.story import FEATURES
 
@@ -50,7 +50,7 @@ class ControlResult:
 
 
 def run_control(
-    control: Control,
+    control: Plant,
     cases: int,
     seed: int,
     workers: int = 1,
@@ -79,7 +79,7 @@ def run_control(
             recipes=recipes,
             recipe_files=control.recipe_files,
             arms=control.arms,
-            control=(file, control.id),
+            plant=(file, control.id),
             models=control.models,
             device=device,
             wild_shapes=control.wild_shapes,
@@ -121,7 +121,7 @@ def lacking(results: Iterable[ControlResult]) -> tuple[str, ...]:
     )
 
 
-def _recipes(control: Control, device: str) -> tuple[str, ...]:
+def _recipes(control: Plant, device: str) -> tuple[str, ...]:
     """The control's recipes that run here. Raises ValueError if none does."""
     check_device(device)
     files = control.recipe_files
@@ -136,7 +136,7 @@ def _recipes(control: Control, device: str) -> tuple[str, ...]:
     return chosen
 
 
-def _arms(control: Control, pairs: Iterable[Pair]) -> frozenset[str]:
+def _arms(control: Plant, pairs: Iterable[Pair]) -> frozenset[str]:
     """The rungs that cases with these features climbed."""
     allowed = select_arms(control.arms)
     found: set[str] = set()

@@ -11,8 +11,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally, play
 from narrowfuzz.case import Case
-from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.registry import SCORED_OWN
+from narrowfuzz.plants.plant import Plant
 from narrowfuzz.score.observe import LIFTED, THERE, observe
 from narrowfuzz.score.record import Hunted
 
@@ -21,7 +20,7 @@ from narrowfuzz.score.record import Hunted
 class Target:
     """A fault, the file it comes from ("" for a built-in one), and the recipes to hunt it on."""
 
-    fault: Fault
+    fault: Plant
     file: str
     recipes: tuple[str, ...]
 
@@ -55,7 +54,7 @@ def hunt(target: Target, options: Options, tally: Tally) -> Hunted:
             seed=options.seed,
             recipes=target.recipes,
             arms=options.arms,
-            fault=(target.file, fault.id),
+            plant=(target.file, fault.id),
             device=device,
             wild_shapes=fault.wild_shapes,
             stop_after=1,
@@ -88,22 +87,17 @@ def hunt(target: Target, options: Options, tally: Tally) -> Hunted:
     return record(fault, found=False, cases=cases, suspected=suspected, idle=idle, problem=problem)
 
 
-def record(fault: Fault, **found: object) -> Hunted:
+def record(fault: Plant, **found: object) -> Hunted:
     """What is known of the fault, and how its hunt went."""
     return Hunted(
         id=fault.id,
         family=fault.family,
         title=fault.title,
-        link=fault.link,
+        link=fault.source,
         compiled=fault.compiled,
         ours=in_our_reference(fault.recipes),
         **found,  # type: ignore[arg-type]
     )
-
-
-def scored(fault: Fault) -> bool:
-    """Of the faults in our own reference, a few stand for all."""
-    return fault.id in SCORED_OWN or not in_our_reference(fault.recipes)
 
 
 def in_our_reference(recipes: Sequence[str]) -> bool:

@@ -15,15 +15,13 @@ from rich.console import Console
 
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
-from narrowfuzz.controls.control import Control
-from narrowfuzz.controls.registry import builtin_controls
 from narrowfuzz.device import asked_here, check_device, choose, default_workers
 from narrowfuzz.environment import prepare, versions
-from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.registry import builtin_faults, load_fault_file
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_controls, builtin_faults, load_plants
 from narrowfuzz.recipe import Recipe, load_every, obstacle
 from narrowfuzz.score.controls import run_control
-from narrowfuzz.score.hunt import Options, Target, hunt, record, scored
+from narrowfuzz.score.hunt import Options, Target, hunt, record
 from narrowfuzz.score.record import (
     Change,
     Controlled,
@@ -128,26 +126,26 @@ def _check(asked: Asked) -> None:
         raise ValueError(f"--json {asked.out}: there is no folder {asked.out.parent}")
 
 
-def _faults(asked: Asked) -> tuple[list[tuple[str, Fault]], list[str]]:
+def _faults(asked: Asked) -> tuple[list[tuple[str, Plant]], list[str]]:
     """(file, fault) of all that is asked for, and what is wrong with fault files."""
     shipped = builtin_faults() if asked.builtin else {}
-    found = [("", f) for f in shipped.values() if asked.only or scored(f)]
+    found = [("", f) for f in shipped.values()]
     problems: list[str] = []
     for file in (named.resolve() for named in asked.faults):
         try:
-            found += [(str(file), fault) for fault in load_fault_file(file).values()]
+            found += [(str(file), fault) for fault in load_plants(file).values()]
         except ValueError as error:
             problems.append(str(error))
     return [(file, fault) for file, fault in found if _asked_for(fault.id, asked.only)], problems
 
 
-def _controls(asked: Asked) -> list[Control]:
+def _controls(asked: Asked) -> list[Plant]:
     if not asked.controls:
         return []
     return [c for c in builtin_controls().values() if _asked_for(c.id, asked.only)]
 
 
-def _controlled(control: Control, asked: Asked, tally: Tally) -> Controlled:
+def _controlled(control: Plant, asked: Asked, tally: Tally) -> Controlled:
     try:
         result = run_control(
             control, asked.control_cases, asked.seed, device=asked.device, tally=tally
@@ -173,7 +171,7 @@ def _asked_for(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatch.fnmatch(name, glob) for glob in globs)
 
 
-def _targets(faults: Sequence[tuple[str, Fault]], device: str) -> tuple[list[Target], list[Hunted]]:
+def _targets(faults: Sequence[tuple[str, Plant]], device: str) -> tuple[list[Target], list[Hunted]]:
     """With the recipes that run here, and the faults that can hit none of them."""
     known = load_every()
     reasons: dict[tuple[str, str], str] = {}

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from narrowfuzz.case import Case, Compile, Spec
 from narrowfuzz.device import choose, enter
 from narrowfuzz.environment import settle
-from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import cases, often, rarely, schedule_cases
@@ -101,7 +101,7 @@ def _observe(
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()
-    fault = find_fault(file, fault_id)
+    fault = find_plant(file, fault_id)
     try:
         planted = fault.plant()
         planted.__enter__()
