@@ -23,8 +23,8 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.plants.hopper import PLANTS
 from narrowfuzz.plants.registry import planted
+from narrowfuzz.power.effect import digest, draw
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
-from narrowfuzz.score.observe import digest, draw
 from narrowfuzz.simulated_memory import waits
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import run_script
@@ -200,7 +200,7 @@ def check_schedules_run() -> None:
     stateful = load_stateful()
     recipe = stateful["reference.delayed"]
     judge = Judge({}, Ledger([]), device=DEVICE, stateful=stateful)
-    for case in draw([], [recipe], 8, "none"):
+    for case in draw([recipe], 8):
         assert not judge.judge(case).causes
 
 

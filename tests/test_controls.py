@@ -9,10 +9,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from narrowfuzz.arm import EAGER, LADDER, climb
+from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.supervisor import Tally, start_server
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.data import make_tensors
 from narrowfuzz.environment import prepare, settle
@@ -21,10 +22,11 @@ from narrowfuzz.ledger import load_ledger
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_controls, find_plant
+from narrowfuzz.power.hunt import Limits, control, lacking, targets
+from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, select
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Schedule, Step
 from narrowfuzz.schedule.story import FEATURES
-from narrowfuzz.score.controls import ControlResult, lacking, run_control
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.verify import run_script
 
@@ -191,31 +193,35 @@ def test_a_config_tells_what_is_planted_and_how_much_each_worker_judges() -> Non
 
 
 def test_what_no_control_has_run_is_named() -> None:
-    empty = ControlResult("x", 0, 0.0, (), (), frozenset(), frozenset(), ())
-    assert len(lacking([empty])) == len(get_args(ModelName)) + len(LADDER) + len(FEATURES)
-    model, feature = get_args(ModelName)[1], next(iter(FEATURES))
-    met = ControlResult(
-        "y", 1, 0.0, (), (),
-        frozenset({
-            (("recipe", "r"), ("model", model)), (("recipe", "r"), ("schedule", feature)),
-        }),
-        frozenset(arm.name for arm in climb(Spec(recipe="r", checkpoint="full"))), (),
-    )  # fmt: skip
-    missing = set(lacking([empty, met]))
-    assert missing.isdisjoint({f"model {model}", f"schedule {feature}", "rung eager+checkpoint"})
-    assert "rung inductor" in missing
+    def met(*what: str) -> Controlled:
+        return Controlled(id="x", title="x", cases=1, seconds=0.0, met=what)
+
+    some = (f"model {get_args(ModelName)[1]}", f"schedule {next(iter(FEATURES))}", "rung inductor")
+    missing = lacking([met()])
+    assert {kind for kind, _, _ in (what.partition(" ") for what in missing)} == {
+        "model", "rung", "checkpoint", "schedule"
+    }  # fmt: skip
+    assert set(missing) - set(lacking([met(some[0]), met(*some[1:])])) == set(some)
+
+
+def run(plant: Plant, file: str = "") -> Controlled:
+    """Sixty cases of it."""
+    start_server("cpu")
+    (target,) = targets([(file, plant)], "cpu")
+    return control(target, Limits(control_cases=60, seed=3), Tally())
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("campaign")
 @pytest.mark.parametrize("control_id", ["plain-norms", "float8-power-by-bits", "delayed-unfused"])
 def test_a_control_is_silent(control_id: str) -> None:
-    result = run_control(CONTROLS[control_id], 60, seed=3, minutes=3.0)
-    assert (result.cases, result.findings, result.notes) == (60, (), ())
+    result = run(CONTROLS[control_id])
+    assert (result.cases, result.findings, result.problem) == (60, (), "")
     if control_id == "delayed-unfused":
-        assert "unfused" in result.met("schedule")
+        assert "schedule unfused" in result.met
     else:
-        assert len(result.met("model")) > 1 and "eager" in result.arms
+        assert sum(what.startswith("model ") for what in result.met) > 1
+        assert "rung eager" in result.met
 
 
 @pytest.mark.slow
@@ -223,8 +229,6 @@ def test_a_control_is_silent(control_id: str) -> None:
 def test_a_fault_is_no_control(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FILE)
-    control = find_plant(str(file), "gains")
-    result = run_control(control, 60, seed=3, file=str(file), minutes=3.0)
+    result = run(find_plant(str(file), "gains"), str(file))
     assert any(found.startswith("O5") for found in result.findings), result
-    plain = find_plant(str(file), "plain")
-    assert run_control(plain, 60, seed=3, file=str(file), minutes=3.0).findings == ()
+    assert run(find_plant(str(file), "plain"), str(file)).findings == ()

@@ -107,8 +107,7 @@ MAY_IMPORT = {
     "judge": DATA | {"models", "arms", "oracles", "judge_schedule", "device", "programs"},
     "triage": JUDGED | {"plants"},
     "campaign": JUDGED | {"trials", "plants", "triage", "coverage", "te_on_cpu"},
-    "vacuity": JUDGED,
-    "score": JUDGED | {"plants", "campaign", "coverage"},
+    "power": JUDGED | {"plants", "campaign", "coverage"},
 }
 
 
@@ -194,7 +193,7 @@ def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
         "plugin",
         "cli",
         "listing",
-        "score",
+        "power",
     )
     assert "narrowfuzz.judge" in both
     assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]

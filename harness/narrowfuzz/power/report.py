@@ -1,21 +1,33 @@
-"""What a score prints, and what it adds to its JSON."""
+"""What a score and a measurement of vacuity print, and what their JSON says."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from narrowfuzz.score.recall import Recall, Summary, summarise
-from narrowfuzz.score.record import Change, Controlled, Hunted, Score, false_alarms
+from narrowfuzz.case import dump_case
+from narrowfuzz.power.probe import Passes
+from narrowfuzz.power.probe import Table as Vacuity
+from narrowfuzz.power.recall import Recall, Summary, summarise
+from narrowfuzz.power.record import Change, Controlled, Hunted, Score, false_alarms
 
 IDLE = "plants nothing that drawn cases could show"
 #: What a score is held to: shares of planted faults, and seconds.
 GOAL, MEDIAN_GOAL, NINETIETH_GOAL = 0.95, 10.0, 60.0
+#: A larger share of passes that could not have failed wants a repair.
+LIMIT = 0.1
+
+
+def console() -> Console:
+    """Where both print: as wide as the terminal, or as a page."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 def print_fault(console: Console, fault: Hunted) -> None:
@@ -59,9 +71,7 @@ def print_summary(console: Console, score: Score, change: Change | None) -> None
 
 
 def _print_families(console: Console, score: Score, found: Summary) -> None:
-    view = Table(title="planted faults found", title_justify="left", box=None)
-    for column in ("family", "found", "95 % interval", "median s", "missed"):
-        view.add_column(column, justify="left" if column in ("family", "missed") else "right")
+    view = _table("planted faults found", "family", "found", "95 % interval", "median s", "missed")
     for family, share in found.families.items():
         mine = [f for f in score.faults if f.family == family]
         times = sorted(f.seconds for f in mine if f.seconds is not None)
@@ -71,6 +81,14 @@ def _print_families(console: Console, score: Score, found: Summary) -> None:
             family, f"{share.found} of {share.of}", _interval(share), middle, escape(missed)
         )
     console.print(view)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """What is between the first column and the last one is numbers."""
+    view = Table(title=title, title_justify="left", box=None)
+    for column in columns:
+        view.add_column(column, justify="left" if column in (columns[0], columns[-1]) else "right")
+    return view
 
 
 def _interval(share: Recall) -> str:
@@ -126,3 +144,58 @@ def summary_json(score: Score) -> dict[str, Any]:
             "false_alarms": list(false_alarms(score.controls)),
         }
     }
+
+
+def print_vacuity(console: Console, found: Vacuity) -> None:
+    """A row for each rule: passes, vacuous ones, and what it misses most; then one for each of its
+    recipes with more than LIMIT."""
+    view = _table("passes", "rule", "passes", "vacuous", "share", "missed most often")
+    for oracle in sorted({oracle for oracle, _ in found}):
+        rows = {recipe: passes for (name, recipe), passes in found.items() if name == oracle}
+        whole = _sum(rows.values())
+        view.add_row(oracle, *_numbers(whole), _missed(whole))
+        for recipe, passes in sorted(rows.items(), key=lambda row: -row[1].share):
+            if passes.share > LIMIT:
+                view.add_row(f"  {recipe}", *_numbers(passes))
+    console.print(view)
+
+
+def _sum(rows: Iterable[Passes]) -> Passes:
+    whole = Passes()
+    for passes in rows:
+        whole.number += passes.number
+        whole.vacuous += passes.vacuous
+        whole.tried += passes.tried
+        whole.missed += passes.missed
+    return whole
+
+
+def _numbers(passes: Passes) -> tuple[str, str, str]:
+    return str(passes.number), str(passes.vacuous), f"{100 * passes.share:.1f}%"
+
+
+def _missed(passes: Passes) -> str:
+    shares = {name: n / passes.tried[name] for name, n in passes.missed.items()}
+    most = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in most)
+
+
+def vacuity_json(found: Vacuity) -> list[dict[str, Any]]:
+    """One entry for each rule and recipe, the most vacuous first."""
+    return [
+        {
+            "oracle": oracle,
+            "recipe": recipe,
+            "passes": passes.number,
+            "vacuous": passes.vacuous,
+            "share": round(passes.share, 4),
+            "tried": dict(passes.tried),
+            "missed": dict(passes.missed),
+            "examples": [
+                {"arm": arm, "role": role, "layer": layer,
+                 "case": msgspec.json.decode(dump_case(case))}
+                for case, arm, role, layer in passes.examples
+            ],
+        }
+        for (oracle, recipe), passes in sorted(found.items(), key=lambda r: (-r[1].share, r[0]))
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each rule of schedules looks at, as the perturbations that it must notice one of."""
+"""What falsifies what the rules of schedules read: they must notice some of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.oracles.oracle import Reads
-from narrowfuzz.oracles.schedule import SCHEDULE_ORACLES
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
+from narrowfuzz.power.falsify import GAIN, NUMBERS, Numbers
+from narrowfuzz.power.perturbation import Perturbation
 from narrowfuzz.schedule.events import Schedule
 from narrowfuzz.schedule.trace import (
     Moment,
@@ -23,8 +24,6 @@ from narrowfuzz.schedule.trace import (
     StateTrace,
     Wrong,
 )
-from narrowfuzz.vacuity.falsify import GAIN, NUMBERS, Numbers
-from narrowfuzz.vacuity.perturbation import Perturbation
 
 Falsified = Callable[[StateTrace], StateTrace | None]
 State = Mapping[SlotName, Slot]
@@ -214,8 +213,8 @@ def _states(made: Made) -> tuple[Perturbation, ...]:
     return tuple(made(name, "state", partial(_state, change)) for name, change in _STATES)
 
 
-#: What a rule reads -> what falsifies it.
-_FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
+#: What a rule of schedules reads -> what falsifies it.
+FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "run": (_of_trace("no end", "run", _raised),),
     "casts": (_of_trace("one code up", "casts", _inexact),),
     "operands": _operands(_ALL),
@@ -229,9 +228,4 @@ _FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     "pending": (_of_trace("left over", "what is set aside", _left_over),),
     "results": _results(_of_trace),
     "company": (*_results(_of_company), *_states(_of_company)),
-}
-#: Rule of schedules -> what falsifies what it observes.
-RELEVANT: dict[str, tuple[Perturbation, ...]] = {
-    rule.name: tuple(p for read in rule.reads for p in _FALSIFIES[read])
-    for rule in SCHEDULE_ORACLES
 }

@@ -13,6 +13,7 @@ from narrowfuzz.case import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, Format
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.oracles.evidence import Evidence, Rerun
+from narrowfuzz.power.falsify import Numbers, Operands
 from narrowfuzz.trace import (
     AttentionCall,
     Change,
@@ -23,7 +24,6 @@ from narrowfuzz.trace import (
     SiteTrace,
     Trace,
 )
-from narrowfuzz.vacuity.falsify import Numbers, Operands
 
 #: What an arm left, falsified; None where it left nothing of the kind.
 Falsified = Callable[[Trace, Plan], Trace | None]

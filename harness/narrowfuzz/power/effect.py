@@ -1,6 +1,6 @@
 """Does a fault change anything, and is everything as before once it is lifted?
 
-Looks at what runs leave: results, gradients, codes, scales, state, errors, and what a conversion
+Compared is what runs leave: results, gradients, codes, scales, state, errors, and what a conversion
 changed. A campaign that finds nothing says something only of a fault that does something.
 """
 
@@ -11,24 +11,21 @@ import hashlib
 import multiprocessing as mp
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from narrowfuzz.case import Case, Compile, Spec
-from narrowfuzz.device import choose, enter
-from narrowfuzz.environment import settle
-from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant
-from narrowfuzz.recipe import Recipe, load_every, of_kind, runnable
+from narrowfuzz.power.cases import examples, ready
+from narrowfuzz.recipe import Recipe
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import cases, often, rarely, schedule_cases
 
-#: A look at so many cases of each kind tells whether a fault was lifted; so many, whether it is
-#: there at all.
+#: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
 LIFTED, THERE = 4, 60
 #: Compiled ones are dear.
 _COMPILED_THERE = 6
@@ -36,68 +33,63 @@ _SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """Three looks at the same cases."""
+class Effect:
+    """What the same cases left before a fault, with it and after it."""
 
     problem: str
     #: Planted, something was otherwise.
     changes: bool
 
 
-def observe(
+def effect(
     file: str,
-    fault_id: str,
+    fault: Plant,
     recipes: Sequence[str],
     device: str,
     *,
-    cases: int,
+    number: int,
     compiled: bool = False,
-) -> Look:
+) -> Effect:
     """Plant a fault in a process of its own on its device, and lift it again."""
     context = mp.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=_observe, args=(file, fault_id, tuple(recipes), device, cases, compiled, theirs)
+        target=_compare,
+        args=(file, fault.id, recipes, fault.recipe_files, device, number, compiled, theirs),
     )
     process.start()
     theirs.close()
     try:
-        answer: Look = (
-            ours.recv() if ours.poll(_SECONDS) else Look(f"no answer in {_SECONDS:.0f} s", True)
+        answer: Effect = (
+            ours.recv() if ours.poll(_SECONDS) else Effect(f"no answer in {_SECONDS:.0f} s", True)
         )
     except EOFError:  # a fault may end the process it is planted in: that shows
-        answer = Look("", True)
+        answer = Effect("", True)
     if process.is_alive():
         process.kill()
     process.join()
     return answer
 
 
-def _observe(
+def _compare(
     file: str,
     fault_id: str,
-    recipes: tuple[str, ...],
+    recipes: Sequence[str],
+    recipe_files: Sequence[Path],
     device: str,
     number: int,
     compiled: bool,
     out: Connection,
 ) -> None:
-    choose(device)
-    settle()
-    where = enter(device)
-    every = load_every()
-    known, stateful = of_kind(every, Recipe), of_kind(every, Stateful)
-    models = [r for n in recipes if n in known and (r := runnable(known[n], where.torch))]
-    playing = [stateful[n] for n in recipes if n in stateful]
-    for recipe in playing:
-        recipe.prepare()
+    here = ready(recipes, device, recipe_files)
     ladders = rarely if device == "cpu" else often
-    drawn = draw(models, playing, number, "none", ladders)
+    drawn = draw(here.chosen, number, ladders=ladders)
     if compiled:
-        drawn += draw(models, [], min(number, _COMPILED_THERE), "inductor")
+        models = [recipe for recipe in here.chosen if isinstance(recipe, Recipe)]
+        drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
-        judge = Judge(known, Ledger([]), device=where, stateful=stateful)
+        judge = here.judge(Ledger([]))
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()
@@ -106,54 +98,34 @@ def _observe(
         planted = fault.plant()
         planted.__enter__()
     except Exception as error:  # noqa: BLE001 - told to the user
-        out.send(Look(f"raises {type(error).__name__} when planted: {error}", False))
+        out.send(Effect(f"raises {type(error).__name__} when planted: {error}", False))
         return
     under = seen()
     try:
         planted.__exit__(None, None, None)
     except Exception as error:  # noqa: BLE001 - told to the user
-        out.send(Look(f"raises {type(error).__name__} when lifted: {error}", True))
+        out.send(Effect(f"raises {type(error).__name__} when lifted: {error}", True))
         return
     stays = "" if seen() == before else "cannot be lifted: results differ from before"
-    out.send(Look(stays, under != before))
+    out.send(Effect(stays, under != before))
 
 
 def draw(
-    recipes: Sequence[Recipe],
-    stateful: Sequence[Stateful],
+    recipes: Sequence[Recipe | Stateful],
     number: int,
-    kind: Compile,
+    kind: Compile = "none",
     ladders: Callable[[Spec], int] = rarely,
 ) -> list[Case]:
-    """So many cases of each of both kinds, always the same ones; of a hundred direct ones so many
-    have ladder data."""
+    """So many cases of the models among the recipes, and of the stateful ones, always the same; of
+    a hundred direct ones so many have ladder data."""
+    models = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+    stateful = [recipe for recipe in recipes if isinstance(recipe, Stateful)]
     drawn: list[Case] = []
-    for strategy in (
-        cases(recipes, compile=kind, ladders=ladders) if recipes else None,
-        schedule_cases(stateful) if stateful else None,
-    ):
-        if strategy is not None:
-            drawn += _examples(strategy, number)
+    if models:
+        drawn += examples(cases(models, compile=kind, ladders=ladders), number)
+    if stateful:
+        drawn += examples(schedule_cases(stateful), number)
     return drawn
-
-
-def _examples(strategy: st.SearchStrategy[Case], number: int) -> list[Case]:
-    found: list[Case] = []
-
-    @seed(0)
-    @settings(
-        max_examples=number,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def run(case: Case) -> None:
-        found.append(case)
-
-    run()
-    return found
 
 
 def digest(value: Any) -> str:

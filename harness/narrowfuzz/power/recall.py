@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from narrowfuzz.score.record import Hunted
+from narrowfuzz.power.record import Hunted
 
 _Z = statistics.NormalDist().inv_cdf(0.975)
 

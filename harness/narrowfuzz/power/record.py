@@ -56,6 +56,8 @@ class Controlled(msgspec.Struct, kw_only=True, frozen=True):
     findings: tuple[str, ...] = ()
     #: Divergences that no script shows: false alarms, too.
     suspected: tuple[str, ...] = ()
+    #: What its cases had of the models, rungs, checkpoints and features of schedules.
+    met: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -70,7 +72,7 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
     compiled_seconds: float
     faults: tuple[Hunted, ...]
     controls: tuple[Controlled, ...] = ()
-    #: Fault files that could not be read.
+    #: Files that could not be read.
     problems: tuple[str, ...] = ()
 
 
@@ -102,7 +104,12 @@ def compare(before: Score, now: Score) -> Change:
 
 def to_json(score: Score, more: dict[str, Any]) -> bytes:
     """The score as a file's content; ``more`` adds what is worked out from it."""
-    return msgspec.json.format(msgspec.json.encode({**msgspec.to_builtins(score), **more})) + b"\n"
+    return formatted({**msgspec.to_builtins(score), **more})
+
+
+def formatted(value: Any) -> bytes:
+    """JSON for people's eyes, too."""
+    return msgspec.json.format(msgspec.json.encode(value)) + b"\n"
 
 
 def load_score(path: Path) -> Score:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.vacuity.perturbation import Perturbation
+from narrowfuzz.case import Case
+from narrowfuzz.oracles.oracle import Oracle, Reads
+from narrowfuzz.power.perturbation import Perturbation
 from narrowfuzz.verdict import BAD, Verdict
+
+#: Vacuous cases kept of each rule and recipe.
+_EXAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,48 @@ class Pass:
         return not self.noticed
 
 
+@dataclass
+class Passes:
+    """Passes of one rule on one recipe."""
+
+    number: int = 0
+    vacuous: int = 0
+    #: Perturbation -> passes it was tried on, and of those the ones that did not notice it.
+    tried: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    #: (case, arm, role, layer) of vacuous passes.
+    examples: list[tuple[Case, str, str, str]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.vacuous / self.number if self.number else 0.0
+
+    def take(self, case: Case, found: Pass) -> None:
+        self.number += 1
+        self.vacuous += found.vacuous
+        self.tried.update(found.tried)
+        self.missed.update(found.tried - found.noticed)
+        if found.vacuous and len(self.examples) < _EXAMPLES:
+            self.examples.append((case, found.arm, found.role, found.layer))
+
+
+#: (rule, recipe) -> its passes.
+Table = dict[tuple[str, str], Passes]
+#: Rule -> what falsifies what it reads.
+Falsifying = Mapping[str, Sequence[Perturbation]]
+
+
+def falsifying(
+    oracles: Iterable[Oracle], falsifies: Mapping[Reads, Sequence[Perturbation]]
+) -> Falsifying:
+    """The perturbations of all that each of these rules reads."""
+    return {o.name: tuple(p for read in o.reads for p in falsifies[read]) for o in oracles}
+
+
 def probe(
-    check: Callable[[Any], Iterable[Verdict]],
-    evidence: Any,
-    relevant: Mapping[str, Sequence[Perturbation]],
-    everything: Sequence[Perturbation] = (),
-    layer: str = "",
+    check: Callable[[Any], Iterable[Verdict]], evidence: Any, falsify: Falsifying, layer: str = ""
 ) -> Iterator[Pass]:
-    """Every pass of a check on this evidence. ``everything`` is tried on rules that ``relevant``
-    does not know.
+    """Every pass of a check on this evidence.
 
     A perturbation falsifies one arm's observations of a kind all at once, in every role: one more
     application of the check then tells of all its verdicts on that arm. They are matched by their
@@ -45,17 +83,16 @@ def probe(
     """
     before = _by_arm(check(evidence))
     for arm, verdicts in before.items():
-        rules = {v.oracle for v in verdicts if v.status == "ok"}
+        rules = sorted({v.oracle for v in verdicts if v.status == "ok"})
         found: dict[str, list[bool]] = {}
-        wanted = dict.fromkeys(p for rule in sorted(rules) for p in relevant.get(rule, everything))
-        for perturbation in wanted:
+        for perturbation in dict.fromkeys(p for rule in rules for p in falsify[rule]):
             other = perturbation.change(evidence, arm)
             if other is not None:
                 after = _by_arm(check(other)).get(arm, [])
                 found[perturbation.title] = _noticed(verdicts, after)
         for i, verdict in enumerate(verdicts):
             if verdict.status == "ok":
-                own = {p.title for p in relevant.get(verdict.oracle, everything)} & found.keys()
+                own = {p.title for p in falsify[verdict.oracle]} & found.keys()
                 like = [j for j, v in enumerate(verdicts) if _alike(v, verdict)]
                 noticed = frozenset(title for title in own if found[title][i])
                 # another verdict's business, as results are where this one compared operands
