@@ -23,8 +23,6 @@ from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import halves, variants
-from narrowfuzz.plants.census import NEED_MODELS
-from narrowfuzz.plants.recompute import NEED_ATTENTION
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
@@ -374,11 +372,11 @@ OF_SCHEDULES = {
     for id, fault in builtin_faults().items()
     if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
 }
-NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
+NEED_MORE = {id for id, fault in builtin_faults().items() if fault.compiled or fault.needs}
 #: Those of a device: tests/simulated_checks.py.
 OF_DEVICES = {id for id, fault in builtin_faults().items() if fault.device}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
-ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION
+ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MORE
 ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
 
 

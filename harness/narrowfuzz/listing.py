@@ -67,7 +67,9 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
         from narrowfuzz.plants.registry import builtin_controls, builtin_faults
 
         plants = (builtin_faults if what == "faults" else builtin_controls)().values()
-        return (what[:-1], "family", "what"), ((p.id, p.family, p.title) for p in plants)
+        return (what[:-1], "family", "what", "recipes", "needs"), (
+            (p.id, p.family, p.title, ", ".join(p.recipes), p.needs) for p in plants
+        )
     if what == "coverage":
         from narrowfuzz.factors import rows
         from narrowfuzz.recipe import load_recipes, runnable

@@ -58,6 +58,7 @@ def run_command(
         what = find_plant(*planted)
         # it may patch a library that others run on, or be of a device
         recipes, device = recipes or what.recipes, device or what.device
+        recipe_files, arms = (*recipe_files, *what.recipe_files), arms or what.arms
     device = device or "cpu"
     check_device(device, workers or default_workers(device))
     prepare(plant)

@@ -13,17 +13,6 @@ _FLOAT8 = ("torchao.float8.*",)
 _WRAPPER = ("torchao.mxfp8.*",)
 
 
-#: Faults that a model of one linear cannot show.
-NEED_MODELS = frozenset(
-    {
-        "conversion-skips-layers",
-        "conversion-unties-weights",
-        "conversion-unfreezes",
-        "conversion-drops-hooks",
-    }
-)
-
-
 def _float8_swap(change: Callable[[Any, Any], Any]) -> AbstractContextManager[None]:
     """``change(old, new)`` is put in the place of ``old`` instead of ``new``."""
     from torchao.float8.float8_linear import Float8Linear
@@ -109,17 +98,18 @@ PLANTS = [
           "https://github.com/pytorch/torchtitan/pull/3199", _FLOAT8,
           lambda: _float8_swap(_keeps_the_old)),
     Plant("conversion-skips-layers", "census", "every second linear stays as it was",
-          "https://github.com/pytorch/torchtitan/pull/1391", _FLOAT8, _every_second),
+          "https://github.com/pytorch/torchtitan/pull/1391", _FLOAT8, _every_second,
+          needs="a model"),
     Plant("conversion-unties-weights", "census", "parameters become one for each name",
           "https://github.com/pytorch/torchtitan/pull/3174", _FLOAT8,
-          lambda: _float8_swap(_copies_parameters)),
+          lambda: _float8_swap(_copies_parameters), needs="a model"),
     Plant("conversion-unfreezes", "census", "a frozen weight is trainable again",
           "https://github.com/pytorch/ao/pull/1873", _FLOAT8,
-          lambda: _float8_swap(_rewraps_weight)),
+          lambda: _float8_swap(_rewraps_weight), needs="a model"),
     Plant("conversion-freezes", "census", "the rewrapped weight asks for no gradient",
           "https://github.com/pytorch/ao/pull/1873", _FLOAT8,
           lambda: _float8_swap(_freezes_weight)),
     Plant("conversion-drops-hooks", "census", "forward hooks and pre-hooks are gone",
           "https://github.com/pytorch/pytorch/pull/37233", _WRAPPER,
-          lambda: _mx_transform(_drops_hooks)),
+          lambda: _mx_transform(_drops_hooks), needs="a model"),
 ]  # fmt: skip

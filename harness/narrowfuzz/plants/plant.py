@@ -29,6 +29,8 @@ class Plant:
     recipes: tuple[str, ...]
     plant: Callable[[], AbstractContextManager[object]] = nullcontext
     legal: bool = False
+    #: What a case must have to show it, besides one of these recipes: "a model", "attention".
+    needs: str = ""
     #: Only a compiled rung can show it: it is hunted longer and counted apart.
     compiled: bool = False
     #: Models besides the linear; none: all. With nothing but "linear", that one only.

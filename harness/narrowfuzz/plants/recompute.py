@@ -65,8 +65,6 @@ PLANTS = [
           "https://github.com/NVIDIA/TransformerEngine/pull/24", _FLOAT8,
           lambda: float8_forward(_unquantised)),
     Plant("attention-keys-move", "recompute", "attention's keys change scale before its backward",
-          "https://github.com/NVIDIA/TransformerEngine/pull/1597", ("*",), _moved_keys),
+          "https://github.com/NVIDIA/TransformerEngine/pull/1597", ("*",), _moved_keys,
+          needs="attention"),
 ]  # fmt: skip
-
-#: Faults that only a model with attention shows.
-NEED_ATTENTION = frozenset({"attention-keys-move"})
