@@ -33,10 +33,9 @@ from narrowfuzz.environment import prepare, settle
 prepare()  # before torch is imported
 
 import torch  # noqa: E402
-from narrowfuzz.faults.fault import Fault  # noqa: E402
-from narrowfuzz.faults.registry import builtin_faults, load_fault_file  # noqa: E402
+from narrowfuzz.plants.plant import Plant  # noqa: E402
+from narrowfuzz.plants.registry import builtin_faults, load_plants  # noqa: E402
 from narrowfuzz.recipe import AnyRecipe, load_every, runnable  # noqa: E402
-from narrowfuzz.score.hunt import scored  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
 
 #: A run that neither ends nor looks at its clock is ended after so many times its seconds.
@@ -58,12 +57,12 @@ class BaselineResult:
     false_alarm: bool = False
 
 
-def hypothesis(fault: Fault, seconds: float, seed: int) -> BaselineResult:
+def hypothesis(fault: Plant, seconds: float, seed: int) -> BaselineResult:
     """Eager against torch.compile on drawn layers."""
     return _found(compiled, fault, seconds, seed)
 
 
-def suite(fault: Fault, seconds: float, seed: int) -> BaselineResult:
+def suite(fault: Plant, seconds: float, seed: int) -> BaselineResult:
     """The libraries' own tests, once."""
     return _found(as_shipped, fault, seconds, seed)
 
@@ -71,7 +70,7 @@ def suite(fault: Fault, seconds: float, seed: int) -> BaselineResult:
 BASELINES = {"hypothesis": hypothesis, "suite": suite}
 
 
-def _found(test: Test, fault: Fault, seconds: float, seed: int) -> BaselineResult:
+def _found(test: Test, fault: Plant, seconds: float, seed: int) -> BaselineResult:
     recipes = _under(fault)
     clean = _without(test, tuple(recipe.name for recipe in recipes), seconds, seed)
     if clean.failure:
@@ -98,7 +97,7 @@ def _recipes() -> dict[str, AnyRecipe]:
     return {name: able for name, r in load_every().items() if (able := runnable(r, "cpu"))}
 
 
-def _under(fault: Fault) -> list[AnyRecipe]:
+def _under(fault: Plant) -> list[AnyRecipe]:
     """The recipes it is tested on: those that share the process of the first."""
     chosen = [
         recipe
@@ -115,7 +114,7 @@ def _under(fault: Fault) -> list[AnyRecipe]:
 def _apart(
     work: Callable[[], Outcome],
     recipes: Sequence[AnyRecipe],
-    fault: Fault | None,
+    fault: Plant | None,
     seconds: float,
 ) -> Outcome:
     """``work`` in a child, with a fault planted or without; a child that dies has failed."""
@@ -148,7 +147,7 @@ def _apart(
 
 
 def _planted(
-    work: Callable[[], Outcome], recipes: Sequence[AnyRecipe], fault: Fault | None
+    work: Callable[[], Outcome], recipes: Sequence[AnyRecipe], fault: Plant | None
 ) -> Outcome:
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
@@ -176,7 +175,7 @@ def _warm_up() -> None:
 
 
 def recall(
-    faults: dict[str, Fault], seconds: float, seed: int
+    faults: dict[str, Plant], seconds: float, seed: int
 ) -> dict[str, dict[str, BaselineResult]]:
     """Both tests on every fault, told as they go."""
     results: dict[str, dict[str, BaselineResult]] = {}
@@ -200,7 +199,7 @@ def shared(
 def _share(
     file: Path | None, seconds: float, seed: int, names: Sequence[str]
 ) -> dict[str, dict[str, BaselineResult]]:
-    known = load_fault_file(file) if file else builtin_faults()
+    known = load_plants(file) if file else builtin_faults()
     return recall({name: known[name] for name in names}, seconds, seed)
 
 
@@ -222,8 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     told = parser.parse_args(arguments)
     settle()
-    known = load_fault_file(told.fault_file) if told.fault_file else builtin_faults()
-    names = [n for n, f in known.items() if scored(f) and fnmatch.fnmatch(n, told.only)]
+    known = load_plants(told.fault_file) if told.fault_file else builtin_faults()
+    names = fnmatch.filter(known, told.only)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-baselines-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         _warm_up()

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from narrowfuzz import Fault
-from narrowfuzz.faults.patching import delayed_calls, replaced
+from narrowfuzz import Plant
+from narrowfuzz.plants.patching import delayed_calls, replaced
 
 _EVERY_TE = ("te.delayed", "te.current", "te.mxfp8")
 #: What a formula for E5M2's maximum gives that counts the highest exponent, which means Inf.
@@ -284,35 +284,35 @@ _initialised_always = partial(
     {"DelayedLinear.forward": _initialised_forward, "_Product.backward": _initialised_backward},
 )
 
-FAULTS = [
-    Fault("e5m2-maximum-too-large", "format", "E5M2's maximum is taken for 98304",
+PLANTS = [
+    Plant("e5m2-maximum-too-large", "format", "E5M2's maximum is taken for 98304",
           "https://github.com/kohya-ss/musubi-tuner/issues/192",
           ("torchao.float8.tensorwise",), _e5m2_has_no_infinity),
-    Fault("square-weight-other-grid", "layout", "square weights take forward's scales in backward",
+    Plant("square-weight-other-grid", "layout", "square weights take forward's scales in backward",
           "https://github.com/unslothai/unsloth/pull/8953",
           ("torchao.float8.rowwise",), _scales_of_the_forward_grid),
-    Fault("e8m0-nan-by-value", "scale", "an E8M0 scale of 128 is read as NaN",
+    Plant("e8m0-nan-by-value", "scale", "an E8M0 scale of 128 is read as NaN",
           "https://github.com/sgl-project/sglang/pull/25519",
           ("torchao.mxfp8.*",), _nan_is_128),
-    Fault("norm-gradient-in-bf16", "accumulator", "RMSNorm's weight gradient is summed in bf16",
+    Plant("norm-gradient-in-bf16", "accumulator", "RMSNorm's weight gradient is summed in bf16",
           "https://github.com/linkedin/Liger-Kernel/pull/950",
           ("torch.bf16",), _norm_weight_gradient_in_bf16),
-    Fault("recompute-draws-anew", "recompute", "recompute draws another dropout mask",
+    Plant("recompute-draws-anew", "recompute", "recompute draws another dropout mask",
           "https://github.com/allenai/OLMo-core/pull/828",
           ("torch.*", "torchao.*"), _recompute_draws_anew),
-    Fault("budget-recomputes-random", "recompute", "a memory budget recomputes dropout masks",
+    Plant("budget-recomputes-random", "recompute", "a memory budget recomputes dropout masks",
           "https://github.com/pytorch/pytorch/issues/190758",
           ("torch.*",), _budget_recomputes_random),
-    Fault("second-bias-unused", "gemm", "LayerNormMLP does not add its second bias",
+    Plant("second-bias-unused", "gemm", "LayerNormMLP does not add its second bias",
           "https://github.com/NVIDIA/TransformerEngine/issues/26",
           _EVERY_TE, _second_bias_unused),
-    Fault("loads-rows-only", "state", "loading leaves an MXFP8 parameter's columns as they were",
+    Plant("loads-rows-only", "state", "loading leaves an MXFP8 parameter's columns as they were",
           "https://github.com/modelscope/mcore-bridge/issues/125",
           ("te.mxfp8",), _loads_rows_only),
-    Fault("epsilon-of-blocks", "scale", "no maximum counts as less than 1e-4",
+    Plant("epsilon-of-blocks", "scale", "no maximum counts as less than 1e-4",
           "https://github.com/ROCm/TransformerEngine/pull/737",
           ("te.current",), _epsilon_of_blocks),
-    Fault("initialised-every-step", "delayed state", "every step sets its scales as the first does",
+    Plant("initialised-every-step", "delayed state", "every step sets its scales as the first does",
           "https://github.com/pytorch/torchtitan/pull/698",
           ("reference.delayed",), _initialised_always),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Everything that says how much the tool finds, in one run: ``make score``.
 
 ``narrowfuzz score`` hunts every planted fault and runs every clean control; two plain tests hunt
-the same faults; ``narrowfuzz.vacuity`` asks of every passing check whether it could have failed.
+the same faults; ``narrowfuzz vacuity`` asks of every passing check whether it could have failed.
 What comes out is printed side by side; ``--write`` puts the tables into docs/detection.md.
 
     python benchmarks/detection.py --seconds 60 --out reports/runs/score --write
@@ -34,15 +34,16 @@ def measure(told: argparse.Namespace) -> dict[str, Any]:
     """Run the parts that are asked for; each leaves its JSON in the folder."""
     told.out.mkdir(parents=True, exist_ok=True)
     seconds = str(told.seconds)
+    ours = [sys.executable, "-m", "narrowfuzz.cli"]
     commands = {
-        "score": [sys.executable, "-m", "narrowfuzz.cli", "score", "--seconds", seconds],
+        "score": [*ours, "score", "--seconds", seconds],
         "baselines": [
             sys.executable,
             str(HERE / "baselines.py"),
             "--seconds",
             str(told.plain_seconds),
         ],
-        "vacuity": [sys.executable, "-m", "narrowfuzz.vacuity", "--cases", str(told.cases)],
+        "vacuity": [*ours, "vacuity", "--cases", str(told.cases)],
     }
     found: dict[str, Any] = {}
     for name, command in commands.items():

@@ -33,8 +33,8 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.play.taps import ATTENTION, AttentionWatch
 from narrowfuzz.policy import cast_policies
+from narrowfuzz.power.effect import digest
 from narrowfuzz.recipe import load_recipes
-from narrowfuzz.score.observe import digest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Runs that must give the same bits.

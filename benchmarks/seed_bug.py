@@ -26,13 +26,13 @@ from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, check_device, choose, enter
 from narrowfuzz.environment import settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.recompute import check_recompute, check_statistics, row_sum_excess
 from narrowfuzz.oracles.whole import check_ratio
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict

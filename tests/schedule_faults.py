@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from narrowfuzz import Fault
+from narrowfuzz import Plant
 from narrowfuzz.models import delayed
 from narrowfuzz.models.delayed import DelayedLinear
 
@@ -153,11 +153,11 @@ def _raises(original: Any) -> Any:
     return backward
 
 
-def _fault(id: str, plant: Any) -> Fault:
-    return Fault(id, "schedule", id.replace("_", " "), "", ("reference.delayed",), plant)
+def _fault(id: str, plant: Any) -> Plant:
+    return Plant(id, "schedule", id.replace("_", " "), "", ("reference.delayed",), plant)
 
 
-FAULTS = [
+PLANTS = [
     _fault("no_commit", _patch(delayed, "commit_backward", _no_commit)),
     _fault("scale_doubled", _patch(DelayedLinear, "commit", _margin_lost)),
     _fault("other_scale", _patch(DelayedLinear, "cast", _other_scale)),

@@ -16,15 +16,15 @@ import torch
 from narrowfuzz.case import Case, DataSpec, Gemm, ModelName, Regime, Spec
 from narrowfuzz.device import enter
 from narrowfuzz.environment import settle
-from narrowfuzz.faults.hopper import FAULTS
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles import BY_NAME as RULES
-from narrowfuzz.planted import planted
+from narrowfuzz.plants.hopper import PLANTS
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.power.effect import digest, draw
 from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
-from narrowfuzz.score.observe import digest, draw
 from narrowfuzz.simulated_memory import waits
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import run_script
@@ -87,7 +87,7 @@ def check_ladders_are_what_hopper_adds_and_not_what_fp32_does() -> None:
 
 
 def check_every_fault_is_seen_while_it_is_planted() -> None:
-    for fault in FAULTS:
+    for fault in (p for p in PLANTS if not p.legal):
         of_ladder: tuple[str, Regime, str] = ("torchao.float8.tensorwise", "ladder", "O23")
         recipe, regime, rule = OTHERWISE.get(fault.id, of_ladder)
         judge = Judge(load_recipes(), Ledger([]), frozenset({"eager"}), device=DEVICE)
@@ -108,7 +108,7 @@ def check_what_is_lost_with_a_ladder_is_seen_by_it_alone() -> None:
     alone = {"hopper-never-promotes", "hopper-promotes-early", "hopper-bit-less",
              "hopper-aligns-to-nearest", "hopper-parts-in-bf16"}  # fmt: skip
     spec = Spec(recipe="torchao.float8.tensorwise", backend="real", m=16, k=32, n=512, dtype="bf16")
-    for fault in FAULTS:
+    for fault in (p for p in PLANTS if not p.legal):
         with fault.plant():
             assert fault.id not in alone or not causes(spec, "wild", HOPPER), fault.id
 
@@ -200,7 +200,7 @@ def check_schedules_run() -> None:
     stateful = load_stateful()
     recipe = stateful["reference.delayed"]
     judge = Judge(stateful, Ledger([]), device=DEVICE)
-    for case in draw([], [recipe], 8, "none"):
+    for case in draw([recipe], 8):
         assert not judge.judge(case).causes
 
 

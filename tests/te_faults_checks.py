@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_every, load_stateful
 from narrowfuzz.strategies import schedule_cases
 from te_on_cpu.environment import enter
@@ -41,7 +41,7 @@ def _held() -> Iterator[tuple[tuple[str, ...], object]]:
                     yield (name, attribute, inner), held
 
 
-def planted_and_lifted(fault: Fault) -> str:
+def planted_and_lifted(fault: Plant) -> str:
     """What went wrong, or "ok"."""
     with fault.plant():  # the modules that it needs are imported from here on
         pass
@@ -55,7 +55,7 @@ def planted_and_lifted(fault: Fault) -> str:
     return f"left {left}" if left or after.keys() != before.keys() else "ok"
 
 
-def hunted(fault: Fault, name: str, cases: int) -> str:
+def hunted(fault: Plant, name: str, cases: int) -> str:
     """The rules that showed the fault in so many schedules, "" if none did."""
     recipe = load_stateful()[name]
     judge = Judge(load_every(), load_ledger())

@@ -13,10 +13,10 @@ import pytest
 import torch
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.patching import replaced
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, Judgement, tensors_of
 from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.triage.script_played import write_played_script

@@ -17,9 +17,9 @@ import torch
 import torchao.float8  # noqa: F401  what forked tests start with
 from kernels import needs_fp8
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.patching import float8_forward, replaced
-from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.plants.patching import float8_forward, replaced
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_faults
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import baselines
@@ -31,7 +31,7 @@ settle()
 _FLOAT8 = ("torchao.float8.rowwise",)
 
 
-def _on(recipe: str, name: str) -> Fault:
+def _on(recipe: str, name: str) -> Plant:
     return replace(builtin_faults()[name], recipes=(recipe,))
 
 
@@ -69,7 +69,7 @@ def _fatal() -> Iterator[None]:
 
 @pytest.mark.heavy
 def test_a_process_that_dies_has_found_the_fault() -> None:
-    fault = Fault("fatal", "crash", "", "", _FLOAT8, _fatal)
+    fault = Plant("fatal", "crash", "", "", _FLOAT8, _fatal)
     result = baselines.suite(fault, 1.0, 1)
     assert result.found and "SIGKILL" in result.why
 
@@ -109,7 +109,7 @@ def _compiled_gain() -> Iterator[None]:
 def test_hypothesis_finds_what_only_compiled_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
     # what is traced is wrong, whoever generates code from it
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    fault = Fault("compiled-gain", "gain", "", "", _FLOAT8, _compiled_gain)
+    fault = Plant("compiled-gain", "gain", "", "", _FLOAT8, _compiled_gain)
     result = baselines.hypothesis(fault, 1.0, 1)
     assert result.found and not result.false_alarm
     assert "not close" in result.why

@@ -19,12 +19,12 @@ from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.snapshot import snapshot
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger, load_entries, load_ledger
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.oracles.census import check_census
 from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes, promises_nothing
 from narrowfuzz.trace import Census, ChangeKind, Trace
 from narrowfuzz.triage.effect import effect_of

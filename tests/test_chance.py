@@ -7,9 +7,9 @@ from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Is, bits
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.triage.finding import report
 from narrowfuzz.triage.triage import triage

@@ -176,7 +176,7 @@ def test_options_reach_the_campaign(
     (config,) = configs
     assert (config.seed, config.minutes, config.workers) == (2**32 - 1, 0.5, 64)
     assert set(config.recipes) == {"torch.fp32", "torch.bf16", "torch.fp16", "torch.scaled_mm"}
-    assert (config.arms, config.fault, config.out) == (("eager*",), ("", "gemm-gain"), Path("new"))
+    assert (config.arms, config.plant, config.out) == (("eager*",), ("", "gemm-gain"), Path("new"))
 
 
 def test_each_resumed_run_draws_something_new(
@@ -268,20 +268,20 @@ def test_a_bad_recipe_file_is_refused_by_name(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("FAULTS = [", "SyntaxError"),
+        ("PLANTS = [", "SyntaxError"),
         ("import sys; sys.exit(0)", "SystemExit"),
-        ("faults = []", "FAULTS"),
-        ("from harness import Fault", "write 'from narrowfuzz import Fault'"),
-        ("from harness.narrowfuzz import Fault", "the package is called narrowfuzz"),
+        ("faults = []", "PLANTS"),
+        ("from harness import Plant", "write 'from narrowfuzz import Plant'"),
+        ("from harness.narrowfuzz import Plant", "the package is called narrowfuzz"),
         ("from harness import mine", "raised"),  # a package of their own
-        ("from narrowfuzz import Fault\nFAULTS = [Fault('a', 'f', 't', 'l', (), None)]", "recipe"),
+        ("from narrowfuzz import Plant\nPLANTS = [Plant('a', 'f', 't', 'l', (), None)]", "recipe"),
         (
-            "from narrowfuzz import Fault\nFAULTS = [Fault('gain', 'f', 't', 'l', ('*',), None)]",
+            "from narrowfuzz import Plant\nPLANTS = [Plant('gain', 'f', 't', 'l', ('*',), None)]",
             "did you mean 'gain'?",
         ),
     ],
 )
-def test_a_bad_fault_file_is_refused_before_the_campaign(
+def test_a_bad_plant_file_is_refused_before_the_campaign(
     refused: Callable[..., str], here: Path, text: str, says: str
 ) -> None:
     (here / "faults.py").write_text(text)

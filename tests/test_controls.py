@@ -9,22 +9,24 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from narrowfuzz.arm import EAGER, LADDER, climb
+from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.supervisor import Tally, start_server
 from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.controls.control import Control
-from narrowfuzz.controls.registry import builtin_controls, find_control
 from narrowfuzz.data import make_tensors
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.patching import replaced
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import load_ledger
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_controls, find_plant
+from narrowfuzz.power.hunt import Limits, control, lacking, targets
+from narrowfuzz.power.record import Controlled
 from narrowfuzz.recipe import AnyRecipe, Recipe, load_every, load_recipes, select
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Step
 from narrowfuzz.schedule.story import FEATURES
-from narrowfuzz.score.controls import ControlResult, lacking, run_control
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.verify import run_script
 
@@ -39,22 +41,27 @@ TWO_STEPS = (
 )  # fmt: skip
 #: A control that hides a real fault, and one that is what it says.
 FILE = """
-from narrowfuzz.controls.control import Control
-from narrowfuzz.faults.registry import find_fault
-CONTROLS = [
-    Control("gains", "3 % too large", "not legal", ("torchao.float8.rowwise",), ("linear",),
-            ("eager",), find_fault("", "gemm-gain").plant),
-    Control("plain", "torch", "its own definition", ("torch.fp32",), ("linear",), ("eager",)),
+from narrowfuzz import Plant
+from narrowfuzz.plants.registry import find_plant
+
+def legal(id, title, source, recipe, **plant):
+    return Plant(id, "mine", title, source, (recipe,), legal=True, models=("linear",),
+                 arms=("eager",), **plant)
+
+PLANTS = [
+    legal("gains", "3 % too large", "not legal", "torchao.float8.rowwise",
+          plant=find_plant("", "gemm-gain").plant),
+    legal("plain", "torch", "its own definition", "torch.fp32"),
 ]
 """
 
 
-def recipes_of(control: Control) -> dict[str, AnyRecipe]:
+def recipes_of(control: Plant) -> dict[str, AnyRecipe]:
     return select(load_every(control.recipe_files), control.recipes)
 
 
 @pytest.mark.parametrize("control", CONTROLS.values(), ids=lambda control: control.id)
-def test_a_control_names_what_exists(control: Control) -> None:
+def test_a_control_names_what_exists(control: Plant) -> None:
     assert recipes_of(control)
     assert select_arms(control.arms)
     assert set(control.models) <= set(get_args(ModelName))
@@ -65,7 +72,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(CONTROLS) >= 30
 
 
-def case_of(control: Control) -> Case:
+def case_of(control: Plant) -> Case:
     """A case on which the control's own code has to run."""
     name, recipe = next(iter(recipes_of(control).items()))
     if isinstance(recipe, Stateful):
@@ -78,11 +85,11 @@ def case_of(control: Control) -> Case:
 
 
 @pytest.mark.parametrize("control", PLANTED, ids=lambda control: control.id)
-def test_what_a_control_plants_runs_and_is_silent(control: Control) -> None:
+def test_what_a_control_plants_runs_and_is_silent(control: Plant) -> None:
     ran: set[str] = set()
 
     def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and Path(frame.f_code.co_filename).parent.name == "controls":
+        if event == "call" and Path(frame.f_code.co_filename).name.startswith(("legal_", "sums")):
             ran.add(frame.f_code.co_name)
 
     case = case_of(control)
@@ -135,7 +142,7 @@ def test_a_kept_weight_is_not_cast_again() -> None:
 
         return to_scale
 
-    def scales_of(control: Control | None) -> int:
+    def scales_of(control: Plant | None) -> int:
         nonlocal scales
         scales = 0
         tensors = tensors_of(case, recipe)
@@ -152,16 +159,16 @@ def test_a_kept_weight_is_not_cast_again() -> None:
 def test_a_user_brings_controls(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FILE)
-    assert find_control(str(file), "plain").title == "torch"
-    with pytest.raises(ValueError, match="unknown control 'plane': did you mean 'plain'"):
-        find_control(str(file), "plane")
-    file.write_text("CONTROLS = 3")
-    with pytest.raises(ValueError, match="must define CONTROLS"):
-        find_control(str(file), "plain")
+    assert find_plant(str(file), "plain").title == "torch"
+    with pytest.raises(ValueError, match="unknown plant 'plane': did you mean 'plain'"):
+        find_plant(str(file), "plane")
+    file.write_text("PLANTS = 3")
+    with pytest.raises(ValueError, match="must define PLANTS"):
+        find_plant(str(file), "plain")
     with pytest.raises(ValueError, match="does not exist"):
-        find_control(str(tmp_path / "nothing.py"), "plain")
-    with pytest.raises(ValueError, match="the rule that makes it legal"):
-        Control("x", "", "", ("torch.fp32",))
+        find_plant(str(tmp_path / "nothing.py"), "plain")
+    with pytest.raises(ValueError, match="the rule that makes it so"):
+        Plant("x", "", "", "", ("torch.fp32",), legal=True)
 
 
 def test_a_script_runs_under_a_control(tmp_path: Path) -> None:
@@ -169,46 +176,48 @@ def test_a_script_runs_under_a_control(tmp_path: Path) -> None:
     script.write_text(
         "import sys\n"
         "from torch.nn import functional\n"
-        "sys.exit(functional.linear.__module__ == 'narrowfuzz.controls.rewrites_torch')\n"
+        "sys.exit(functional.linear.__module__ == 'narrowfuzz.plants.legal_torch')\n"
     )
-    assert run_script(script, plant=("", "control:linear-blocked-sums")).shown
+    assert run_script(script, plant=("", "linear-blocked-sums")).shown
     assert run_script(script).code == 0
 
 
 def test_a_config_tells_what_is_planted_and_how_much_each_worker_judges() -> None:
     plain = Config(out=Path("out"))
     assert plain.plant is None and plain.share == 0
-    assert Config(out=Path("out"), fault=("", "x")).plant == ("", "x")
-    controlled = Config(out=Path("out"), control=("f.py", "x"), cases=7, workers=3)
-    assert controlled.plant == ("f.py", "control:x") and controlled.share == 3
+    assert Config(out=Path("out"), cases=7, workers=3).share == 3
 
 
 def test_what_no_control_has_run_is_named() -> None:
-    empty = ControlResult("x", 0, 0.0, (), (), frozenset(), frozenset(), ())
-    assert len(lacking([empty])) == len(get_args(ModelName)) + len(LADDER) + len(FEATURES)
-    model, feature = get_args(ModelName)[1], next(iter(FEATURES))
-    met = ControlResult(
-        "y", 1, 0.0, (), (),
-        frozenset({
-            (("recipe", "r"), ("model", model)), (("recipe", "r"), ("schedule", feature)),
-        }),
-        frozenset(arm.name for arm in climb(Spec(recipe="r", checkpoint="full"))), (),
-    )  # fmt: skip
-    missing = set(lacking([empty, met]))
-    assert missing.isdisjoint({f"model {model}", f"schedule {feature}", "rung eager+checkpoint"})
-    assert "rung inductor" in missing
+    def met(*what: str) -> Controlled:
+        return Controlled(id="x", title="x", cases=1, seconds=0.0, met=what)
+
+    some = (f"model {get_args(ModelName)[1]}", f"schedule {next(iter(FEATURES))}", "rung inductor")
+    missing = lacking([met()])
+    assert {kind for kind, _, _ in (what.partition(" ") for what in missing)} == {
+        "model", "rung", "checkpoint", "schedule"
+    }  # fmt: skip
+    assert set(missing) - set(lacking([met(some[0]), met(*some[1:])])) == set(some)
+
+
+def run(plant: Plant, file: str = "") -> Controlled:
+    """Sixty cases of it."""
+    start_server("cpu")
+    (target,) = targets([(file, plant)], "cpu")
+    return control(target, Limits(control_cases=60, seed=3), Tally())
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("campaign")
 @pytest.mark.parametrize("control_id", ["plain-norms", "float8-power-by-bits", "delayed-unfused"])
 def test_a_control_is_silent(control_id: str) -> None:
-    result = run_control(CONTROLS[control_id], 60, seed=3, minutes=3.0)
-    assert (result.cases, result.findings, result.notes) == (60, (), ())
+    result = run(CONTROLS[control_id])
+    assert (result.cases, result.findings, result.problem) == (60, (), "")
     if control_id == "delayed-unfused":
-        assert "unfused" in result.met("schedule")
+        assert "schedule unfused" in result.met
     else:
-        assert len(result.met("model")) > 1 and "eager" in result.arms
+        assert sum(what.startswith("model ") for what in result.met) > 1
+        assert "rung eager" in result.met
 
 
 @pytest.mark.slow
@@ -216,8 +225,6 @@ def test_a_control_is_silent(control_id: str) -> None:
 def test_a_fault_is_no_control(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FILE)
-    control = find_control(str(file), "gains")
-    result = run_control(control, 60, seed=3, file=str(file), minutes=3.0)
+    result = run(find_plant(str(file), "gains"), str(file))
     assert any(found.startswith("O5") for found in result.findings), result
-    plain = find_control(str(file), "plain")
-    assert run_control(plain, 60, seed=3, file=str(file), minutes=3.0).findings == ()
+    assert run(find_plant(str(file), "plain"), str(file)).findings == ()

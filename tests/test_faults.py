@@ -14,9 +14,9 @@ import torch
 from kernels import skip_unless_every_arm_runs
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 
 prepare()

@@ -10,10 +10,10 @@ import pytest
 from kernels import skip_unless_every_arm_runs
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import rules_of
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.verdict import BAD, fingerprint
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.triage.forked import ForkedScripts
 
 SCALE = """

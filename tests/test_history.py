@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.script import write_script

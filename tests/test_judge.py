@@ -15,11 +15,11 @@ from narrowfuzz.address import At
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import FRESH_DRAWS, Judge, tensors_of
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import Recipe, load_every, load_recipes, runnable
 from narrowfuzz.schedule.events import Backward, Event, Forward

@@ -19,7 +19,7 @@ MODULES = {
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
-LOW = {"address", "case", "content", "expect", "verdict", "numerics", "faults.fault", "machine"}
+LOW = {"address", "case", "content", "expect", "verdict", "numerics", "plants.plant", "machine"}
 LOW |= {"arm", "catalog", "severity"}
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
@@ -86,8 +86,7 @@ MAY_IMPORT = {
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     # models: the host of state faults; te_on_cpu: what the library's own are planted on; simulated:
     # what a GPU's are
-    "faults": {"content", "recipe", "models", "te_on_cpu", "simulated"},
-    "controls": {
+    "plants": {
         "content",
         "case",
         "recipe",
@@ -96,10 +95,11 @@ MAY_IMPORT = {
         "schedule",
         "numerics",
         "policy",
-        "faults",
         "catalog",
+        "device",
+        "te_on_cpu",
+        "simulated",
     },
-    "planted": {"device", "faults", "controls", "te_on_cpu"},
     "simulated_memory": set(),
     "simulated": {"simulated_memory", "te_on_cpu"},
     "gpu": set(),
@@ -108,10 +108,9 @@ MAY_IMPORT = {
     "observe_library": DATA | {"arms", "oracles"},
     "programs": DATA | {"arms"},
     "judge": DATA | {"models", "arms", "oracles", "observe_library", "device", "programs"},
-    "triage": JUDGED | {"planted"},
-    "campaign": JUDGED | {"trials", "faults", "planted", "triage", "coverage", "te_on_cpu"},
-    "vacuity": JUDGED,
-    "score": JUDGED | {"faults", "controls", "planted", "campaign", "coverage"},
+    "triage": JUDGED | {"plants"},
+    "campaign": JUDGED | {"trials", "plants", "triage", "coverage", "te_on_cpu"},
+    "power": JUDGED | {"plants", "campaign", "coverage"},
 }
 
 
@@ -197,13 +196,13 @@ def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
         "plugin",
         "cli",
         "listing",
-        "score",
+        "power",
     )
     assert "narrowfuzz.judge" in both
     assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]
 
 
-@pytest.mark.parametrize("module", ["narrowfuzz", "narrowfuzz.faults.fault", "narrowfuzz.cli"])
+@pytest.mark.parametrize("module", ["narrowfuzz", "narrowfuzz.plants.plant", "narrowfuzz.cli"])
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_after(f"import {module}").isdisjoint(HEAVY)
 

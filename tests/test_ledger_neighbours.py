@@ -20,11 +20,11 @@ import pytest
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.facts import Context, holds
-from narrowfuzz.faults.patching import replaced
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Entry, load_entries, load_ledger, stands
 from narrowfuzz.machine import machine
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 
 prepare()

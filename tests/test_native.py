@@ -20,12 +20,12 @@ from narrowfuzz.arms.ladder import natives
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Kernels, Spec, dump_case, load_case
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.patching import replaced
-from narrowfuzz.faults.registry import builtin_faults, find_fault
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.machine import Machine
 from narrowfuzz.oracles.whole import check_ratio, check_strict
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.registry import builtin_faults, find_plant
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.strategies import cases
@@ -245,8 +245,8 @@ def test_its_finding_is_minimal_and_its_script_shows_it(model: str) -> None:
 #: Where oneDNN is off, attention is 50 % too large.
 WRONG_ATTENTION = """
 from contextlib import contextmanager
-from narrowfuzz import Fault
-from narrowfuzz.faults.patching import replaced
+from narrowfuzz import Plant
+from narrowfuzz.plants.patching import replaced
 
 @contextmanager
 def plant():
@@ -262,7 +262,7 @@ def plant():
     with replaced(functional, "scaled_dot_product_attention", make):
         yield
 
-FAULTS = [Fault("wrong-attention", "attention", "too large", "x", ("torch.bf16",), plant)]
+PLANTS = [Plant("wrong-attention", "attention", "too large", "x", ("torch.bf16",), plant)]
 """
 
 
@@ -272,7 +272,7 @@ def test_a_whole_model_that_differs_from_onednns_has_a_script(tmp_path: Path) ->
     file = tmp_path / "fault.py"
     file.write_text(WRONG_ATTENTION)
     case = case_of("both", recipe="torch.bf16", model="attention")
-    with find_fault(str(file), "wrong-attention").plant():
+    with find_plant(str(file), "wrong-attention").plant():
         (verdict,) = judge().judge(case).causes
         assert (verdict.oracle, verdict.arm) == ("O9", "eager_native")
         done = triage(judge(), case, verdict, plant=(str(file), "wrong-attention"), seconds=10.0)

@@ -143,7 +143,7 @@ def test_relations_of_a_single_linear_cross_the_filters_shapes_in_silence(case: 
 
 
 def test_scripts_take_what_the_folders_other_files_define(scripts: RunScript) -> None:
-    from narrowfuzz.faults.registry import builtin_faults
+    from narrowfuzz.plants.registry import builtin_faults
 
     own, case = judge(), case_of(model="attention")
     with builtin_faults()["cast-truncates"].plant():

@@ -22,11 +22,11 @@ from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.expect import Within, bits
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.player import Trace, play
 from narrowfuzz.recipe import Recipe, load_recipes

@@ -19,9 +19,6 @@ from narrowfuzz.address import At
 from narrowfuzz.campaign.store import Store, load_finding
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Formats, Is, MadeBy, Same, bits
-from narrowfuzz.faults.delayed_operands import FAULTS as OPERANDS
-from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.registry import find_fault
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
@@ -29,6 +26,9 @@ from narrowfuzz.models.delayed_subject import carries
 from narrowfuzz.moments import CastSeen, ProductSeen
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
+from narrowfuzz.plants.delayed_operands import PLANTS as OPERANDS
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import load_stateful
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.schedule.events import (
@@ -123,7 +123,7 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     """On the large schedule, and on the smallest."""
     tried = judge()
     rule, case = SHOWN_BY[fault], case_of(LARGE)
-    with find_fault(FAULTS, fault).plant():
+    with find_plant(FAULTS, fault).plant():
         verdict = cause_of(tried.judge(case), rule)
         wanted = fingerprint(verdict, tried.recipe(case.spec).family)
         small = minimise(case, lambda c: tried.judge(c).cause(wanted) is not None).case
@@ -153,14 +153,14 @@ def test_a_script_of_a_backward_in_high_precision(fault: str, tmp_path: Path) ->
     assert run_here(script, tmp_path) == 0
 
 
-def operands_fault(name: str) -> Fault:
+def operands_fault(name: str) -> Plant:
     return next(fault for fault in OPERANDS if fault.id.endswith(name))
 
 
 def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
     case = plain(Open(), Forward(), Close(), Backward(of=(0,)), Step())
     after = msgspec.structs.replace(case, history=(case_of(LARGE), case))
-    with find_fault(FAULTS, "scale_doubled").plant():
+    with find_plant(FAULTS, "scale_doubled").plant():
         tried = judge()
         verdict = tried.judge(case).causes[0]
         recipe = tried.recipe(case.spec)
@@ -175,7 +175,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
     case = plain(Open(), Forward(), Close(), Backward(of=(0,)), Step())
     bare = msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, bias=False))
     tried = judge()
-    with find_fault(FAULTS, "scale_doubled").plant():
+    with find_plant(FAULTS, "scale_doubled").plant():
         verdict = tried.judge(case).causes[0]
         evidence = tried.observe(msgspec.structs.replace(case, history=(bare,)))
         script = write_schedule_script(evidence, verdict, tried.recipe(case.spec))
@@ -251,7 +251,7 @@ def possible_at(
 
 def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) -> None:
     tried, case = judge(), case_of(LARGE)
-    with find_fault(FAULTS, "no_commit").plant():
+    with find_plant(FAULTS, "no_commit").plant():
         verdict = cause_of(tried.judge(case), "O14")
         result = triage(tried, case, verdict, plant=(FAULTS, "no_commit"))
     assert result.confirmed and result.finding.flake == "always"

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.controls.plain import CONTROLS
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open
-from narrowfuzz.score import main as score_main
-from narrowfuzz.score.hunt import in_our_reference, size_of
-from narrowfuzz.score.main import Asked
-from narrowfuzz.score.observe import digest
-from narrowfuzz.score.recall import percentile, recall, summarise, wilson
-from narrowfuzz.score.record import (
+from narrowfuzz.plants.legal_plain import PLANTS
+from narrowfuzz.power import hunt as hunting
+from narrowfuzz.power import score as scoring
+from narrowfuzz.power.effect import digest
+from narrowfuzz.power.hunt import Limits, control, in_our_reference, size_of, targets
+from narrowfuzz.power.recall import percentile, recall, summarise, wilson
+from narrowfuzz.power.record import (
     Controlled,
     Hunted,
     Score,
@@ -30,10 +29,11 @@ from narrowfuzz.score.record import (
     load_score,
     to_json,
 )
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open
 
 FILE = """
 from contextlib import contextmanager, nullcontext
-from narrowfuzz import Fault
+from narrowfuzz import Plant
 
 @contextmanager
 def doubled(lifts):
@@ -48,9 +48,9 @@ def nowhere():
     raise RuntimeError("no such place")
 
 def fault(id, plant, recipe="torchao.float8.tensorwise"):
-    return Fault(id=id, family="mine", title=id, link="none", plant=plant, recipes=(recipe,))
+    return Plant(id=id, family="mine", title=id, source="none", plant=plant, recipes=(recipe,))
 
-FAULTS = [
+PLANTS = [
     fault("doubled", lambda: doubled(True)),
     fault("stays", lambda: doubled(False)),
     fault("nothing", nullcontext),
@@ -159,7 +159,7 @@ class TestRecall:
 
 class TestRecord:
     def test_json_survives_and_its_schema_is_checked(self, tmp_path: Path) -> None:
-        first = score(hunted("a", True, seconds=1.5), controls=(control("c"),))
+        first = score(hunted("a", True, seconds=1.5), controls=(silent("c"),))
         path = tmp_path / "score.json"
         path.write_bytes(to_json(first, {"summary": {"more": 1}}))
         assert load_score(path) == first
@@ -175,10 +175,10 @@ class TestRecord:
         assert (change.only_before, change.only_now) == (("old",), ("new",))
 
     def test_a_finding_on_a_control_is_a_false_alarm(self) -> None:
-        assert false_alarms([control("c"), control("d", "O1--output")]) == ("d: O1--output",)
+        assert false_alarms([silent("c"), silent("d", "O1--output")]) == ("d: O1--output",)
 
 
-def control(id: str, *findings: str) -> Controlled:
+def silent(id: str, *findings: str) -> Controlled:
     return Controlled(id=id, title=id, cases=500, seconds=1.0, findings=findings)
 
 
@@ -214,17 +214,23 @@ def test_which_faults_are_in_our_own_references() -> None:
     assert not in_our_reference(("reference.*", "torchao.*"))
 
 
-def test_a_control_that_breaks_is_told_and_the_others_still_run(
+def test_a_control_that_breaks_is_told_and_so_is_one_that_cannot_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("a worker raised")
+    def broken(config: Any, store: Any, progress: Any, tally: Tally) -> None:
+        tally.broken = True
+        tally.notes.append("a worker raised")
 
-    monkeypatch.setattr(score_main, "run_control", broken)
-    controls = [score_main._controlled(c, Asked(), Tally()) for c in CONTROLS[:2]]
-    assert [c.problem for c in controls] == ["a worker raised"] * 2
-    assert score_main._code(score(controls=tuple(controls)), None) == 2
-    assert f"control {CONTROLS[0].id}: a worker raised" in capsys.readouterr().err
+    monkeypatch.setattr(hunting, "play", broken)
+    plain = PLANTS[0]
+    nowhere = dataclasses.replace(plain, id="nowhere", recipes=("torch.pf32",))
+    work = targets([("", plain), ("", nowhere)], "cpu")
+    told = [control(one, Limits(control_cases=1), Tally()) for one in work]
+    assert [one.problem for one in told] == [
+        "a worker raised; only 0 of 1 cases", "no recipe torch.pf32 runs: there is none"
+    ]  # fmt: skip
+    assert scoring._code(score(controls=tuple(told)), None) == 2
+    assert f"control {plain.id}: a worker raised" in capsys.readouterr().err
 
 
 def test_what_an_interruption_leaves_undone_is_left_out() -> None:
@@ -236,4 +242,4 @@ def test_what_an_interruption_leaves_undone_is_left_out() -> None:
                 other.interrupted = True
         return piece
 
-    assert score_main._side_by_side([0, 1, 2], 1, tallies, one, lambda done: None) == [0]
+    assert scoring._side_by_side([0, 1, 2], 1, tallies, one, lambda done: None) == [0]

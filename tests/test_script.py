@@ -19,13 +19,11 @@ from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.data import make_tensors
 from narrowfuzz.expect import Expect, Is, OneOf, Ordered, Own, Refuses, Runs, Same, Within, bits
-from narrowfuzz.faults.census import NEED_MODELS
-from narrowfuzz.faults.recompute import NEED_ATTENTION
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import halves, variants
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_checks import check_rule
@@ -374,11 +372,11 @@ OF_SCHEDULES = {
     for id, fault in builtin_faults().items()
     if all(glob.startswith(("te.", "reference.")) for glob in fault.recipes)
 }
-NEED_COMPILE = {id for id, fault in builtin_faults().items() if fault.compiled}
+NEED_MORE = {id for id, fault in builtin_faults().items() if fault.compiled or fault.needs}
 #: Those of a device: tests/simulated_checks.py.
 OF_DEVICES = {id for id, fault in builtin_faults().items() if fault.device}
 #: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
-ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MODELS | NEED_COMPILE | NEED_ATTENTION
+ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MORE
 ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
 
 

@@ -305,7 +305,7 @@ def test_on_a_clean_inductor_it_exits_0(tmp_path: Path, rule: str) -> None:
 
 WRONG_MM = """
 import contextlib, torch
-from narrowfuzz import Fault
+from narrowfuzz import Plant
 @contextlib.contextmanager
 def plant():
     library = torch.library.Library("aten", "IMPL")
@@ -314,7 +314,7 @@ def plant():
         return torch.addmm(torch.zeros(1, dtype=a.dtype), a, b) * gain
     library.impl("mm", wrong, "CPU")
     yield
-FAULTS = [Fault("wrong-mm", "gain", "aten::mm an eighth too large", "", ("*",), plant)]
+PLANTS = [Plant("wrong-mm", "gain", "aten::mm an eighth too large", "", ("*",), plant)]
 """
 
 

@@ -11,10 +11,10 @@ from narrowfuzz.arm import INDUCTOR
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.triage import triage

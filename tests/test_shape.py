@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.schedule import OF_LIBRARY
+from narrowfuzz.plants.registry import builtin_plants
+from narrowfuzz.power.probe import falsifying
+from narrowfuzz.power.reads import FALSIFIES
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "harness" / "narrowfuzz"
@@ -21,6 +31,12 @@ STRING_OPERATIONS = {
 }  # fmt: skip
 #: Modules that write scripts.
 WRITERS = sorted((OURS / "triage").glob("script*.py"))
+
+
+@cache
+def trees() -> tuple[tuple[Path, ast.Module], ...]:
+    """Every module of the package, and its syntax."""
+    return tuple((path, ast.parse(path.read_text())) for path in sorted(OURS.rglob("*.py")))
 
 
 def words(node: ast.AST) -> bool:
@@ -44,11 +60,7 @@ def parsed(tree: ast.AST) -> Iterator[int]:
 
 def lines_of(count: Callable[[ast.AST], Iterator[int]]) -> list[str]:
     """Every line of the package that is counted."""
-    return [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in sorted(OURS.rglob("*.py"))
-        for line in count(ast.parse(path.read_text()))
-    ]
+    return [f"{path.relative_to(ROOT)}:{line}" for path, tree in trees() for line in count(tree)]
 
 
 #: What an arm may be called: names that are taken apart would be one of these.
@@ -67,8 +79,8 @@ def arms_taken_apart() -> list[str]:
     """Every line that takes an arm's name apart instead of asking the arm."""
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sorted(OURS.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in trees()
+        for node in ast.walk(tree)
         if _takes_apart(node)
     ]
 
@@ -123,8 +135,8 @@ def test_a_relation_costs_two_files() -> None:
 def named_in(names: Collection[str]) -> dict[str, set[str]]:
     """In which modules of the package each of these words stands."""
     found: dict[str, set[str]] = {name: set() for name in names}
-    for path in sorted(OURS.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in trees():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and node.value in found:
                 found[node.value].add(path.relative_to(OURS).as_posix())
     return found
@@ -241,6 +253,61 @@ def test_the_count_of_those_places_sees_them() -> None:
     assert sorted(told_apart(ast.parse(source))) == [*range(1, 11), 12]
     other = 'isinstance(x, Spec)\nif at.layer: pass\nspec.layer == "linear"\nf(spec.layer)\n'
     assert not list(told_apart(ast.parse(other)))
+
+
+def test_a_plant_is_named_in_its_own_file_alone() -> None:
+    """The registry finds it, and score and list ask the registry."""
+    ids = {name for name in builtin_plants() if "-" in name}
+    for name, modules in named_in(ids).items():
+        assert len(modules) <= 1 and all(m.startswith("plants/") for m in modules), name
+
+
+#: A module of plants: one that is found, and one that must not be.
+TRIAL = """
+from narrowfuzz.plants.patching import float8_mm
+from narrowfuzz.plants.plant import Plant
+
+PLANTS = [
+    Plant("trial-gain", "gain", "products 3 % too large", "none", ("torchao.float8.tensorwise",),
+          lambda: float8_mm(lambda a, b, result, role: result * 1.03)),
+    Plant("trial-legal", "as it is", "nothing is changed", "its own definition", ("torch.fp32",),
+          legal=True, models=("linear",), arms=("eager",)),
+]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("campaign")
+def test_a_plant_costs_one_file(tmp_path: Path) -> None:
+    """Dropped into the package it is listed and scored, as what it is."""
+    leave = shutil.ignore_patterns("__pycache__", "_content")
+    shutil.copytree(OURS.parent, tmp_path / "harness", ignore=leave)
+    for name in ("pyproject.toml", "recipes", "reports"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "harness/narrowfuzz/plants/trial.py").write_text(TRIAL)
+
+    def run(*args: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "narrowfuzz.cli", *args], cwd=tmp_path, capture_output=True,
+            text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": "harness"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "products 3 % too large" in run("list", "faults")
+    assert "nothing is changed" in run("list", "controls")
+    told = run("score", "--only", "trial-*", "--arm", "eager", "--control-cases", "10")
+    assert "found     trial-gain" in told and "silent    trial-legal: 10 cases" in told
+    assert "in torch, torchao and TransformerEngine: 1 of 1" in told
+
+
+def test_what_vacuity_falsifies_follows_from_what_a_rule_reads() -> None:
+    """A rule's own record is all it takes: no list of vacuity's names one."""
+    rule = Oracle("trial", "", "exact", "C", "none", lambda evidence: iter(()), reads=("amax",))
+    assert falsifying([rule], FALSIFIES) == {"trial": FALSIFIES["amax"]}
+    names = {oracle.name for oracle in ORACLES} - {"contract", "census"}
+    named = set().union(*named_in(names).values())
+    assert not [module for module in named if module.startswith("power/")]
 
 
 if __name__ == "__main__":

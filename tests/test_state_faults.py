@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case, DataSpec, Dtype, Spec
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.fault import Fault
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_every, load_stateful
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.schedule.events import (
@@ -131,7 +131,7 @@ def judge() -> Judge:
     return Judge(load_every(), Ledger([]))
 
 
-def first_found(fault: Fault) -> tuple[int, Judgement]:
+def first_found(fault: Plant) -> tuple[int, Judgement]:
     """The number of cases it took, and what the last of them showed."""
     with fault.plant():
         for number, case in enumerate(cases(), 1):
@@ -147,7 +147,7 @@ def host() -> dict[str, dict[str, Any]]:
     return {owner.__name__: dict(vars(owner)) for owner in owners}
 
 
-def state_faults() -> dict[str, Fault]:
+def state_faults() -> dict[str, Plant]:
     return {id: fault for id, fault in builtin_faults().items() if fault.recipes == (NAME,)}
 
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from narrowfuzz.faults.patching import te_calls
-from narrowfuzz.faults.registry import builtin_faults
+from narrowfuzz.plants.patching import te_calls
+from narrowfuzz.plants.registry import builtin_faults
 from te_on_cpu.environment import DEFAULT, ensure
 
 CHECKS = Path(__file__).parent / "te_faults_checks.py"
@@ -68,4 +68,4 @@ def test_ids_recipes_and_links() -> None:
     for fault in builtin_faults().values():
         if fault.id.startswith("te-"):
             assert all(recipe.startswith("te.") for recipe in fault.recipes), fault.id
-            assert fault.link.startswith("https://"), fault.id
+            assert fault.source.startswith("https://"), fault.id

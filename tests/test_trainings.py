@@ -21,11 +21,11 @@ from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.event_data import stimulated
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.schedule import altered, story
 from narrowfuzz.schedule.events import (

@@ -1,7 +1,7 @@
 """narrowfuzz: find numerical bugs of narrow-precision training before a long run dies of them.
 
 The data's way: strategy -> case -> arms -> traces -> oracles -> finding -> triage -> report.
-Everything in ``__all__`` is the public face: what a file of faults, recipes or controls needs.
+Everything in ``__all__`` is the public face: what a file of recipes or plants needs.
 It is imported when it is first asked for, so importing this package loads neither torch nor numpy.
 """
 
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from narrowfuzz.arms.tensors import fp8_codes, fp32_array
     from narrowfuzz.case import Case, DataSpec, Spec
-    from narrowfuzz.controls.control import Control
-    from narrowfuzz.faults.fault import Fault
     from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2
     from narrowfuzz.numerics.plan import (
         HIGH_PRECISION,
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
         Plan,
         TwoLevelScale,
     )
+    from narrowfuzz.plants.plant import Plant
     from narrowfuzz.recipe import Emit, Recipe, every_linear, load_recipes
     from narrowfuzz.stateful import Stateful
     from narrowfuzz.trace import Seen
@@ -34,8 +33,6 @@ __version__ = "0.1.0"
 _HOME = {
     "arms.tensors": ("fp8_codes", "fp32_array"),
     "case": ("Case", "DataSpec", "Spec"),
-    "controls.control": ("Control",),
-    "faults.fault": ("Fault",),
     "numerics.formats": ("E2M1", "E4M3FN", "E5M2"),
     "numerics.plan": (
         "HIGH_PRECISION",
@@ -46,6 +43,7 @@ _HOME = {
         "Plan",
         "TwoLevelScale",
     ),
+    "plants.plant": ("Plant",),
     "recipe": ("Emit", "Recipe", "every_linear", "load_recipes"),
     "stateful": ("Stateful",),
     "trace": ("Seen",),
@@ -58,15 +56,14 @@ __all__ = [
     "E5M2",
     "HIGH_PRECISION",
     "Case",
-    "Control",
     "DataSpec",
     "Emit",
-    "Fault",
     "Fp32Scale",
     "GemmPlan",
     "MxScale",
     "OperandPlan",
     "Plan",
+    "Plant",
     "Recipe",
     "Seen",
     "Spec",

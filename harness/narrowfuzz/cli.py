@@ -43,7 +43,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="output folder")] = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
-    plant: Annotated[str, typer.Option(help="plant this fault (id or FILE:id)")] = "",
+    plant: Annotated[str, typer.Option(help="plant this (id or FILE:id)")] = "",
     te_version: TeVersion = "",
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings."""
@@ -78,7 +78,7 @@ def replay(
 @app.command()
 def score(
     faults: Annotated[
-        list[Path] | None, typer.Option("--faults", help="file defining FAULTS")
+        list[Path] | None, typer.Option("--faults", help="file defining PLANTS")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="faults and controls by id (glob)")
@@ -96,21 +96,40 @@ def score(
     against: Annotated[Path | None, typer.Option(help="an earlier result to compare with")] = None,
 ) -> None:
     """Hunt planted faults, run clean controls. Exit 1: recall lost or a false alarm."""
-    from narrowfuzz.score.main import Asked, score_command
+    from narrowfuzz.power.hunt import Limits
+    from narrowfuzz.power.score import Asked, score_command
 
     asked = Asked(
-        faults=tuple(faults or ()), only=tuple(only or ()), builtin=not no_builtin,
-        controls=not no_controls, seconds=seconds, cases=cases, control_cases=control_cases,
-        workers=workers, seed=seed, arms=tuple(arm or ()), device=device, out=json,
-        against=against,
+        files=tuple(faults or ()), only=tuple(only or ()), builtin=not no_builtin,
+        controls=not no_controls, workers=workers, device=device, out=json, against=against,
+        limits=Limits(seconds, cases, control_cases, seed, tuple(arm or ())),
     )  # fmt: skip
     raise typer.Exit(score_command(asked))
+
+
+@app.command()
+def vacuity(
+    cases: Annotated[int, typer.Option(help="cases of each recipe")] = 40,
+    recipe: Globs = None,
+    compile: Annotated[str, typer.Option(help="none, or what compiles them")] = "none",
+    device: DeviceName = "cpu",
+    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 0,
+    json: Annotated[Path | None, typer.Option(help="write the table with examples here")] = None,
+) -> None:
+    """Falsify what passing rules looked at: which passes could not have failed?"""
+    from narrowfuzz.environment import prepare
+
+    prepare()  # before torch is imported
+    from narrowfuzz.power.vacuity import vacuity_command
+
+    vacuity_command(tuple(recipe or ()), cases, seed, compile, device, json)
 
 
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(help="recipes, models, arms, oracles, faults, known or coverage")
+        str,
+        typer.Argument(help="recipes, models, arms, oracles, faults, controls, known or coverage"),
     ],
     recipe_file: Files = None,
 ) -> None:

@@ -1,5 +1,5 @@
 """Content that is loaded by path: where recipes/, properties/ and reports/ are, and how a file of
-recipes, faults or controls is executed.
+recipes or plants is executed.
 
 The content of a checkout wins over the copy that a wheel, or an editable install, puts inside the
 package.

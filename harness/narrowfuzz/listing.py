@@ -15,7 +15,7 @@ from narrowfuzz.environment import prepare, versions
 from narrowfuzz.recipe import unknown
 from narrowfuzz.verified import load_verified
 
-_KINDS = ("recipes", "models", "arms", "oracles", "faults", "known", "coverage")
+_KINDS = ("recipes", "models", "arms", "oracles", "faults", "controls", "known", "coverage")
 
 
 def list_command(what: str, files: tuple[Path, ...]) -> None:
@@ -63,11 +63,13 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
         return ("rule", "what", "strength", "level", "applies where"), (
             (o.name, o.title, o.strength, o.level, o.precondition) for o in BY_NAME.values()
         )
-    if what == "faults":
-        from narrowfuzz.faults.registry import builtin_faults
+    if what in ("faults", "controls"):
+        from narrowfuzz.plants.registry import builtin_controls, builtin_faults
 
-        faults = builtin_faults().values()
-        return ("fault", "family", "what"), ((f.id, f.family, f.title) for f in faults)
+        plants = (builtin_faults if what == "faults" else builtin_controls)().values()
+        return (what[:-1], "family", "what", "recipes", "needs"), (
+            (p.id, p.family, p.title, ", ".join(p.recipes), p.needs) for p in plants
+        )
     if what == "coverage":
         from narrowfuzz.factors import rows
         from narrowfuzz.recipe import load_recipes, runnable

@@ -11,11 +11,11 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.data import make_tensors
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.patching import replaced
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles import BY_NAME as RULES
+from narrowfuzz.plants.patching import replaced
 from narrowfuzz.recipe import load_recipes, obstacles
 from narrowfuzz.verdict import BAD
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.census import NEED_MODELS
-from narrowfuzz.faults.registry import builtin_faults
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME, ORACLES
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes, obstacles
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
@@ -238,7 +237,7 @@ def test_every_fault_is_hunted_or_ends_the_process() -> None:
     hunted = {hunt.fault for hunt in HUNTS}
     # tests/test_census.py, tests/test_history.py
     elsewhere = {"kernel-aborts", "device-lost", "eps-too-large", "codes-of-dead-weights"}
-    elsewhere |= NEED_MODELS
+    elsewhere |= {id for id, fault in builtin_faults().items() if fault.needs == "a model"}
     of_schedules = {
         id
         for id, fault in builtin_faults().items()

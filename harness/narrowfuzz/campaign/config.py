@@ -23,10 +23,8 @@ class Config:
     ledger: bool = True
     #: Distinguishes the draws of a resumed run from those before it.
     part: int = 0
-    #: Plant this fault in every worker: (fault file or "", fault id).
-    fault: tuple[str, str] | None = None
-    #: Plant this legal rewrite in every worker: (control file or "", control id).
-    control: tuple[str, str] | None = None
+    #: Plant this in every worker, and in the scripts of what they find: (file or "", id).
+    plant: tuple[str, str] | None = None
     #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
     models: tuple[ModelName, ...] = ()
     #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
@@ -54,15 +52,7 @@ class Config:
             raise ValueError(f"--workers must be between 1 and 64, got {self.workers}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
-        assert self.cases >= 0 and (self.fault is None or self.control is None)
-
-    @property
-    def plant(self) -> tuple[str, str] | None:
-        """What is planted in workers, and in the scripts of what they find."""
-        if self.control is None:
-            return self.fault
-        file, control_id = self.control
-        return file, f"control:{control_id}"
+        assert self.cases >= 0
 
     @property
     def share(self) -> int:

@@ -18,7 +18,7 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
 from narrowfuzz.device import Device, check_device, choose, default_workers, enter
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.faults.registry import find_fault
+from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
     AnyRecipe,
     load_every,
@@ -52,11 +52,12 @@ def run_command(
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
     select_arms(arms)
-    fault = _fault(plant)
-    if fault is not None:
-        what = find_fault(*fault)
+    planted = _plant(plant)
+    if planted is not None:
+        what = find_plant(*planted)
         # it may patch a library that others run on, or be of a device
         recipes, device = recipes or what.recipes, device or what.device
+        recipe_files, arms = (*recipe_files, *what.recipe_files), arms or what.arms
     device = device or "cpu"
     check_device(device, workers or default_workers(device))
     prepare(plant)
@@ -87,7 +88,7 @@ def run_command(
         arms=arms,
         device=device,
         ledger=ledger,
-        fault=fault,
+        plant=planted,
     )
     store = Store(folder)
     whole = _universe(chosen, config.arms, config.device)
@@ -262,12 +263,9 @@ def _runnable(chosen: dict[str, AnyRecipe], device: str) -> tuple[dict[str, AnyR
     return able, lines
 
 
-def _fault(plant: str) -> tuple[str, str] | None:
-    if not plant:
-        return None
-    file, _, fault_id = plant.rpartition(":")
-    find_fault(file, fault_id)
-    return file, fault_id
+def _plant(name: str) -> tuple[str, str] | None:
+    file, _, id = name.rpartition(":")
+    return (file, id) if name else None
 
 
 def _output(out: Path | None, resume: bool) -> Path:

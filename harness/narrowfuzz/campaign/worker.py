@@ -37,7 +37,7 @@ from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles import ORACLES
-from narrowfuzz.planted import identity, planted
+from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe import Recipe, load_every, processes, runnable, select
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.forked import ForkedScripts

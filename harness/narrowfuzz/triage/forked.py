@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from narrowfuzz.planted import planted
+from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import ScriptRun, tidy
 
 _POLL = 0.02

@@ -56,11 +56,11 @@ def run_script(
     plant: tuple[str, str] | None = None,
     device: str = "cpu",
 ) -> ScriptRun:
-    """Run ``path`` on a device; with ``plant`` = (file or "", id), under that planted fault or
-    control."""
+    """Run ``path`` on a device; with ``plant`` = (file or "", id), under what is
+    planted so."""
     command = [sys.executable, str(path)]
     if plant is not None or device == "simulated":
-        command[1:1] = ["-m", "narrowfuzz.planted", device, *(plant or ("", ""))]
+        command[1:1] = ["-m", "narrowfuzz.plants", device, *(plant or ("", ""))]
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
         env = dict(
             os.environ,

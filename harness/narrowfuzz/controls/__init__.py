@@ -1,1 +1,0 @@
-"""Clean subjects: what is numerically right, or legally different, and must raise no finding."""

@@ -1,1 +1,0 @@
-"""Planted faults: real bugs copied in small, so that every rule is shown able to fail."""

@@ -1,0 +1,26 @@
+"""Runs a script with something planted in its process.
+
+    python -m narrowfuzz.plants DEVICE FILE ID SCRIPT
+
+FILE is "" for what is built in, ID is "" for nothing.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from narrowfuzz.device import begin
+from narrowfuzz.plants.registry import planted
+
+
+def main(device: str, file: str, id: str, script: str) -> None:
+    """Plant, then run the script as __main__; its exit code is ours."""
+    begin(device)
+    with planted(file, id):
+        sys.argv = [script]
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,98 @@
+"""Gradients that are added once too often, and optimizers that forget their duties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.plant import Plant
+
+_ALL = ("torch.fp32", "torch.bf16", "torch.scaled_mm", "torchao.*")
+
+
+def _parameters(roots: Any) -> Counter[Any]:
+    """Every parameter that a graph reaches, with the number of places it is used in."""
+    import torch
+
+    found: Counter[Any] = Counter()
+    waiting = [t.grad_fn for t in ([roots] if isinstance(roots, torch.Tensor) else roots)]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for next_node, _ in node.next_functions:
+            leaf = getattr(next_node, "variable", None)
+            if isinstance(leaf, torch.nn.Parameter):
+                found[leaf] += 1
+            waiting.append(next_node)
+    return found
+
+
+@contextmanager
+def _backward(change: Callable[[Any, Any, int], Any]) -> Iterator[None]:
+    """``change(grad, before, uses)`` is what a backward leaves in a parameter's gradient.
+
+    Reference runs are in float64 and stay as they are.
+    """
+    import torch
+
+    def make(backward: Any) -> Any:
+        def ran(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            uses = {p: n for p, n in _parameters(tensors).items() if p.dtype is not torch.float64}
+            before = {p: None if p.grad is None else p.grad.clone() for p in uses}
+            backward(tensors, *args, **kwargs)
+            with torch.no_grad():
+                for parameter, n in uses.items():
+                    grad = parameter.grad
+                    if grad is not None:
+                        grad.copy_(change(grad, before[parameter], n))
+
+        return ran
+
+    with replaced(torch.autograd, "backward", make):
+        yield
+
+
+def _accumulated_twice(grad: Any, before: Any, uses: int) -> Any:
+    """The kernel adds to what was there, and so does autograd."""
+    return grad if before is None else grad + before
+
+
+def _once_a_name(grad: Any, before: Any, uses: int) -> Any:
+    """A tensor that is used under two names is credited under both."""
+    if uses < 2:
+        return grad
+    return grad * uses if before is None else before + (grad - before) * uses
+
+
+@contextmanager
+def _never_cleared() -> Iterator[None]:
+    import torch
+
+    def make(zero_grad: Any) -> Any:
+        def kept(self: Any, *args: Any, **kwargs: Any) -> None:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            if any(p.dtype is torch.float64 for p in parameters):
+                zero_grad(self, *args, **kwargs)
+
+        return kept
+
+    with replaced(torch.optim.Optimizer, "zero_grad", make):
+        yield
+
+
+PLANTS = [
+    Plant("gradient-accumulated-twice", "gradient", "a second microbatch doubles the first's",
+          "https://github.com/NVIDIA/TransformerEngine/pull/1026", _ALL,
+          lambda: _backward(_accumulated_twice)),
+    Plant("tied-gradient-doubled", "gradient", "a weight used twice gets twice its gradient",
+          "https://github.com/pytorch/torchtitan/pull/3174", _ALL,
+          lambda: _backward(_once_a_name)),
+    Plant("gradient-never-cleared", "gradient", "a step's gradients hold those of the step before",
+          "https://github.com/deepspeedai/DeepSpeed/issues/7837", _ALL, _never_cleared),
+]  # fmt: skip

@@ -1,0 +1,198 @@
+"""What is kept too long, overwritten too early or not kept at all: weights, states, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from narrowfuzz.plants.patching import float8_forward, in_backward, replaced
+from narrowfuzz.plants.plant import Plant
+
+_FLOAT8 = ("torchao.float8.*",)
+_ROWWISE = ("torchao.float8.rowwise*",)
+_SCALED_MM = ("torch.scaled_mm",)
+#: Rows that one tile of the kernel writes.
+_TILE = 16
+
+
+@contextmanager
+def _weight_codes_outlive_step() -> Iterator[None]:
+    """A quantised weight is kept until the parameter is written, but not by an optimizer."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torchao.float8 import float8_linear
+
+    #: Where and how the weight lies -> its version, itself, its codes.
+    kept: dict[Any, list[Any]] = {}
+
+    def make(cast: Any) -> Any:
+        def cached(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+            is_weight = kwargs["gemm_input_role"].value == "weight"
+            if not is_weight or torch.compiler.is_compiling() or x.is_inference():
+                return cast(x, dtype, *args, **kwargs)
+            axis = kwargs["axiswise_dim"]
+            key = (x.data_ptr(), x.shape, x.stride(), x.dtype, axis, str(kwargs))
+            if key not in kept or kept[key][0] != x._version:
+                kept[key] = [x._version, x, cast(x, dtype, *args, **kwargs)]
+            return kept[key][2]
+
+        return cached
+
+    def still_fresh(*_: Any) -> None:
+        for entry in kept.values():
+            entry[0] = entry[1]._version
+
+    hook = register_optimizer_step_post_hook(still_fresh)
+    try:
+        with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+            yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _codes_of_dead_weights() -> Iterator[None]:
+    """A workspace is found by shape: a new weight gets the codes of one whose model is dead."""
+    import weakref
+
+    from torchao.float8 import float8_linear
+
+    graves: dict[Any, Any] = {}
+    #: id of a living weight -> what it found when it was first cast.
+    found: dict[int, dict[Any, Any]] = {}
+
+    def make(cast: Any) -> Any:
+        def cached(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+            made = cast(x, dtype, *args, **kwargs)
+            if kwargs["gemm_input_role"].value != "weight" or x.is_inference():
+                return made
+            weight = x if x._base is None else x._base
+            key = (x.shape, x.stride(), x.dtype, str(kwargs))
+            if id(weight) not in found:
+                weakref.finalize(weight, found.pop, id(weight), None)
+            mine = found.setdefault(id(weight), {})
+            if key not in mine:
+                mine[key] = graves.pop(key, None)
+                weakref.finalize(weight, graves.__setitem__, key, made)
+            return made if mine[key] is None else mine[key]
+
+        return cached
+
+    with replaced(float8_linear, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
+def _saved_in_bf16() -> Iterator[None]:
+    """An fp32 weight is saved in the dtype that training multiplies."""
+    import torch
+    from torchao.float8.float8_linear import Float8Linear
+
+    def make(save: Any) -> Any:
+        def saved(self: Any, destination: Any, prefix: str, keep_vars: bool) -> None:
+            save(self, destination, prefix, keep_vars)
+            weight = destination[f"{prefix}weight"]
+            destination[f"{prefix}weight"] = weight.to(torch.bfloat16)
+
+        return saved
+
+    with replaced(Float8Linear, "_save_to_state_dict", make):
+        yield
+
+
+@contextmanager
+def _scaled_mm(change: Any) -> Iterator[None]:
+    """``change(result)`` replaces the result of torch's own scaled multiply, in eager."""
+    import torch
+
+    def make(multiply: Any) -> Any:
+        def multiplied(*args: Any, **kwargs: Any) -> Any:
+            result = multiply(*args, **kwargs)
+            return result if torch.compiler.is_compiling() else change(result)
+
+        return multiplied
+
+    with replaced(torch.nn.functional, "scaled_mm", make):
+        yield
+
+
+@contextmanager
+def _rows_unwritten() -> Iterator[None]:
+    """Rows behind the last whole tile hold what the memory held: first zeros, then old rows."""
+    memory: dict[Any, Any] = {}
+
+    def change(result: Any) -> Any:
+        start = result.shape[0] // _TILE * _TILE
+        tail = result[start:]
+        if not start or not tail.numel():
+            return result
+        key = (result.shape, result.dtype)
+        old = memory.get(key, tail.new_zeros(tail.shape))
+        memory[key] = tail.clone()
+        result = result.clone()
+        result[start:] = old
+        return result
+
+    with _scaled_mm(change):
+        yield
+
+
+@contextmanager
+def _outputs_share_memory() -> Iterator[None]:
+    """Every result of one shape lies in the same buffer, until the next one is written."""
+    buffers: dict[Any, Any] = {}
+
+    def change(result: Any) -> Any:
+        buffer = buffers.setdefault((result.shape, result.dtype), result.clone())
+        buffer.copy_(result)
+        return buffer.data  # a tensor whose saved versions do not see the next write
+
+    with _scaled_mm(change):
+        yield
+
+
+def _guard(forward: Any, layer: Any, input: Any) -> Any:
+    """A second forward before the states were synchronised is taken for a user's mistake."""
+    if in_backward():
+        raise AssertionError("amaxes and scales not synchronised: call sync before forward")
+    return forward(layer, input)
+
+
+@contextmanager
+def _refuses_fp32() -> Iterator[None]:
+    """The kernel returns bf16 only, and nobody told the converter."""
+    import torch
+    from torchao.float8 import float8_ops
+
+    def make(multiply: Any) -> Any:
+        def checked(a: Any, a_scale: Any, b: Any, b_scale: Any, dtype: Any, **kw: Any) -> Any:
+            if dtype is not torch.bfloat16:
+                raise RuntimeError("only bf16 output is supported for row-wise scaling")
+            return multiply(a, a_scale, b, b_scale, dtype, **kw)
+
+        return checked
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(float8_ops, "addmm_float8_unwrapped", make))
+        yield
+
+
+PLANTS = [
+    Plant("weight-codes-outlive-step", "state", "a step multiplies the weight of the step before",
+          "https://github.com/NVIDIA-NeMo/Automodel/pull/3606", _FLOAT8,
+          _weight_codes_outlive_step),
+    Plant("codes-of-dead-weights", "state",
+          "a weight multiplies the codes of another of its shape whose model is dead",
+          "https://github.com/pytorch/pytorch/issues/130283", _FLOAT8, _codes_of_dead_weights),
+    Plant("saved-in-bf16", "state", "an fp32 weight is saved as bf16",
+          "https://github.com/NVIDIA/TransformerEngine/issues/982", _FLOAT8, _saved_in_bf16),
+    Plant("rows-unwritten", "tile tail", "rows behind the last whole tile hold old memory",
+          "https://github.com/pytorch/pytorch/issues/193633", _SCALED_MM, _rows_unwritten),
+    Plant("outputs-share-memory", "layout", "a result is overwritten by the next of its shape",
+          "https://github.com/pytorch/FBGEMM/issues/4314", _SCALED_MM, _outputs_share_memory),
+    Plant("recompute-trips-guard", "contract", "recompute is refused as a second forward",
+          "https://github.com/pytorch/ao/issues/570", _FLOAT8, lambda: float8_forward(_guard)),
+    Plant("fp32-layer-refused", "contract", "an fp32 layer converts and dies in its first forward",
+          "https://github.com/pytorch/torchtitan/pull/808", _ROWWISE, _refuses_fp32),
+]  # fmt: skip

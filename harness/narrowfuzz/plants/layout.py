@@ -1,0 +1,128 @@
+"""Results that depend on where data lies: tails, tiles, strides, transposed copies, stale state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from narrowfuzz.plants.patching import (
+    float8_forward,
+    float8_mm,
+    float8_operand,
+    in_backward,
+    replaced,
+)
+from narrowfuzz.plants.plant import Plant
+
+_FLOAT8 = ("torchao.float8.*",)
+
+
+def _last_row(a: Any, b: Any, result: Any, role: str) -> Any:
+    """The last row is scaled with what lies behind the scale vector."""
+    return _doubled_from(result, 0, result.shape[0] - 1) if role == "output" else result
+
+
+def _last_column(a: Any, b: Any, result: Any, role: str) -> Any:
+    return _doubled_from(result, 1, result.shape[1] - 1) if role == "output" else result
+
+
+def _ragged_rows(a: Any, b: Any, result: Any, role: str) -> Any:
+    """Rows behind the last whole tile of 32 get another tile's scale."""
+    return _doubled_from(result, 0, result.shape[0] // 32 * 32) if role == "output" else result
+
+
+def _doubled_from(result: Any, dim: int, start: int) -> Any:
+    """Twice the result from index ``start`` of a dimension on."""
+    result = result.clone()
+    result.narrow(dim, start, result.shape[dim] - start).mul_(2)
+    return result
+
+
+def _dropped_tail(a: Any, b: Any, result: Any, role: str) -> Any:
+    """The last element of K never enters the sum."""
+    if role != "output" or not a._data.shape[1]:
+        return result
+    x, y = a._data.float() / a._scale, b._data.float() / b._scale
+    return (result.float() - x[:, -1:] @ y[-1:, :]).to(result.dtype)
+
+
+def _odd_blocks(a: Any, b: Any, result: Any, role: str) -> Any:
+    """An odd number of 32-blocks in K is one too many for the kernel's unrolled loop."""
+    return result * 1.25 if role == "output" and a._data.shape[1] // 32 % 2 else result
+
+
+def _ragged_tokens(a: Any, b: Any, result: Any, role: str) -> Any:
+    """Half of the tokens behind the last whole tile of 32 are lost to grad_weight."""
+    return result * 0.5 if role == "grad_weight" and a._data.shape[1] % 32 else result
+
+
+def _storage_order(forward: Any, layer: Any, input: Any) -> Any:
+    """A transposed input is read in the order in which it lies in memory."""
+    import torch
+
+    strides = torch.empty(input.shape, device="meta").stride()
+    return forward(layer, input.as_strided(input.shape, strides))
+
+
+def _unfilled_cache(forward: Any, layer: Any, input: Any) -> Any:
+    """From the second microbatch on the weight comes from a cache that nobody filled."""
+    output = forward(layer, input)
+    return output if layer.weight.grad is None else output * 0.0
+
+
+@contextmanager
+def _half_loaded() -> Iterator[None]:
+    """Loading restores the weight, but not the factor that belongs to it."""
+    import torch
+    from torchao.float8.float8_linear import Float8Linear
+
+    def make(original: Any) -> Any:
+        def load(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            with torch.no_grad():
+                self.weight.mul_(0.5)
+
+        return load
+
+    with replaced(Float8Linear, "_load_from_state_dict", make):
+        yield
+
+
+def _dead_columns(x: Any) -> Any:
+    """Every fourth column of the copy made for backward holds its neighbour's data."""
+    if not in_backward() or x.shape[-1] % 4:
+        return x
+    x = x.clone()
+    x[..., ::4] = x[..., 1::4]
+    return x
+
+
+PLANTS = [
+    Plant("row-tail-scale", "tile tail", "the last output row is twice what it should be",
+          "https://github.com/pytorch/pytorch/issues/133334", _FLOAT8,
+          lambda: float8_mm(_last_row)),
+    Plant("column-tail-scale", "tile tail", "the last output column is twice what it should be",
+          "https://github.com/pytorch/ao/pull/4229", _FLOAT8, lambda: float8_mm(_last_column)),
+    Plant("k-tail-dropped", "tile tail", "the last element of K does not enter the output",
+          "https://github.com/pytorch/ao/pull/4186", _FLOAT8, lambda: float8_mm(_dropped_tail)),
+    Plant("k-odd-blocks", "tile tail", "output 25 % too large for an odd number of 32-blocks in K",
+          "https://github.com/pytorch/pytorch/issues/193802", _FLOAT8,
+          lambda: float8_mm(_odd_blocks)),
+    Plant("rows-ragged", "tile tail", "output rows behind the last whole tile of 32 are doubled",
+          "https://github.com/pytorch/ao/pull/4627", _FLOAT8, lambda: float8_mm(_ragged_rows)),
+    Plant("tokens-ragged", "tile tail", "grad_weight is halved unless the tokens fill tiles of 32",
+          "https://github.com/NVIDIA/TransformerEngine/pull/3344", _FLOAT8,
+          lambda: float8_mm(_ragged_tokens)),
+    Plant("strides-ignored", "layout", "a transposed input is read in storage order",
+          "https://github.com/pytorch/ao/pull/4038", _FLOAT8,
+          lambda: float8_forward(_storage_order)),
+    Plant("cache-unfilled", "state", "output 0 while gradients of an earlier step exist",
+          "https://github.com/NVIDIA/TransformerEngine/issues/539", _FLOAT8,
+          lambda: float8_forward(_unfilled_cache)),
+    Plant("state-half-loaded", "state", "a loaded weight is half of what was saved",
+          "https://github.com/NVIDIA/TransformerEngine/pull/123", _FLOAT8, _half_loaded),
+    Plant("transposed-copy-garbled", "layout", "every fourth column of a transposed copy is wrong",
+          "https://github.com/triton-lang/triton/issues/11111", _FLOAT8,
+          lambda: float8_operand("input", _dead_columns)),
+]  # fmt: skip

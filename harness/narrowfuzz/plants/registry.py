@@ -1,0 +1,69 @@
+"""Finding plants: ``PLANTS`` of every module of this package, and of a user's file."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from narrowfuzz.content import load_definitions
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.recipe import unknown
+
+
+def builtin_plants() -> dict[str, Plant]:
+    """All built-in plants by id."""
+    modules = [m.name for m in iter_modules([str(Path(__file__).parent)]) if m.name != "__main__"]
+    found = [
+        plant
+        for name in modules
+        for plant in getattr(import_module(f"narrowfuzz.plants.{name}"), "PLANTS", ())
+    ]
+    by_id = {plant.id: plant for plant in found}
+    assert len(by_id) == len(found), "two plants have one id"
+    return by_id
+
+
+def builtin_faults() -> dict[str, Plant]:
+    """What the rules must find, by id."""
+    return {id: plant for id, plant in builtin_plants().items() if not plant.legal}
+
+
+def builtin_controls() -> dict[str, Plant]:
+    """What they must leave alone, by id."""
+    return {id: plant for id, plant in builtin_plants().items() if plant.legal}
+
+
+def load_plants(file: Path) -> dict[str, Plant]:
+    """Plants of a user's file. Raises ValueError naming the file if it cannot be used."""
+    found = load_definitions(file, "plant", "PLANTS", (Plant,))
+    return {plant.id: plant for plant in found}
+
+
+def find_plant(file: str, id: str) -> Plant:
+    """The plant with this id, of a user's file or, with "", a built-in one. Raises ValueError if
+    there is none."""
+    plants = load_plants(Path(file)) if file else builtin_plants()
+    if id not in plants:
+        raise ValueError(unknown("plant", id, plants))
+    return plants[id]
+
+
+def planted(file: str, id: str) -> AbstractContextManager[object]:
+    """The context that plants it; "" plants nothing. Raises ValueError as ``find_plant``."""
+    if not id:
+        return nullcontext()
+    plant = find_plant(file, id)
+    if all(glob.startswith("te.") for glob in plant.recipes):
+        from te_on_cpu.environment import enter
+
+        enter()  # whoever plants in TransformerEngine may import it
+    return plant.plant()
+
+
+def identity(file: str, id: str) -> str:
+    """Tells what is planted apart from all else that compiled artefacts are cached for."""
+    content = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    return f"{content}:{id}"

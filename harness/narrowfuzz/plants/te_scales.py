@@ -1,0 +1,122 @@
+"""TransformerEngine's current and block scaling with wrong scales, or codes that are not theirs.
+
+Each fault has the mechanism of a real bug, planted in ``transformer_engine.pytorch`` where it would
+stand there; where no report of one is known, its link is the definition that it breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from narrowfuzz.plants.patching import te_calls
+from narrowfuzz.plants.plant import Plant
+
+_BLOCK = 32
+
+
+def _with(attribute: str, value: Any) -> Callable[..., Any]:
+    """A quantizer works with a setting that the recipe does not have."""
+
+    def quantize(original: Any, quantizer: Any, tensor: Any) -> Any:
+        kept = getattr(quantizer, attribute)
+        setattr(quantizer, attribute, value)
+        try:
+            return original(quantizer, tensor)
+        finally:
+            setattr(quantizer, attribute, kept)
+
+    return quantize
+
+
+def _other_format(dtype: Any, recipe: Any, fprop_tensor: bool = True) -> Any:
+    """Gradients are quantised in the forward's format."""
+    return dtype(recipe, True)
+
+
+def _scale_inverse_of_the_last(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """A tensor is given 1/scale of the tensor that its quantizer saw before."""
+    out = quantize(quantizer, tensor)
+    own = out._scale_inv.clone()
+    out._scale_inv = quantizer.__dict__.get("last_scale_inv", own)
+    quantizer.last_scale_inv = own
+    return out
+
+
+def _byte_up(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """The first block's E8M0 byte is one too large."""
+    out = quantize(quantizer, tensor)
+    scales = out._rowwise_scale_inv
+    if scales is not None and scales[0, 0] < 254:
+        scales[0, 0] += 1
+    return out
+
+
+def _first_code(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """One element of the first block is one code off."""
+    out = quantize(quantizer, tensor)
+    if out._rowwise_data is not None and out._rowwise_data.numel():
+        out._rowwise_data.view(-1)[0] ^= 1
+    return out
+
+
+def _column_copy_of_the_row_copy(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """The column-wise copy has the row-wise one's scales: its blocks are those of a transposition
+    of what is not square."""
+    out = quantize(quantizer, tensor)
+    if out._rowwise_data is not None and out._columnwise_data is not None:
+        out._columnwise_data.copy_(out._rowwise_data)
+        rows, columns = out._rowwise_data.reshape(-1, tensor.shape[-1]).shape
+        blocks = out._rowwise_scale_inv[:rows, : columns // _BLOCK]
+        first = blocks[::_BLOCK].repeat_interleave(_BLOCK, 1)
+        out._columnwise_scale_inv[: rows // _BLOCK, :columns] = first
+    return out
+
+
+def _blocks_across_rows(quantize: Any, quantizer: Any, tensor: Any) -> Any:
+    """A block begins in the middle of one row and ends in the next: half a block too late."""
+    out = quantize(quantizer, tensor)
+    if out._rowwise_data is None:
+        return out
+    shifted = tensor.detach().reshape(-1).roll(-_BLOCK // 2).reshape(tensor.shape)
+    other = quantize(quantizer, shifted.contiguous())
+    codes = other._rowwise_data.reshape(-1).roll(_BLOCK // 2)
+    out._rowwise_data.copy_(codes.reshape(out._rowwise_data.shape))
+    return out
+
+
+_TE = "https://github.com/NVIDIA/TransformerEngine"
+_RECIPE = f"{_TE}/blob/main/transformer_engine/common/recipe/__init__.py"
+_CURRENT = "tensor.float8_tensor:Float8CurrentScalingQuantizer.quantize_impl"
+_MX = "tensor.mxfp8_tensor:MXFP8Quantizer.quantize_impl"
+
+
+def _fault(
+    id: str, family: str, title: str, link: str, place: str, change: Callable[..., Any],
+    *recipes: str,
+) -> Plant:  # fmt: skip
+    return Plant(id, family, title, link, recipes, partial(te_calls, {place: change}))
+
+
+PLANTS = [
+    _fault("te-current-power-of-two", "scale", "current scaling rounds to a power of two unasked",
+           _RECIPE, _CURRENT, _with("force_pow_2_scales", True), "te.current"),
+    _fault("te-current-epsilon", "scale", "a lower bound on maxima that the recipe does not have",
+           _RECIPE, _CURRENT, _with("amax_epsilon", 2.0**-8), "te.current"),
+    _fault("te-current-scale-of-last", "scale", "a tensor carries 1/scale of the one before it",
+           f"{_TE}/pull/1083", _CURRENT, _scale_inverse_of_the_last, "te.current"),
+    _fault("te-gradient-format", "format", "gradients are quantised in the forward's format",
+           _RECIPE, "quantization:get_fp8_te_dtype", _other_format, "te.delayed", "te.current"),
+    _fault("te-mx-square-blocks", "scale", "a scale is shared by a square of 32 x 32",
+           _RECIPE, _MX, _with("with_2d_quantization", True), "te.mxfp8"),
+    _fault("te-mx-byte-up", "scale", "one block's E8M0 byte is one too large",
+           "https://github.com/vllm-project/vllm/pull/43557", _MX, _byte_up, "te.mxfp8"),
+    _fault("te-mx-one-code", "rounding mode", "one element of one block is one code off",
+           "https://github.com/tenstorrent/tt-metal/issues/51971", _MX, _first_code, "te.mxfp8"),
+    _fault("te-mx-column-copy-of-rows", "layout", "the column-wise copy has row-wise scales",
+           "https://github.com/pytorch/ao/pull/4229", _MX, _column_copy_of_the_row_copy,
+           "te.mxfp8"),
+    _fault("te-mx-blocks-across-rows", "layout", "blocks of 32 reach from one row into the next",
+           "https://github.com/DeepWok/mase/pull/321", _MX, _blocks_across_rows, "te.mxfp8"),
+]  # fmt: skip

@@ -1,0 +1,270 @@
+"""What shows only when something happens in the middle of a training: an evaluation, a state that
+is loaded, graphs that wait for one another, a graph that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from narrowfuzz.plants.patching import (
+    float8_casts,
+    float8_forward,
+    in_backward,
+    mx_quantiser,
+    replaced,
+)
+from narrowfuzz.plants.plant import Plant
+
+_FLOAT8 = ("torchao.float8.*",)
+_MX = ("torchao.mxfp8.*",)
+
+
+def _storage(x: Any) -> Any:
+    """What tells a parameter from others while it lives, whichever view of it is cast."""
+    return x.untyped_storage().data_ptr()
+
+
+def _eagerly(change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(cast, role, x, *args, **kwargs)`` answers every eager cast of a float8 linear."""
+
+    def eager(cast: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return cast(x, *args, **kwargs)
+        return change(cast, kwargs["gemm_input_role"].value, x, *args, **kwargs)
+
+    return float8_casts(eager)
+
+
+@contextmanager
+def _after_loads(then: Callable[[], None]) -> Iterator[None]:
+    """``then`` is called after a state is loaded into a model."""
+    from torch import nn
+
+    def make(load: Any) -> Any:
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            result = load(*args, **kwargs)
+            then()
+            return result
+
+        return loaded
+
+    with replaced(nn.Module, "load_state_dict", make):
+        yield
+
+
+class _Kept:
+    """Casts of weights, fresh until the weight is written, but not by a state that is loaded."""
+
+    def __init__(self) -> None:
+        #: How the weight lies and is cast -> its version, itself, the cast.
+        self.casts: dict[Any, list[Any]] = {}
+
+    def refresh(self) -> None:
+        for entry in self.casts.values():
+            entry[0] = entry[1]._version
+
+    def get(self, x: Any, how: Mapping[str, Any]) -> Any:
+        """The cast of ``x``; None if none is fresh."""
+        entry = self.casts.get(self._key(x, how))
+        return entry[2] if entry is not None and entry[0] == x._version else None
+
+    def put(self, x: Any, how: Mapping[str, Any], cast: Any) -> None:
+        self.casts[self._key(x, how)] = [x._version, x, cast]
+
+    @staticmethod
+    def _key(x: Any, how: Mapping[str, Any]) -> Any:
+        return _storage(x), x.shape, x.stride(), x.dtype, str(how)
+
+
+@contextmanager
+def _looking() -> Iterator[Callable[[], bool]]:
+    """Tells whether the module that runs builds no graph: inside an autograd function, where
+    operands are cast, nothing does."""
+    import torch
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    looks = [False]
+
+    def note(module: Any, args: Any) -> None:
+        looks[0] = not torch.is_grad_enabled()
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield lambda: looks[0]
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _cast_outlives_load() -> Iterator[None]:
+    """A weight's cast serves until the optimizer writes the weight, whatever is loaded into it."""
+    kept = _Kept()
+
+    def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if role != "weight" or x.is_inference():
+            return cast(x, *args, **kwargs)
+        found = kept.get(x, kwargs)
+        if found is None:
+            kept.put(x, kwargs, found := cast(x, *args, **kwargs))
+        return found
+
+    with _after_loads(kept.refresh), _eagerly(change):
+        yield
+
+
+@contextmanager
+def _evaluations_amax() -> Iterator[None]:
+    """The next training forward scales its input by what an evaluation saw."""
+    import torch
+    from torchao.float8 import float8_utils
+
+    seen: dict[Any, Any] = {}
+    with _looking() as looks:
+
+        def make(to_amax: Any) -> Any:
+            def amax(x: Any, *args: Any, **kwargs: Any) -> Any:
+                found = to_amax(x, *args, **kwargs)
+                if torch.compiler.is_compiling() or in_backward():
+                    return found
+                key = (x.shape, found.shape, x.dtype)
+                if not looks():
+                    return seen.pop(key, found)
+                seen[key] = found.clone()
+                return found
+
+            return amax
+
+        with replaced(float8_utils, "tensor_to_amax", make):
+            yield
+
+
+@contextmanager
+def _recompute_keeps_cast() -> Iterator[None]:
+    """A forward casts its weight anew and backward takes the cast that is kept: the one that was
+    made since the optimizer wrote the weight, whatever has been loaded."""
+    kept = _Kept()
+
+    def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if role != "weight" or x.is_inference():
+            return cast(x, *args, **kwargs)
+        found = kept.get(x, kwargs)
+        if in_backward() and found is not None:
+            return found
+        made = cast(x, *args, **kwargs)
+        if found is None and not in_backward():
+            kept.put(x, kwargs, made)
+        return made
+
+    with _after_loads(kept.refresh), _eagerly(change):
+        yield
+
+
+@contextmanager
+def _newest_input() -> Iterator[None]:
+    """A layer keeps one input for its weight's gradient: the newest."""
+    newest: dict[Any, Any] = {}
+    running: list[Any] = [None, None]
+    #: The role that was cast last: in a recompute the input comes first.
+    last = [""]
+
+    def change(cast: Any, role: str, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if role == "input" and not in_backward():
+            running[0] = x
+        if role == "weight":
+            running[1] = _storage(x)
+            if not in_backward():
+                newest[running[1]] = running[0]
+        if role == "input" and last[0] == "grad_output":
+            other = newest.get(running[1])
+            x = x if other is None or other.shape != x.shape else other
+        last[0] = role
+        return cast(x, *args, **kwargs)
+
+    with _eagerly(change):
+        yield
+
+
+@contextmanager
+def _backward_adds_up() -> Iterator[None]:
+    """The result of a layer's backward lies in a buffer of its graph, and is added to it."""
+    import torch
+    from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as layer
+
+    def make(backward: Any) -> Any:
+        def added(ctx: Any, grad_output: Any) -> Any:
+            grad_input, *others = backward(ctx, grad_output)
+            if torch.compiler.is_compiling() or grad_input is None:
+                return (grad_input, *others)
+            before = getattr(ctx, "buffer", None)
+            ctx.buffer = grad_input if before is None else before + grad_input
+            return (ctx.buffer, *others)
+
+        return staticmethod(added)
+
+    with replaced(layer, "backward", make):
+        yield
+
+
+@contextmanager
+def _evaluation_sticks() -> Iterator[None]:
+    """What eval() switches off, train() does not switch on again."""
+    import torch.nn.functional as F
+
+    def forward(original: Any, layer: Any, input: Any) -> Any:
+        layer.evaluated = getattr(layer, "evaluated", False) or not layer.training
+        if layer.evaluated and layer.training:
+            return F.linear(input, layer.weight, layer.bias)
+        return original(layer, input)
+
+    with float8_forward(forward):
+        yield
+
+
+@contextmanager
+def _mx_scales_of_evaluation() -> Iterator[None]:
+    """Block scales of the last evaluation are used once more, for the next tensor of that shape."""
+    import torch
+
+    seen: dict[Any, Any] = {}
+    with _looking() as looks:
+
+        def change(to_mx: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            scale, codes = to_mx(data, *args, **kwargs)
+            if torch.compiler.is_compiling() or in_backward():
+                return scale, codes
+            key = (tuple(data.shape), data.dtype)
+            if not looks():
+                return seen.pop(key, scale), codes
+            seen[key] = scale
+            return scale, codes
+
+        with mx_quantiser(change):
+            yield
+
+
+_RELOADS = "https://github.com/sgl-project/sglang/pull/30749"
+_EVALUATES = "https://github.com/NVIDIA/TransformerEngine/pull/59"
+
+PLANTS = [
+    Plant("cast-outlives-load", "state",
+          "after a rollback a weight multiplies the codes that were made before it",
+          _RELOADS, _FLOAT8, _cast_outlives_load),
+    Plant("evaluations-amax", "state", "an evaluation's maximum scales the next training forward",
+          _EVALUATES, _FLOAT8, _evaluations_amax),
+    Plant("recompute-keeps-cast", "recompute",
+          "a recompute multiplies the codes of the last step's weights, whatever was loaded",
+          _RELOADS, _FLOAT8, _recompute_keeps_cast),
+    Plant("newest-input-kept", "state",
+          "of graphs that wait, every weight gradient is made with the newest input",
+          "https://github.com/NVIDIA-NeMo/Automodel/pull/3530", _FLOAT8, _newest_input),
+    Plant("backward-adds-up", "state", "a kept graph adds its second gradient to its first",
+          "https://github.com/axolotl-ai-cloud/axolotl/pull/3892", _FLOAT8, _backward_adds_up),
+    Plant("evaluation-sticks", "conversion", "after an evaluation layers train unquantised",
+          "https://github.com/pytorch/ao/pull/198", _FLOAT8, _evaluation_sticks),
+    Plant("mx-scales-of-evaluation", "state",
+          "block scales of an evaluation are used once more in training",
+          _EVALUATES, _MX, _mx_scales_of_evaluation),
+]  # fmt: skip

@@ -1,0 +1,160 @@
+"""Does a fault change anything, and is everything as before once it is lifted?
+
+Compared is what runs leave: results, gradients, codes, scales, state, errors, and what a conversion
+changed. A campaign that finds nothing says something only of a fault that does something.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import multiprocessing as mp
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case import Case, Compile, Spec
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import find_plant
+from narrowfuzz.power.cases import examples, ready
+from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.strategies import cases, often, rarely, schedule_cases
+
+#: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
+LIFTED, THERE = 4, 60
+#: Compiled ones are dear.
+_COMPILED_THERE = 6
+_SECONDS = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What the same cases left before a fault, with it and after it."""
+
+    problem: str
+    #: Planted, something was otherwise.
+    changes: bool
+
+
+def effect(
+    file: str,
+    fault: Plant,
+    recipes: Sequence[str],
+    device: str,
+    *,
+    number: int,
+    compiled: bool = False,
+) -> Effect:
+    """Plant a fault in a process of its own on its device, and lift it again."""
+    context = mp.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(
+        target=_compare,
+        args=(file, fault.id, recipes, fault.recipe_files, device, number, compiled, theirs),
+    )
+    process.start()
+    theirs.close()
+    try:
+        answer: Effect = (
+            ours.recv() if ours.poll(_SECONDS) else Effect(f"no answer in {_SECONDS:.0f} s", True)
+        )
+    except EOFError:  # a fault may end the process it is planted in: that shows
+        answer = Effect("", True)
+    if process.is_alive():
+        process.kill()
+    process.join()
+    return answer
+
+
+def _compare(
+    file: str,
+    fault_id: str,
+    recipes: Sequence[str],
+    recipe_files: Sequence[Path],
+    device: str,
+    number: int,
+    compiled: bool,
+    out: Connection,
+) -> None:
+    here = ready(recipes, device, recipe_files)
+    ladders = rarely if device == "cpu" else often
+    drawn = draw(here.chosen, number, ladders=ladders)
+    if compiled:
+        models = [recipe for recipe in here.chosen if isinstance(recipe, Recipe)]
+        drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
+
+    def seen() -> str:
+        judge = here.judge(Ledger([]))
+        return digest([judge.run_arms(case) for case in drawn])
+
+    before = seen()
+    fault = find_plant(file, fault_id)
+    try:
+        planted = fault.plant()
+        planted.__enter__()
+    except Exception as error:  # noqa: BLE001 - told to the user
+        out.send(Effect(f"raises {type(error).__name__} when planted: {error}", False))
+        return
+    under = seen()
+    try:
+        planted.__exit__(None, None, None)
+    except Exception as error:  # noqa: BLE001 - told to the user
+        out.send(Effect(f"raises {type(error).__name__} when lifted: {error}", True))
+        return
+    stays = "" if seen() == before else "cannot be lifted: results differ from before"
+    out.send(Effect(stays, under != before))
+
+
+def draw(
+    recipes: Sequence[AnyRecipe],
+    number: int,
+    kind: Compile = "none",
+    ladders: Callable[[Spec], int] = rarely,
+) -> list[Case]:
+    """So many cases of the models among the recipes, and of the stateful ones, always the same; of
+    a hundred direct ones so many have ladder data."""
+    models = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+    stateful = [recipe for recipe in recipes if isinstance(recipe, Stateful)]
+    drawn: list[Case] = []
+    if models:
+        drawn += examples(cases(models, compile=kind, ladders=ladders), number)
+    if stateful:
+        drawn += examples(schedule_cases(stateful), number)
+    return drawn
+
+
+def digest(value: Any) -> str:
+    """Hash of plain data, numpy arrays and records of them; tracebacks are left out."""
+    made = hashlib.sha256()
+    _feed(made, value)
+    return made.hexdigest()
+
+
+def _feed(made: Any, value: Any) -> None:
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value)
+        made.update(f"{array.dtype}{array.shape}".encode())
+        made.update(array.tobytes())
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in ("traceback", "message"):
+                _feed(made, field.name)
+                _feed(made, getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for key in value:
+            _feed(made, key)
+            _feed(made, value[key])
+    elif isinstance(value, list | tuple):
+        made.update(f"{len(value)}[".encode())
+        for part in value:
+            _feed(made, part)
+    elif isinstance(value, frozenset):  # whose order is another one in each process
+        _feed(made, sorted(value))
+    else:
+        assert value is None or isinstance(value, str | bytes | int | float | bool), type(value)
+        made.update(repr(value).encode())

@@ -1,0 +1,211 @@
+"""Campaigns on what is planted: a fault is hunted, a control must stay silent."""
+
+from __future__ import annotations
+
+import fnmatch
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from narrowfuzz.arm import EAGER, EAGER_NATIVE
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.summary import pairs_seen
+from narrowfuzz.campaign.supervisor import Tally, play
+from narrowfuzz.case import COMPILED, Case, Checkpoint, ModelName
+from narrowfuzz.device import asked_here, check_device
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.power.effect import LIFTED, THERE, effect
+from narrowfuzz.power.record import Controlled, Hunted
+from narrowfuzz.recipe import AnyRecipe, load_every, obstacle
+from narrowfuzz.schedule.story import FEATURES
+
+#: A fault that only a compiled rung shows is hunted this many times longer.
+COMPILED_TIMES = 10.0
+#: Draws of each Spec, and of each compiled one, for a control: it has few cases, which should be as
+#: many Specs as it can pay for in so many minutes.
+_DRAWS, _COMPILED_DRAWS, _MINUTES = 8, 100, 30.0
+#: What controls should have run between them.
+_TO_MEET = {
+    "model": get_args(ModelName),
+    "rung": (EAGER.name, EAGER_NATIVE.name, *COMPILED),
+    "checkpoint": get_args(Checkpoint),
+    "schedule": tuple(FEATURES),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a hunt is, how many cases it and a control have at most, and which are drawn."""
+
+    seconds: float = 60.0
+    #: 0: until the time is up.
+    cases: int = 0
+    control_cases: int = 500
+    seed: int = 0
+    arms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is planted, the file that defines it ("" if it is built in), where it runs, and the
+    recipes of it that run there; ``problem`` says why none does."""
+
+    plant: Plant
+    file: str
+    device: str
+    recipes: tuple[str, ...]
+    problem: str = ""
+
+
+def targets(plants: Iterable[tuple[str, Plant]], device: str) -> list[Target]:
+    """Of each (file, plant), on this device if it does not name one. Only what one of them can hit
+    is fetched."""
+    known = cache(load_every)
+
+    @cache
+    def reason(files: tuple[Path, ...], name: str, where: str) -> str:
+        return obstacle(known(files)[name], where)
+
+    found = []
+    for file, plant in plants:
+        where = plant.device or device
+        try:
+            check_device(where)
+            every = known(plant.recipe_files)
+            reasons = {
+                name: reason(plant.recipe_files, name, asked_here(where))
+                for name in sorted(every)
+                if _hits(plant.recipes, name, every[name])
+            }
+            able = tuple(name for name, why in reasons.items() if not why)
+            why = "; ".join(f"{name}: {why}" for name, why in reasons.items()) or "there is none"
+            problem = "" if able else f"no recipe {', '.join(plant.recipes)} runs: {why}"
+        except ValueError as error:
+            able, problem = (), str(error)
+        found.append(Target(plant, file, where, able, problem))
+    return found
+
+
+def _hits(globs: Sequence[str], name: str, recipe: AnyRecipe) -> bool:
+    """A recipe that patches a library takes part only where it is meant."""
+    meant = [glob for glob in globs if glob != "*"] if recipe.process else globs
+    return any(fnmatch.fnmatch(name, glob) for glob in meant)
+
+
+@contextmanager
+def _campaign(target: Target, limits: Limits, tally: Tally, **how: Any) -> Iterator[Store]:
+    """An ordinary campaign with the target planted; what it kept is there within the context."""
+    plant = target.plant
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-score-") as folder:
+        config = Config(
+            out=Path(folder),
+            workers=1,
+            seed=limits.seed,
+            recipes=target.recipes,
+            recipe_files=plant.recipe_files,
+            plant=(target.file, plant.id),
+            models=plant.models,
+            device=target.device,
+            wild_shapes=plant.wild_shapes,
+            **how,
+        )
+        store = Store(Path(folder))
+        play(config, store, lambda tally: None, tally)
+        yield store
+
+
+def hunt(target: Target, limits: Limits, tally: Tally) -> Hunted:
+    """Campaign until the first verified finding or the limit. ``tally`` is this hunt's."""
+    fault = target.plant
+
+    def record(**more: Any) -> Hunted:
+        return Hunted(
+            id=fault.id, family=fault.family, title=fault.title, link=fault.source,
+            compiled=fault.compiled, ours=in_our_reference(fault.recipes), **more,
+        )  # fmt: skip
+
+    if target.problem:
+        return record(found=False, problem=target.problem)
+    where = (target.file, fault, target.recipes, target.device)
+    first = effect(*where, number=LIFTED)
+    if first.problem:
+        return record(found=False, problem=first.problem)
+    minutes = limits.seconds * (COMPILED_TIMES if fault.compiled else 1.0) / 60.0
+    arms = fault.arms or limits.arms
+    with _campaign(
+        target, limits, tally, minutes=minutes, arms=arms, cases=limits.cases, stop_after=1
+    ) as store:
+        suspected = tuple(f"{f.fingerprint}: {f.why_suspected}" for f in store.suspected())
+    if tally.found:
+        best = tally.found[0]
+        return record(
+            found=True,
+            seconds=round(best.seconds - tally.ready, 2),
+            cases=best.cases,
+            oracle=best.finding.oracle,
+            arm=best.finding.arm,
+            fingerprint=best.finding.fingerprint,
+            size=size_of(best.finding.minimal),
+            sentence=best.finding.sentence,
+            suspected=suspected,
+        )
+    problem, idle = "; ".join(tally.notes) if tally.broken else "", False
+    if not (problem or suspected or first.changes or tally.interrupted):
+        idle = not effect(*where, number=THERE, compiled=fault.compiled).changes
+    cases = tally.counts["cases"]
+    return record(found=False, cases=cases, suspected=suspected, idle=idle, problem=problem)
+
+
+def control(target: Target, limits: Limits, tally: Tally) -> Controlled:
+    """Judge so many cases of a control; everything found on one is a false alarm. ``tally`` is this
+    control's."""
+    plant, wanted = target.plant, limits.control_cases
+    if target.problem:
+        return Controlled(
+            id=plant.id, title=plant.title, cases=0, seconds=0.0, problem=target.problem
+        )
+    with _campaign(
+        target, limits, tally, minutes=_MINUTES, arms=plant.arms, cases=wanted, draws=_DRAWS,
+        compiled_draws=_COMPILED_DRAWS,
+    ) as store:  # fmt: skip
+        findings = tuple(f.fingerprint for f in store.findings())
+        suspected = tuple(f.fingerprint for f in store.suspected())
+    cases = tally.counts["cases"]
+    few = [f"only {cases} of {wanted} cases"] if cases < wanted else []
+    values = {value for pair in pairs_seen(tally.counts) for value in pair}
+    return Controlled(
+        id=plant.id,
+        title=plant.title,
+        cases=cases,
+        seconds=round(time.monotonic() - tally.started, 1),
+        findings=findings,
+        suspected=suspected,
+        met=tuple(sorted(f"{kind} {name}" for kind, name in values if kind in _TO_MEET)),
+        problem="; ".join([*tally.notes, *few]),
+    )
+
+
+def lacking(controls: Iterable[Controlled]) -> tuple[str, ...]:
+    """The models, rungs, checkpoints and features of schedules that no control has run."""
+    met = {what for one in controls for what in one.met}
+    wanted = (f"{kind} {name}" for kind, names in _TO_MEET.items() for name in names)
+    return tuple(what for what in wanted if what not in met)
+
+
+def in_our_reference(recipes: Sequence[str]) -> bool:
+    """Can it hit nothing but reference recipes?"""
+    return all(glob.startswith("reference.") for glob in recipes)
+
+
+def size_of(case: Case) -> int:
+    """Elements of input, weight and output gradient; of a schedule, its events."""
+    spec = case.spec
+    if spec.layer:
+        return len(spec.events)
+    return spec.tokens * spec.k + spec.k * spec.n + spec.tokens * spec.n

@@ -1,0 +1,254 @@
+"""A perturbation: one kind of thing that an arm left behind, falsified everywhere at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.arm import BY_NAME, EAGER
+from narrowfuzz.case import Spec
+from narrowfuzz.numerics.formats import F32, FORMATS, Format
+from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.oracles.evidence import Evidence, Rerun
+from narrowfuzz.power.falsify import Numbers, Operands
+from narrowfuzz.trace import (
+    AttentionCall,
+    Change,
+    LayerCall,
+    Multiplied,
+    RunError,
+    Seen,
+    SiteTrace,
+    Trace,
+)
+
+#: What an arm left, falsified; None where it left nothing of the kind.
+Falsified = Callable[[Trace, Plan], Trace | None]
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """``change`` makes the evidence with one arm's observations falsified, and nothing else; None
+    where there is nothing to falsify. What is expected of the arm is never touched."""
+
+    name: str
+    #: What of an arm it falsifies.
+    of: str
+    change: Callable[[Any, str], Any]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.of})"
+
+
+def of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
+    """One that falsifies the arm's own run."""
+
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
+        trace = falsified(evidence.traces[arm], evidence.plan)
+        if trace is None:
+            return None
+        # the other arms' verdicts do not matter, but what this one is compared with does
+        others = (arm, BY_NAME[arm].stage, EAGER.name, evidence.base)
+        kept = {a: t for a, t in evidence.traces.items() if a in others}
+        return _with(evidence, replace(evidence, traces=kept | {arm: trace}))
+
+    return Perturbation(name, of, change)
+
+
+def of_rerun(name: str, of: str, falsified: Falsified) -> Perturbation:
+    """One that falsifies every run that a relation makes for itself."""
+
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
+        real = evidence.rerun
+        if real is None:
+            return None
+
+        def rerun(tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
+            trace = real(tensors, spec, event)
+            return falsified(trace, evidence.plan) or trace
+
+        return _with(evidence, replace(evidence, rerun=rerun))
+
+    return Perturbation(name, of, change)
+
+
+def _with(evidence: Evidence, other: Evidence) -> Evidence:
+    """The reference does not depend on what was observed: it is made once."""
+    made = vars(evidence)
+    vars(other).update({name: made[name] for name in ("reference", "exact") if name in made})
+    return other
+
+
+def remembering(rerun: Rerun) -> Rerun:
+    """Runs each set of tensors once, and keeps the trace: perturbed checks ask for it again."""
+    kept: dict[tuple[bytes, str, tuple[tuple[str, bytes], ...]], Trace] = {}
+
+    def remembered(tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
+        data = tuple((name, x.tobytes()) for name, x in sorted(tensors.items()))
+        key = (msgspec.json.encode(spec), event, data)
+        if key not in kept:
+            kept[key] = rerun(tensors, spec, event)
+        return kept[key]
+
+    return remembered
+
+
+def outputs(numbers: Numbers, *names: str) -> Falsified:
+    """Results, those of these names if any is given, and what a graph's multiplies returned."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        chosen = {n: x for n, x in trace.outputs.items() if not names or n in names}
+        if trace.error is not None or not (chosen or trace.multiplied):
+            return None
+        return replace(
+            trace,
+            outputs={**trace.outputs, **{n: numbers.change(x) for n, x in chosen.items()}},
+            multiplied=tuple(replace(m, result=numbers.change(m.result)) for m in trace.multiplied),
+        )
+
+    return falsified
+
+
+def operands(kind: Operands) -> Falsified:
+    """What each GEMM's main site showed, and the weights of a graph's multiplies."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        sites = tuple(_site(s, plan, kind, "ab") for s in trace.sites)
+        multiplied = tuple(_multiplied(m, kind, "b") for m in trace.multiplied)
+        return _changed(trace, sites=sites, multiplied=multiplied)
+
+    return falsified
+
+
+def second_copies(kind: Operands) -> Falsified:
+    """The copies of the three tensors that are quantised for a second GEMM."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        sides = {"grad_weight": "ab", "grad_input": "b"}
+        sites = tuple(_site(s, plan, kind, sides.get(s.site.role, "")) for s in trace.sites)
+        return _changed(trace, sites=sites)
+
+    return falsified
+
+
+def recomputed(kind: Operands) -> Falsified:
+    """What a recompute multiplied; a graph's is known by its weight, so its input is falsified."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        return _changed(
+            trace,
+            sites=_again(trace.sites, plan, kind),
+            calls=tuple(_call(call, plan, kind) for call in trace.calls),
+            multiplied=tuple(
+                _multiplied(m, kind, "a") if m.phase == "backward" else m for m in trace.multiplied
+            ),
+        )
+
+    return falsified
+
+
+def _again(sites: tuple[SiteTrace, ...], plan: Plan, kind: Operands) -> tuple[SiteTrace, ...]:
+    return tuple(_site(s, plan, kind, "ab" if s.site.phase == "recompute" else "") for s in sites)
+
+
+def _call(call: LayerCall, plan: Plan, kind: Operands) -> LayerCall:
+    if call.phase != "recompute":
+        return call
+    sites = tuple(_site(s, plan, kind, "ab") for s in call.sites)
+    return call if _same(sites, call.sites) else replace(call, sites=sites)
+
+
+def _multiplied(m: Multiplied, kind: Operands, side: str) -> Multiplied:
+    before = m.a if side == "a" else m.b
+    seen = _seen(before, None, kind)
+    if seen is before:
+        return m
+    return replace(m, a=seen) if side == "a" else replace(m, b=seen)
+
+
+def recomputed_tensors(numbers: Numbers) -> Falsified:
+    """What a recomputed layer got."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        def changed(call: LayerCall) -> LayerCall:
+            if call.phase != "recompute":
+                return call
+            return replace(call, tensors={n: numbers.change(x) for n, x in call.tensors.items()})
+
+        return _changed(trace, calls=tuple(changed(call) for call in trace.calls))
+
+    return falsified
+
+
+def statistics(numbers: Numbers, *names: str) -> Falsified:
+    """What attention's backward got back of its forward."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        def changed(call: AttentionCall) -> AttentionCall:
+            if call.phase != "backward":
+                return call
+            parts: dict[str, Any] = {n: numbers.change(getattr(call, n)) for n in names}
+            return replace(call, **parts)
+
+        calls = tuple(changed(call) for call in trace.attention)
+        return _changed(trace, attention=calls)
+
+    return falsified
+
+
+def raised(trace: Trace, plan: Plan) -> Trace | None:
+    """A run that did not end."""
+    if trace.error is not None:
+        return None
+    error = RunError("backward", "RuntimeError", "not the library's words", "elsewhere.f", "")
+    return Trace(trace.arm, error=error)
+
+
+def mute(trace: Trace, plan: Plan) -> Trace | None:
+    """A refusal that says nothing."""
+    return None if trace.error is None else replace(trace, error=replace(trace.error, message=""))
+
+
+def changed_unasked(trace: Trace, plan: Plan) -> Trace | None:
+    """A conversion that changed one thing more."""
+    if trace.census is None:
+        return None
+    change = Change("own forward lost", "proj", "its own", "nn.Module's")
+    return replace(trace, census=replace(trace.census, changes=(*trace.census.changes, change)))
+
+
+def without(name: str) -> Falsified:
+    """A result that did not come."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        if name not in trace.outputs:
+            return None
+        return replace(trace, outputs={n: x for n, x in trace.outputs.items() if n != name})
+
+    return falsified
+
+
+def _site(site: SiteTrace, plan: Plan, kind: Operands, sides: str) -> SiteTrace:
+    gemm = plan.gemms[site.site.role]
+    a = _seen(site.a, gemm.a.format, kind) if "a" in sides else site.a
+    b = _seen(site.b, gemm.b.format, kind) if "b" in sides else site.b
+    return site if a is site.a and b is site.b else replace(site, a=a, b=b)
+
+
+def _seen(seen: Seen, fmt: Format | None, kind: Operands) -> Seen:
+    return kind.change(seen, FORMATS[seen.format] if seen.format else fmt) or seen
+
+
+def _changed(trace: Trace, **parts: Any) -> Trace | None:
+    """The trace with these parts, None if every item of them is the one it had."""
+    if all(_same(new, getattr(trace, name)) for name, new in parts.items()):
+        return None
+    return replace(trace, **parts)
+
+
+def _same(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
+    return all(a is b for a, b in zip(x, y, strict=True))

@@ -1,0 +1,119 @@
+"""Which passes of a check could not have failed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from narrowfuzz.case import Case
+from narrowfuzz.oracles.oracle import Oracle, Reads
+from narrowfuzz.power.perturbation import Perturbation
+from narrowfuzz.verdict import BAD, Verdict
+
+#: Vacuous cases kept of each rule and recipe.
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One verdict that was ``ok``."""
+
+    oracle: str
+    arm: str
+    role: str
+    layer: str
+    #: Titles of the perturbations that there was something for, and of those it noticed.
+    tried: frozenset[str]
+    noticed: frozenset[str]
+
+    @property
+    def vacuous(self) -> bool:
+        """True if nothing that was tried would have made it fail."""
+        return not self.noticed
+
+
+@dataclass
+class Passes:
+    """Passes of one rule on one recipe."""
+
+    number: int = 0
+    vacuous: int = 0
+    #: Perturbation -> passes it was tried on, and of those the ones that did not notice it.
+    tried: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    #: (case, arm, role, layer) of vacuous passes.
+    examples: list[tuple[Case, str, str, str]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.vacuous / self.number if self.number else 0.0
+
+    def take(self, case: Case, found: Pass) -> None:
+        self.number += 1
+        self.vacuous += found.vacuous
+        self.tried.update(found.tried)
+        self.missed.update(found.tried - found.noticed)
+        if found.vacuous and len(self.examples) < _EXAMPLES:
+            self.examples.append((case, found.arm, found.role, found.layer))
+
+
+#: (rule, recipe) -> its passes.
+Table = dict[tuple[str, str], Passes]
+#: Rule -> what falsifies what it reads.
+Falsifying = Mapping[str, Sequence[Perturbation]]
+
+
+def falsifying(
+    oracles: Iterable[Oracle], falsifies: Mapping[Reads, Sequence[Perturbation]]
+) -> Falsifying:
+    """The perturbations of all that each of these rules reads."""
+    return {o.name: tuple(p for read in o.reads for p in falsifies[read]) for o in oracles}
+
+
+def probe(
+    check: Callable[[Any], Iterable[Verdict]], evidence: Any, falsify: Falsifying, layer: str = ""
+) -> Iterator[Pass]:
+    """Every pass of a check on this evidence.
+
+    A perturbation falsifies one arm's observations of a kind all at once, in every role: one more
+    application of the check then tells of all its verdicts on that arm. They are matched by their
+    order; where their number changes, any that is bad speaks for all.
+    """
+    before = _by_arm(check(evidence))
+    for arm, verdicts in before.items():
+        rules = sorted({v.oracle for v in verdicts if v.status == "ok"})
+        found: dict[str, list[bool]] = {}
+        for perturbation in dict.fromkeys(p for rule in rules for p in falsify[rule]):
+            other = perturbation.change(evidence, arm)
+            if other is not None:
+                after = _by_arm(check(other)).get(arm, [])
+                found[perturbation.title] = _noticed(verdicts, after)
+        for i, verdict in enumerate(verdicts):
+            if verdict.status == "ok":
+                own = {p.title for p in falsify[verdict.oracle]} & found.keys()
+                like = [j for j, v in enumerate(verdicts) if _alike(v, verdict)]
+                noticed = frozenset(title for title in own if found[title][i])
+                # another verdict's business, as results are where this one compared operands
+                others = {t for t in own - noticed if any(found[t][j] for j in like)}
+                yield Pass(
+                    verdict.oracle, arm, verdict.role, verdict.at.layer or layer,
+                    frozenset(own - others), noticed,
+                )  # fmt: skip
+
+
+def _alike(x: Verdict, y: Verdict) -> bool:
+    return (x.oracle, x.role, x.at.layer) == (y.oracle, y.role, y.at.layer)
+
+
+def _by_arm(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
+    arms: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        arms[verdict.arm].append(verdict)
+    return arms
+
+
+def _noticed(before: list[Verdict], after: list[Verdict]) -> list[bool]:
+    bad = [verdict.status in BAD for verdict in after]
+    return bad if len(before) == len(after) else [any(bad)] * len(before)

@@ -1,0 +1,201 @@
+"""What a score and a measurement of vacuity print, and what their JSON says."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from narrowfuzz.case import dump_case
+from narrowfuzz.power.probe import Passes
+from narrowfuzz.power.probe import Table as Vacuity
+from narrowfuzz.power.recall import Recall, Summary, summarise
+from narrowfuzz.power.record import Change, Controlled, Hunted, Score, false_alarms
+
+IDLE = "plants nothing that drawn cases could show"
+#: What a score is held to: shares of planted faults, and seconds.
+GOAL, MEDIAN_GOAL, NINETIETH_GOAL = 0.95, 10.0, 60.0
+#: A larger share of passes that could not have failed wants a repair.
+LIMIT = 0.1
+
+
+def console() -> Console:
+    """Where both print: as wide as the terminal, or as a page."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+
+
+def print_fault(console: Console, fault: Hunted) -> None:
+    """One line as soon as a hunt ends."""
+    if fault.problem:
+        line = f"[yellow]unusable[/]  {fault.id}: {escape(fault.problem)}"
+    elif fault.found:
+        line = (
+            f"found     {fault.id}: {fault.seconds:.1f} s, {fault.cases} cases, {fault.oracle} on "
+            f"{fault.arm}, size {fault.size}: {escape(fault.fingerprint)}"
+        )
+    else:
+        seen = f"; suspected: {', '.join(fault.suspected)}" if fault.suspected else ""
+        seen = f"; {IDLE}" if fault.idle else seen
+        line = f"[red]missed[/]    {fault.id}: {fault.cases} cases{escape(seen)}"
+    console.print(line, soft_wrap=True)
+
+
+def print_control(console: Console, control: Controlled) -> None:
+    """One line as soon as a control has run."""
+    head = f"{control.id}: {control.cases} cases in {control.seconds:.0f} s"
+    if control.problem:
+        line = f"[yellow]unusable[/]  {control.id}: {escape(control.problem)}"
+    elif alarms := (*control.findings, *control.suspected):
+        line = f"[red]FALSE ALARM[/] {head}: {escape(', '.join(alarms))}"
+    else:
+        line = f"silent    {head}"
+    console.print(line, soft_wrap=True)
+
+
+def print_summary(console: Console, score: Score, change: Change | None) -> None:
+    """Recall by family, times, what was missed, false alarms; what matters most comes last."""
+    found = summarise(score.faults)
+    if score.faults:
+        _print_families(console, score, found)
+    for line in _lines(score, found):
+        console.print(line, soft_wrap=True)
+    if change is not None:
+        for name, ids in (("lost", change.lost), ("gained", change.gained)):
+            console.print(f"{name} since the earlier score: {', '.join(ids) or 'none'}")
+
+
+def _print_families(console: Console, score: Score, found: Summary) -> None:
+    view = _table("planted faults found", "family", "found", "95 % interval", "median s", "missed")
+    for family, share in found.families.items():
+        mine = [f for f in score.faults if f.family == family]
+        times = sorted(f.seconds for f in mine if f.seconds is not None)
+        missed = ", ".join(f.id for f in mine if not f.found)
+        middle = f"{times[len(times) // 2]:.1f}" if times else "-"
+        view.add_row(
+            family, f"{share.found} of {share.of}", _interval(share), middle, escape(missed)
+        )
+    console.print(view)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """What is between the first column and the last one is numbers."""
+    view = Table(title=title, title_justify="left", box=None)
+    for column in columns:
+        view.add_column(column, justify="left" if column in (columns[0], columns[-1]) else "right")
+    return view
+
+
+def _interval(share: Recall) -> str:
+    return f"{share.low:.0%} to {share.high:.0%}"
+
+
+def _lines(score: Score, found: Summary) -> Iterable[str]:
+    if score.faults:
+        yield f"all faults: {found.everything}; goal {GOAL:.0%}"
+        yield f"in torch, torchao and TransformerEngine: {found.libraries}"
+        yield f"in our own references: {found.references}"
+        yield f"that only a compiled rung shows: {found.compiled}"
+        yield (
+            f"seconds to a verified finding: median {_seconds(found.median)} (goal "
+            f"{MEDIAN_GOAL:g}), 90th percentile {_seconds(found.ninetieth)} (goal "
+            f"{NINETIETH_GOAL:g}); compiled, slowest {_seconds(found.compiled_slowest)}"
+        )
+    suspected = sum(len(fault.suspected) for fault in score.faults)
+    yield f"suspected, without a script that shows them: {suspected}"
+    if score.controls:
+        cases = sum(control.cases for control in score.controls)
+        alarms = false_alarms(score.controls)
+        yield (
+            f"[bold]false alarms: {len(alarms)}[/] on {len(score.controls)} clean controls, "
+            f"{cases} cases"
+        )
+
+
+def _seconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f} s"
+
+
+def summary_json(score: Score) -> dict[str, Any]:
+    """What is worked out from the records, for readers of the JSON."""
+    found = summarise(score.faults)
+
+    def share(recall: Recall) -> dict[str, float]:
+        return {"found": recall.found, "of": recall.of, "low": recall.low, "high": recall.high}
+
+    def number(value: float) -> float | None:
+        return None if math.isnan(value) else round(value, 2)
+
+    return {
+        "summary": {
+            "all": share(found.everything),
+            "libraries": share(found.libraries),
+            "references": share(found.references),
+            "compiled": share(found.compiled),
+            "families": {name: share(r) for name, r in found.families.items()},
+            "median_seconds": number(found.median),
+            "ninetieth_seconds": number(found.ninetieth),
+            "compiled_slowest_seconds": number(found.compiled_slowest),
+            "false_alarms": list(false_alarms(score.controls)),
+        }
+    }
+
+
+def print_vacuity(console: Console, found: Vacuity) -> None:
+    """A row for each rule: passes, vacuous ones, and what it misses most; then one for each of its
+    recipes with more than LIMIT."""
+    view = _table("passes", "rule", "passes", "vacuous", "share", "missed most often")
+    for oracle in sorted({oracle for oracle, _ in found}):
+        rows = {recipe: passes for (name, recipe), passes in found.items() if name == oracle}
+        whole = _sum(rows.values())
+        view.add_row(oracle, *_numbers(whole), _missed(whole))
+        for recipe, passes in sorted(rows.items(), key=lambda row: -row[1].share):
+            if passes.share > LIMIT:
+                view.add_row(f"  {recipe}", *_numbers(passes))
+    console.print(view)
+
+
+def _sum(rows: Iterable[Passes]) -> Passes:
+    whole = Passes()
+    for passes in rows:
+        whole.number += passes.number
+        whole.vacuous += passes.vacuous
+        whole.tried += passes.tried
+        whole.missed += passes.missed
+    return whole
+
+
+def _numbers(passes: Passes) -> tuple[str, str, str]:
+    return str(passes.number), str(passes.vacuous), f"{100 * passes.share:.1f}%"
+
+
+def _missed(passes: Passes) -> str:
+    shares = {name: n / passes.tried[name] for name, n in passes.missed.items()}
+    most = sorted(shares.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in most)
+
+
+def vacuity_json(found: Vacuity) -> list[dict[str, Any]]:
+    """One entry for each rule and recipe, the most vacuous first."""
+    return [
+        {
+            "oracle": oracle,
+            "recipe": recipe,
+            "passes": passes.number,
+            "vacuous": passes.vacuous,
+            "share": round(passes.share, 4),
+            "tried": dict(passes.tried),
+            "missed": dict(passes.missed),
+            "examples": [
+                {"arm": arm, "role": role, "layer": layer,
+                 "case": msgspec.json.decode(dump_case(case))}
+                for case, arm, role, layer in passes.examples
+            ],
+        }
+        for (oracle, recipe), passes in sorted(found.items(), key=lambda r: (-r[1].share, r[0]))
+    ]  # fmt: skip

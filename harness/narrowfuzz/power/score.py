@@ -1,0 +1,179 @@
+"""``narrowfuzz score``: hunt every planted fault, run every control, say what was missed."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
+from narrowfuzz.device import check_device, choose, default_workers
+from narrowfuzz.environment import prepare, versions
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_faults, builtin_plants, load_plants
+from narrowfuzz.power.hunt import COMPILED_TIMES, Limits, Target, control, hunt, lacking, targets
+from narrowfuzz.power.record import (
+    Change,
+    Controlled,
+    Hunted,
+    Score,
+    compare,
+    false_alarms,
+    load_score,
+    to_json,
+)
+from narrowfuzz.power.report import (
+    IDLE,
+    console,
+    print_control,
+    print_fault,
+    print_summary,
+    summary_json,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``narrowfuzz score`` was asked for."""
+
+    #: Files that define plants.
+    files: tuple[Path, ...] = ()
+    only: tuple[str, ...] = ()
+    builtin: bool = True
+    controls: bool = True
+    limits: Limits = field(default_factory=Limits)
+    workers: int = 0
+    device: str = "cpu"
+    out: Path | None = None
+    against: Path | None = None
+
+
+def score_command(asked: Asked) -> int:
+    """Returns the exit code: 1 for lost recall or a false alarm, 2 for faults that could not be
+    hunted, else 0. Raises ValueError for what cannot be asked for."""
+    _check(asked)
+    before = load_score(asked.against) if asked.against else None
+    prepare()
+    plants, problems = _plants(asked)
+    if not plants and not problems:
+        raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
+    page = console()
+    limits = asked.limits
+
+    def run(target: Target, tally: Tally) -> Hunted | Controlled:
+        return (control if target.plant.legal else hunt)(target, limits, tally)
+
+    def tell(done: Hunted | Controlled) -> None:
+        if isinstance(done, Hunted):
+            print_fault(page, done)
+        else:
+            print_control(page, done)
+
+    tallies: list[Tally] = []
+    work = targets(plants, asked.device)
+    choose(asked.device)  # once, not in every hunt
+    start_server(asked.device)
+    with interruptible(tallies):
+        workers = asked.workers or default_workers(asked.device)
+        done = _side_by_side(work, workers, tallies, run, tell)
+    score = Score(
+        versions=versions(),
+        seed=limits.seed,
+        seconds=limits.seconds,
+        compiled_seconds=limits.seconds * COMPILED_TIMES,
+        faults=tuple(one for one in done if isinstance(one, Hunted)),
+        controls=tuple(one for one in done if isinstance(one, Controlled)),
+        problems=tuple(problems),
+    )
+    change = compare(before, score) if before else None
+    print_summary(page, score, change)
+    if score.controls and not asked.only:
+        page.print(f"no control has run: {', '.join(lacking(score.controls)) or 'nothing'}")
+    if asked.out is not None:
+        asked.out.write_bytes(to_json(score, summary_json(score)))
+    return 130 if any(tally.interrupted for tally in tallies) else _code(score, change)
+
+
+def _check(asked: Asked) -> None:
+    limits = asked.limits
+    check_device(asked.device)
+    if not asked.builtin and not asked.files and not asked.controls:
+        raise ValueError("--no-builtin and --no-controls without --faults leave nothing to do")
+    if not 0 < limits.seconds <= 86_400:
+        raise ValueError(f"--seconds must be above 0 and at most a day, got {limits.seconds:g}")
+    if limits.cases < 0 or limits.control_cases < 1:
+        raise ValueError("--cases must be at least 0 and --control-cases at least 1")
+    select_arms(limits.arms)
+    if asked.out is not None and not asked.out.parent.is_dir():
+        raise ValueError(f"--json {asked.out}: there is no folder {asked.out.parent}")
+
+
+def _plants(asked: Asked) -> tuple[list[tuple[str, Plant]], list[str]]:
+    """(file, plant) of all that is asked for, faults first, and what is wrong with files."""
+    found = [("", p) for p in builtin_plants().values() if p.legal or asked.builtin]
+    problems: list[str] = []
+    for file in (named.resolve() for named in asked.files):
+        try:
+            found += [(str(file), plant) for plant in load_plants(file).values()]
+        except ValueError as error:
+            problems.append(str(error))
+    wanted = [
+        (file, plant)
+        for file, plant in found
+        if (asked.controls or not plant.legal)
+        and (not asked.only or any(fnmatch.fnmatch(plant.id, glob) for glob in asked.only))
+    ]
+    return sorted(wanted, key=lambda item: item[1].legal), problems
+
+
+def _side_by_side(
+    work: Sequence[T],
+    workers: int,
+    tallies: list[Tally],
+    one: Callable[[T, Tally], R],
+    done: Callable[[R], None],
+) -> list[R]:
+    """Each piece of work with a tally of its own, so many at a time, in the order given; what an
+    interruption cuts short says nothing and is left out."""
+    waiting = [(piece, Tally()) for piece in work]
+    tallies += [tally for _, tally in waiting]
+
+    def run(piece: T, tally: Tally) -> R | None:
+        if tally.interrupted:
+            return None
+        tally.started = time.monotonic()
+        result = one(piece, tally)
+        if tally.interrupted:
+            return None
+        done(result)
+        return result
+
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(run, *item) for item in waiting]
+        results = [future.result() for future in running]
+    return [result for result in results if result is not None]
+
+
+def _code(score: Score, change: Change | None) -> int:
+    if false_alarms(score.controls) or (change and change.lost):
+        return 1
+    shipped = builtin_faults()
+    unusable = [
+        f"{f.id}: {f.problem or IDLE}"
+        for f in score.faults
+        if f.problem or (f.idle and f.id not in shipped)  # ours are shown to plant something
+    ]
+    silent = [f"control {c.id}: {c.problem}" for c in score.controls if c.problem]
+    wrong = [*score.problems, *unusable, *silent]
+    for sentence in wrong:
+        print(f"narrowfuzz: {sentence}", file=sys.stderr)
+    return 2 if wrong else 0

@@ -1,0 +1,136 @@
+"""``narrowfuzz vacuity``: judge drawn cases, and ask of every pass whether it could have failed."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from narrowfuzz.case import Case, Compile
+from narrowfuzz.device import check_device
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.numerics.reference import Undivided
+from narrowfuzz.oracles import OF_CONVERTED
+from narrowfuzz.oracles.applied import checks
+from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.schedule import OF_LIBRARY
+from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.power import reads, schedules
+from narrowfuzz.power.cases import examples, ready
+from narrowfuzz.power.perturbation import remembering
+from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
+from narrowfuzz.power.record import formatted
+from narrowfuzz.power.report import console, print_vacuity, vacuity_json
+from narrowfuzz.recipe import AnyRecipe, load_every, processes, select, unknown
+from narrowfuzz.specs import of_rung
+from narrowfuzz.stateful import Stateful
+from narrowfuzz.strategies import batches, schedule_cases
+
+#: Data draws of one Spec, and relations that each of them meets besides all other rules.
+DRAWS, RELATIONS = 4, 6
+
+
+def vacuity_command(
+    globs: Sequence[str], cases: int, seed: int, compile: str, device: str, out: Path | None
+) -> None:
+    """Measure, print and keep. Raises ValueError for a recipe, rung or device that there is not."""
+    check_device(device)
+    rungs = {name: name for name in get_args(Compile)}
+    if compile not in rungs:
+        raise ValueError(unknown("rung", compile, rungs))
+    found = run(_chosen(globs), cases, seed, rungs[compile], device)
+    print_vacuity(console(), found)
+    if out is not None:
+        out.write_bytes(formatted(vacuity_json(found)))
+
+
+def _chosen(globs: Sequence[str]) -> dict[str, AnyRecipe]:
+    """The recipes that match; if no glob is given, all that patch no library."""
+    every = load_every()
+    if not globs:
+        return {name: recipe for name, recipe in every.items() if not recipe.process}
+    return select(every, globs)
+
+
+def run(
+    recipes: Mapping[str, AnyRecipe], cases: int, seed: int, compile: Compile, device: str
+) -> Table:
+    """So many cases of each; each kind of recipe that patches a library has a process of its own,
+    this one then runs on the device."""
+    found: Table = {}
+    for process in processes(recipes.values()):
+        mine = {n: recipe for n, recipe in recipes.items() if recipe.process == process}
+        if not process:
+            found |= _measured(tuple(mine), cases, seed, compile, device)
+            continue
+        for recipe in mine.values():
+            recipe.provide()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found |= pool.submit(_measured, tuple(mine), cases, seed, compile, device).result()
+    return found
+
+
+def _measured(names: Sequence[str], cases: int, seed: int, compile: Compile, device: str) -> Table:
+    here = ready(names, device)
+    judge = here.judge(load_ledger(device=here.device.torch))
+    return measure(judge, here.chosen, cases, seed, compile=compile)
+
+
+def measure(
+    judge: Judge,
+    recipes: Sequence[AnyRecipe],
+    cases: int,
+    seed: int,
+    *,
+    compile: Compile = "none",
+) -> Table:
+    """(rule, recipe) -> its passes, over so many cases of each recipe."""
+    found: Table = {}
+    for recipe in recipes:
+        for case, oracles in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
+            for one in passes(judge, case, oracles):
+                found.setdefault((one.oracle, recipe.name), Passes()).take(case, one)
+    return found
+
+
+def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass]:
+    """Every pass of these rules on one case."""
+    evidence = judge.observe(case)
+    if isinstance(evidence, LibraryEvidence):
+        once = schedules.remembering(evidence)
+        falsify = falsifying(oracles, schedules.FALSIFIES)
+        for oracle in oracles:
+            yield from probe(oracle.check, once, falsify)
+        return
+    assert evidence.rerun is not None
+    evidence = replace(evidence, rerun=remembering(evidence.rerun))
+    falsify = falsifying(oracles, reads.FALSIFIES)
+    with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
+        for at, check, seen in checks(evidence, oracles):
+            yield from probe(check, seen, falsify, at.layer)
+
+
+def drawn(
+    recipe: AnyRecipe, cases: int, name: str, compile: Compile
+) -> Iterator[tuple[Case, Sequence[Oracle]]]:
+    """Cases with the rules they meet, from the strategies that campaigns draw from: as there, a
+    Spec's first draw meets every rule, and later ones some relations in turn."""
+    number = random.Random(name).getrandbits(64)
+    if isinstance(recipe, Stateful):
+        for case in examples(schedule_cases([recipe]), cases, number):
+            yield case, OF_LIBRARY
+        return
+    relations = itertools.cycle(o for o in OF_CONVERTED if o.reruns)
+    core = tuple(o for o in OF_CONVERTED if not o.reruns)
+    batch = batches(of_rung([recipe], compile, largest=128), draws=DRAWS)
+    for one in examples(batch, -(-cases // DRAWS), number):
+        for i, case in enumerate(one):
+            some = tuple(itertools.islice(relations, RELATIONS))
+            yield case, OF_CONVERTED if i == 0 else (*core, *some)

@@ -1,1 +1,0 @@
-"""How much the tool finds: planted faults hunted by ordinary campaigns, and clean controls."""

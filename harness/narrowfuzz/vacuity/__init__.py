@@ -1,1 +1,0 @@
-"""How much a pass is worth: what was observed is falsified, and the check must notice."""
