@@ -160,7 +160,7 @@ def _arm(case: Case) -> str:
 
 
 def test_a_recompute_that_forgets_to_quantise_is_seen_in_a_nested_checkpoint() -> None:
-    from narrowfuzz.faults.registry import builtin_faults
+    from narrowfuzz.plants.registry import builtin_faults
 
     case = case_of(
         recipe="torchao.float8.rowwise", model="llama_block", checkpoint="full", wraps="nested",
