@@ -91,7 +91,7 @@ def test_every_dtype_a_recipe_supports_is_drawn_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("attribute", "kind"),
     [
-        ("input_layout", "Layout"),
+        ("input_layout", "InputLayout"),
         ("grad_layout", "GradLayout"),
         ("checkpoint", "Checkpoint"),
     ],
