@@ -96,7 +96,7 @@ class Harness:
         from narrowfuzz.device import choose, enter
         from narrowfuzz.judge import Judge
         from narrowfuzz.ledger import Ledger, load_ledger
-        from narrowfuzz.recipe import Recipe, runnable
+        from narrowfuzz.recipe import Recipe, of_kind, runnable
         from narrowfuzz.stateful import Stateful
         from narrowfuzz.trials import Trials
 
@@ -105,9 +105,10 @@ class Harness:
             choose(name, _number(config))
             device = enter(name)
             everything, chosen = _recipes(config)
-            able = [here for r in chosen if (here := runnable(r, device.torch))]
-            self.recipes = [r for r in able if isinstance(r, Recipe)]
-            self.stateful = [r for r in able if isinstance(r, Stateful)]
+            able = [r for one in chosen if (r := runnable(one, device.torch))]
+            here = {recipe.name: recipe for recipe in able}
+            self.recipes = [*of_kind(here, Recipe).values()]
+            self.stateful = [*of_kind(here, Stateful).values()]
             if not able:
                 raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
             bare = config.getoption("--nf-no-ledger")

@@ -91,7 +91,11 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     keeps = spec.compile == "none" and spec.checkpoint != "selective"
     calm = choose("events", True, True, False)
     narrows = autocasts and spec.dtype == "fp32" and spec.checkpoint != "reentrant"
-    how = choose("events", "", "", "inside", "regions") if narrows and not spec.autocast else ""
+    how = (
+        choose("events", "", "inside", "regions", "regions")
+        if narrows and not spec.autocast
+        else ""
+    )
     habits = Habits(
         steps=choose("events", *_STEPS),
         looks=looks,
@@ -101,7 +105,7 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
         special=() if calm else ("zero", "spike"),
         dropped=choose("events", "", "", "", "inside"),
         reload_at=choose("events", 0, 0, 3, 6) if spec.compile == "none" else 0,
-        nests=how == "regions" and choose("events", False, True),
+        nests=how == "regions" and choose("events", False, True, True),
     )
     back = choose("events", False, True)
     looks_first = back and choose("events", False, True)

@@ -166,11 +166,17 @@ def same_cause(finding: Finding, other: Finding) -> bool:
 def load_finding(folder: Path) -> Finding:
     """Read one finding's folder. Raises ValueError if it is not one."""
     try:
-        finding = msgspec.json.decode((folder / "explain.json").read_bytes(), type=Finding)
-        load_case(dump_case(finding.minimal))  # its schema
-    except (OSError, ValueError, RecursionError) as error:
+        fields = msgspec.json.decode((folder / "explain.json").read_bytes())
+        cases = {name: _case(fields[name]) for name in ("case", "minimal") if name in fields}
+        finding = msgspec.convert(fields | cases, Finding)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder} is not a finding: {error}") from None
     return finding
+
+
+def _case(fields: Any) -> Any:
+    """A case of any schema, as plain data of today's."""
+    return msgspec.to_builtins(load_case(msgspec.json.encode(fields)))
 
 
 #: Cases that a fingerprint is triaged on until a script shows it: one may show it where another

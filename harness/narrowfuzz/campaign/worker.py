@@ -38,7 +38,7 @@ from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe import Recipe, load_every, processes, runnable, select
+from narrowfuzz.recipe import Recipe, load_every, of_kind, processes, runnable, select
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
@@ -108,11 +108,11 @@ class Worker:
         self.takes_turns = len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
         mine = [r for r in chosen if r.process == self.process]
-        able = [here for r in mine if (here := runnable(r, device.torch))]
-        for recipe in able:
+        able = {r.name: here for r in mine if (here := runnable(r, device.torch))}
+        for recipe in able.values():
             recipe.prepare()
-        self.recipes = [r for r in able if isinstance(r, Recipe)]
-        self.stateful = [r for r in able if isinstance(r, Stateful)]
+        self.recipes = [*of_kind(able, Recipe).values()]
+        self.stateful = [*of_kind(able, Stateful).values()]
         self.trials = Trials(device=device.name)
         ledger = load_ledger(self.trials, device.torch) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
