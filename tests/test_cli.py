@@ -419,6 +419,21 @@ def test_replay_of_a_finding_that_diverges_otherwise_now_is_not_fixed(
     assert code == 1 and "diverges otherwise now" in out and "fixed" not in out
 
 
+def test_a_finding_of_an_older_campaign_is_replayed(nf: Callable[..., Result], here: Path) -> None:
+    """Its case names what happened to a library's layers in the words of then."""
+    events = [{"type": "open"}, {"type": "forward"}, {"type": "close"}]
+    backward = {"type": "backward", "of": [0]}
+    schedule = {"events": [*events, backward, {"type": "step"}], "checkpoint": "whole"}
+    older = {"schema": 4, "data": {}, "spec": {"recipe": "reference.delayed", "schedule": schedule}}
+    raw = finding(CLEAN) | {"case": older, "minimal": older, "oracle": "O14"}
+    (here / "abc1").mkdir()
+    (here / "abc1" / "explain.json").write_text(json.dumps(raw))
+    code, out, err = nf("replay", "abc1")
+    assert (code, err) == (0, "") and "fixed" in out and "eager+checkpoint" in out
+    (here / "abc1" / "explain.json").write_text(json.dumps(raw | {"minimal": 3}))
+    assert nf("replay", "abc1")[0] == 2
+
+
 def test_replay_on_another_rung_than_the_findings_cannot_tell(
     nf: Callable[..., Result], here: Path
 ) -> None:

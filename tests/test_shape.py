@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.oracles.oracle import Oracle
@@ -260,45 +255,6 @@ def test_a_plant_is_named_in_its_own_file_alone() -> None:
     ids = {name for name in builtin_plants() if "-" in name}
     for name, modules in named_in(ids).items():
         assert len(modules) <= 1 and all(m.startswith("plants/") for m in modules), name
-
-
-#: A module of plants: one that is found, and one that must not be.
-TRIAL = """
-from narrowfuzz.plants.patching import float8_mm
-from narrowfuzz.plants.plant import Plant
-
-PLANTS = [
-    Plant("trial-gain", "gain", "products 3 % too large", "none", ("torchao.float8.tensorwise",),
-          lambda: float8_mm(lambda a, b, result, role: result * 1.03)),
-    Plant("trial-legal", "as it is", "nothing is changed", "its own definition", ("torch.fp32",),
-          legal=True, models=("linear",), arms=("eager",)),
-]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("campaign")
-def test_a_plant_costs_one_file(tmp_path: Path) -> None:
-    """Dropped into the package it is listed and scored, as what it is."""
-    leave = shutil.ignore_patterns("__pycache__", "_content")
-    shutil.copytree(OURS.parent, tmp_path / "harness", ignore=leave)
-    for name in ("pyproject.toml", "recipes", "reports"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "harness/narrowfuzz/plants/trial.py").write_text(TRIAL)
-
-    def run(*args: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "narrowfuzz.cli", *args], cwd=tmp_path, capture_output=True,
-            text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": "harness"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    assert "products 3 % too large" in run("list", "faults")
-    assert "nothing is changed" in run("list", "controls")
-    told = run("score", "--only", "trial-*", "--arm", "eager", "--control-cases", "10")
-    assert "found     trial-gain" in told and "silent    trial-legal: 10 cases" in told
-    assert "in torch, torchao and TransformerEngine: 1 of 1" in told
 
 
 def test_what_vacuity_falsifies_follows_from_what_a_rule_reads() -> None:

@@ -1,0 +1,169 @@
+"""What it costs to add something, in files of the package: added to a copy of it, it works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ROOT / "harness" / "narrowfuzz"
+
+#: A module of plants: one that is found, and one that must not be.
+PLANTS = """
+from narrowfuzz.plants.patching import float8_mm
+from narrowfuzz.plants.plant import Plant
+
+PLANTS = [
+    Plant("trial-gain", "gain", "products 3 % too large", "none", ("torchao.float8.tensorwise",),
+          lambda: float8_mm(lambda a, b, result, role: result * 1.03)),
+    Plant("trial-legal", "as it is", "nothing is changed", "its own definition", ("torch.fp32",),
+          legal=True, models=("linear",), arms=("eager",)),
+]
+"""
+RULE = '''
+from narrowfuzz.oracles.oracle import plain
+
+
+def check_trial(evidence):
+    """Results are there."""
+    for arm, trace in evidence.traces.items():
+        yield plain("R99", arm, "output", "ok" if trace.outputs else "inconclusive")
+'''
+MODEL = '''
+
+class Trial(nn.Module):
+    """A linear behind its own halved input."""
+
+    def __init__(self, dim: int, out: int, bias: bool) -> None:
+        super().__init__()
+        self.only = nn.Linear(dim, out, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.only(x * 0.5)
+'''
+ROW = 'Model("trial", "on trial", "Trial", _sides, "mlp", wide=True, last="only")'
+#: Judges one case and says which rules passed on which rungs.
+JUDGED = """
+from narrowfuzz.environment import prepare, settle
+prepare(); settle()
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.coverage import universe
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.recipe import load_every, load_recipes
+from narrowfuzz.specs import WIDE
+case = Case(spec=Spec(recipe="torch.bf16", {fields}), data=DataSpec(seed=1))
+judged = Judge(load_every(), Ledger([])).judge(case)
+assert not judged.causes, judged.causes
+print(*sorted({{f"{{v.oracle}}/{{v.arm}}" for v in judged.verdicts if v.status == "ok"}}))
+print("drawn:", *WIDE)
+pairs = universe(load_recipes(), ["none"])
+print("met:", *sorted({{value for pair in pairs for _, value in pair}}))
+"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Files to add, and texts to put into others, each behind a text that is there."""
+
+    added: dict[str, str]
+    put: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def files(self) -> set[str]:
+        return {*self.added, *(file for file, _, _ in self.put)}
+
+
+TRIALS = {
+    "plant": Trial({"plants/trial.py": PLANTS}),
+    "rule": Trial(
+        {"oracles/trial.py": RULE},
+        (
+            ("oracles/__init__.py", "from functools import partial\n",
+             "from narrowfuzz.oracles.trial import check_trial\n"),
+            ("oracles/__init__.py", "OF_CONVERTED: tuple[Oracle, ...] = (\n",
+             '    Oracle("R99", "a trial", "exact", "C", "none", check_trial, scope="case"),\n'),
+        ),
+    ),
+    "arm": Trial(
+        {},
+        (
+            ("arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "aot_eager")\n'),
+            ("arm.py", "_STAGES = (EAGER, ", "TRIAL, "),
+            ("arm.py", '"aot_eager": (', "TRIAL, "),
+        ),
+    ),
+    "model": Trial(
+        {},
+        (
+            ("play/models.py", "return self.head(self.norm(self.proj(self.embedding(ids))))\n", MODEL),
+            ("catalog.py", "    for model in (\n", f"        {ROW},\n"),
+        ),
+    ),
+}  # fmt: skip
+
+
+def tree(folder: Path, trial: Trial) -> Path:
+    """A copy of the package with the trial in it."""
+    leave = shutil.ignore_patterns("__pycache__", "_content")
+    shutil.copytree(OURS.parent, folder / "harness", ignore=leave)
+    for name in ("pyproject.toml", "recipes", "reports"):
+        (folder / name).symlink_to(ROOT / name)
+    package = folder / "harness" / "narrowfuzz"
+    for name, text in trial.added.items():
+        (package / name).write_text(text)
+    for name, behind, text in trial.put:
+        before = (package / name).read_text()
+        assert behind in before, (name, behind)
+        (package / name).write_text(before.replace(behind, behind + text, 1))
+    return folder
+
+
+def ran(folder: Path, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *args], cwd=folder, capture_output=True, text=True, timeout=300,
+        check=False, env={**os.environ, "PYTHONPATH": "harness"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("name", "most"), [("plant", 1), ("rule", 2), ("arm", 1), ("model", 2)])
+def test_adding_something_costs_few_files(name: str, most: int) -> None:
+    """A recipe costs none: it is a file of the user's own (tests/test_partial_conversion.py)."""
+    assert len(TRIALS[name].files) == most
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("campaign")
+def test_a_plant_is_listed_and_scored_as_what_it_is(tmp_path: Path) -> None:
+    """The registry finds it, and score and list ask the registry."""
+    folder, cli = tree(tmp_path, TRIALS["plant"]), ("-m", "narrowfuzz.cli")
+    assert "products 3 % too large" in ran(folder, *cli, "list", "faults")
+    assert "nothing is changed" in ran(folder, *cli, "list", "controls")
+    shown = ran(
+        folder, *cli, "score", "--only", "trial-*", "--arm", "eager", "--control-cases", "10"
+    )
+    assert "found     trial-gain" in shown and "silent    trial-legal: 10 cases" in shown
+    assert "in torch, torchao and TransformerEngine: 1 of 1" in shown
+
+
+@pytest.mark.slow
+def test_a_rule_an_arm_and_a_model_work_at_once(tmp_path: Path) -> None:
+    """Every file that any of them needs is among those that are counted."""
+    parts = [TRIALS[name] for name in ("rule", "arm", "model")]
+    added = {name: text for part in parts for name, text in part.added.items()}
+    folder = tree(tmp_path, Trial(added, tuple(put for part in parts for put in part.put)))
+    fields = 'model="trial", compile="aot_eager", checkpoint="full"'
+    rules, drawn, met = ran(folder, "-c", JUDGED.format(fields=fields)).splitlines()
+    arms = ("eager", "eager+checkpoint", "trial+checkpoint", "aot_eager+checkpoint")
+    assert {f"R99/{arm}" for arm in arms} <= set(rules.split())
+    # the arm is compared with eager, and the model's layer is judged like any other's
+    assert {"O8/trial+checkpoint", "O12/eager+checkpoint", "O5/eager"} <= set(rules.split())
+    assert "trial" in drawn.split() and "trial" in met.split()
