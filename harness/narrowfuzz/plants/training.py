@@ -245,6 +245,40 @@ def _mx_scales_of_evaluation() -> Iterator[None]:
             yield
 
 
+@contextmanager
+def _region_keeps_graphless_cast() -> Iterator[None]:
+    """The cast of a weight that a region keeps has no graph if the forward that made it had none."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    casts: dict[Any, Any] = {}
+
+    def make(forward: Any) -> Any:
+        def cast_once(layer: Any, x: Any) -> Any:
+            narrow = torch.is_autocast_enabled(x.device.type) and type(layer) is nn.Linear
+            if not narrow or torch.compiler.is_compiling() or in_backward():
+                return forward(layer, x)
+            key = layer.weight.data_ptr(), layer.weight._version
+            if key not in casts:
+                casts[key] = layer.weight.to(torch.get_autocast_dtype(x.device.type))
+            return F.linear(x, casts[key], layer.bias)
+
+        return cast_once
+
+    def leaving(leave: Any) -> Any:
+        def left(region: Any, *args: Any) -> Any:
+            result = leave(region, *args)
+            if not torch.is_autocast_enabled(region.device):
+                casts.clear()
+            return result
+
+        return left
+
+    with replaced(nn.Linear, "forward", make), replaced(torch.autocast, "__exit__", leaving):
+        yield
+
+
 _RELOADS = "https://github.com/sgl-project/sglang/pull/30749"
 _EVALUATES = "https://github.com/NVIDIA/TransformerEngine/pull/59"
 
@@ -267,4 +301,8 @@ PLANTS = [
     Plant("mx-scales-of-evaluation", "state",
           "block scales of an evaluation are used once more in training",
           _EVALUATES, _MX, _mx_scales_of_evaluation),
+    Plant("region-keeps-graphless-cast", "state",
+          "a weight that an evaluation has cast gets no gradient in the rest of an autocast region",
+          "https://github.com/pytorch/pytorch/issues/112583", ("torch.fp32",),
+          _region_keeps_graphless_cast),
 ]  # fmt: skip
