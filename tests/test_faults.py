@@ -67,6 +67,7 @@ def owners() -> Iterator[Any]:
     yield from (float8, Float8LinearConfig, float8_linear, float8_linear.Float8Linear, float8_ops)
     yield from (float8_ops.FLOAT8_OPS_TABLE, float8_scaling_utils, float8_training_tensor)
     yield from (float8_utils, config.MXFP8TrainingOpConfig, mxfp8_linear, tensor, mx_tensor)
+    yield from (torch.nn.Linear, torch.autocast)
     yield from (_QUANTIZE_CONFIG_HANDLER, optimizer._global_optimizer_post_hooks)
     yield from (simulated, delayed, float8_linear.matmul_with_hp_or_float8_args)
     yield from (value for value in vars(delayed).values() if isinstance(value, type))

@@ -71,7 +71,11 @@ def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
     if any(evidence.by_chance(role) for role in ROLES):
         yield plain("R27", evidence.base, "grad_input", "not_applicable", "stochastic rounding")
         return
-    results, names = evidence.traces[evidence.base].outputs, _names(evidence.spec.events)
+    base = evidence.traces.get(evidence.base)
+    if base is None or base.error is not None:
+        yield plain("R27", evidence.base, "grad_input", "not_applicable", "not run in eager")
+        return
+    results, names = base.outputs, _names(evidence.spec.events)
     before: dict[int, tuple[Backward, str]] = {}
     judged = False
     for key, event in _backwards(evidence.spec.events).items():

@@ -247,7 +247,7 @@ def _mx_scales_of_evaluation() -> Iterator[None]:
 
 @contextmanager
 def _region_keeps_graphless_cast() -> Iterator[None]:
-    """The cast of a weight that a region keeps has no graph if the forward that made it had none."""
+    """The cast of a weight that a region keeps has no graph if its first forward had none."""
     import torch
     import torch.nn.functional as F
     from torch import nn
