@@ -115,7 +115,9 @@ def test_no_primitive_of_onednns_runs(recipe: str, model: str) -> None:
             assert program.run(tensors, tap=False).error is None
         ran[name] = told().count(",exec,")
     assert ran["eager_native"] == 0
-    if machine.machine().kernels["bf16"] != "torch":
+    # a float8 linear multiplies nothing else, and not every CPU has a kernel of oneDNN's for that
+    kind = "fp8" if (recipe, model) == (TENSORWISE, "linear") else "bf16"
+    if machine.machine().kernels[kind] != "torch":
         assert ran["eager"] > 0
 
 
