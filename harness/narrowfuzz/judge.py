@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 from torch.nn import Linear
@@ -47,6 +47,8 @@ from narrowfuzz.trainings import check_events
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 FRESH_DRAWS = 20
+#: Plans that are kept: those of some Specs and of their models' linears.
+_PLANS = 256
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,9 @@ class Judge:
 
     def __post_init__(self) -> None:
         self.programs = Programs(self.recipes, self.device.torch)
+        # asked for in every case, and of every call of a model's linears
+        self.plan: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan)
+        self.plan_of_converted: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan_of_converted)
 
     def judge(
         self,
@@ -259,7 +264,7 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def plan(self, spec: Spec) -> Plan:
+    def _plan(self, spec: Spec) -> Plan:
         """The recipe's plan on this device, or that of a plain linear where conversion leaves the
         Spec's alone. Raises ValueError as ``recipe``."""
         recipe, plan = self.recipe(spec), self.plan_of_converted(spec)
@@ -270,7 +275,7 @@ class Judge:
             return plan
         return unquantised(spec.dtype).added_by(self.device.accumulators, spec.dtype)
 
-    def plan_of_converted(self, spec: Spec) -> Plan:
+    def _plan_of_converted(self, spec: Spec) -> Plan:
         """The recipe's plan of what it converts. Raises ValueError as ``recipe``."""
         return self.recipe(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
 

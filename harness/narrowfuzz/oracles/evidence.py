@@ -15,7 +15,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Given
 from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
-from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, decode
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, decode, rounded_from
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, Role
 from narrowfuzz.numerics.reference import Quantised, Scale
 from narrowfuzz.trace import Seen, Trace
@@ -235,6 +235,18 @@ class Evidence:
         return Reference(self.case, self.plan, self.tensors)
 
     @cached_property
+    def _rounded_from(self) -> dict[tuple[str, str], tuple[F64, F64] | None]:
+        return {}
+
+    def rounded_from(self, arm: str, role: str) -> tuple[F64, F64] | None:
+        """What rounds to a result of this arm; None where it is no value of the Spec's dtype."""
+        key = arm, role
+        if key not in self._rounded_from:
+            got = self.traces[arm].outputs[role]
+            self._rounded_from[key] = rounded_from(got, FORMATS[self.spec.dtype])
+        return self._rounded_from[key]
+
+    @cached_property
     def exact(self) -> dict[str, F64]:
         """The twin's results."""
         assert self.twin is not None
@@ -326,7 +338,7 @@ class Evidence:
             return None
         planned = operand.quantised
         assert planned is not None
-        if np.array_equal(seen.codes, planned.codes) and np.array_equal(scale, planned.scale):
+        if identical(seen.codes, planned.codes) and identical(scale, planned.scale):
             return self.reference.values(role, side)
         return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
 
@@ -346,7 +358,8 @@ class Evidence:
             return None if self._ambiguous(role, side, quantised) else planned
         assert seen.scale is not None
         with np.errstate(all="ignore"):
-            if same_bits(np.float32(1.0) / planned, seen.scale).all():
+            inverse = np.float32(1.0) / planned
+            if identical(inverse, seen.scale) or same_bits(inverse, seen.scale).all():
                 return planned
             exact = (np.float32(1.0) / seen.scale).astype(np.float32)
             return exact if (np.frexp(seen.scale)[0] == 0.5).all() else None
@@ -360,6 +373,11 @@ class Evidence:
     def scale_hidden(self, role: Role, seen: Seen) -> bool:
         """True where the kernel runs on unit scales and rescales afterwards, out of sight."""
         return seen.scale is None or (self.plan.gemms[role].post_scale and seen.scale_is_inverse)
+
+
+def identical(x: Any, y: Any) -> bool:
+    """The same bytes in the same shape: then no element needs a look."""
+    return bool(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
 
 
 def same_bits(x: Any, y: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +47,7 @@ class Oracle:
     reads: tuple[Reads, ...] = ("results",)
 
 
+@lru_cache(4096)  # most verdicts are the same few
 def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
     """A verdict that points at nothing."""
     return Verdict(oracle, arm, role, status, why=why)
