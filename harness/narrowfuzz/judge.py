@@ -22,6 +22,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
+from narrowfuzz.drawn import Drawn, drawn_together
 from narrowfuzz.event_data import with_events
 from narrowfuzz.judge_schedule import judge_schedule, observe, run_arms
 from narrowfuzz.ledger import Ledger
@@ -90,6 +91,8 @@ class Judge:
     #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
     unseen: dict[str, str] = field(default_factory=dict)
     _subjects: dict[str, Subject] = field(default_factory=dict)
+    #: Draws that were made together, until they are judged.
+    _drawn: dict[Case, Drawn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = Programs(self.recipes, self.device.torch)
@@ -146,6 +149,13 @@ class Judge:
             judgement = self._fold(case, family, verdicts, ran)
         return judgement
 
+    def draw(self, cases: Sequence[Case]) -> None:
+        """These cases of one Spec are judged next: what can be made for all of them at once is."""
+        spec = cases[0].spec
+        if spec.direct:
+            make = partial(tensors_of, recipe=self.recipe(spec))
+            self._drawn = drawn_together(cases, self.plan(spec), make)
+
     def observe(
         self,
         case: Case,
@@ -157,7 +167,8 @@ class Judge:
         """What the rules judge of a case of a model: its runs, and what they are held against."""
         recipe, model = self.recipe(case.spec), MODELS[case.spec.model]
         check_events(case.spec, autocasts=recipe.autocasts)
-        tensors = tensors_of(case, recipe)
+        drawn = self._drawn.pop(case, None) or Drawn(tensors_of(case, recipe))
+        tensors = drawn.tensors
         traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
         return Evidence(
             case=case,
@@ -165,6 +176,7 @@ class Judge:
             plan=self.plan(case.spec),
             accumulators=self.device.accumulators,
             tensors=tensors,
+            prepared=drawn.reference,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,

@@ -189,9 +189,9 @@ def sum_radius(
     to at most S: with J = ceil(K / L) runs (L + 2 L / step) 2^-F min(J max(M, min(T, L M)),
     J M + S). Sums of runs and of splits are added in fp32, gamma of their number times S.
     """
-    contracted = a.shape[1]
+    contracted = a.shape[-1]
     if total is None:
-        total = np.abs(a) @ np.abs(b).T
+        total = np.abs(a) @ np.abs(b).swapaxes(-1, -2)
     slack = 1.0 + 2.0**-20  # float64's own error, 2^-53 K, is far below
     if accumulator.ieee:
         return np.asarray(gamma(contracted - 1 + roundings) * slack * total)

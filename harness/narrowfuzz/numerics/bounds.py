@@ -85,9 +85,9 @@ def gemm_radius(
     """
     with np.errstate(all="ignore"):
         radius = sum_radius(a, b, gemm.accumulator, gemm.scale_roundings, least, total)
-        rows_a = np.abs(a).sum(axis=1)[:, None]
-        rows_b = np.abs(b).sum(axis=1)[None, :]
-        return np.asarray(radius + FLUSH32 * (2 * a.shape[1] + rows_a + rows_b))
+        rows_a = np.abs(a).sum(axis=-1)[..., :, None]
+        rows_b = np.abs(b).sum(axis=-1)[..., None, :]
+        return np.asarray(radius + FLUSH32 * (2 * a.shape[-1] + rows_a + rows_b))
 
 
 def layer_radius(
@@ -106,8 +106,8 @@ def layer_radius(
     with np.errstate(all="ignore"):
         size_a, size_b = np.abs(a, dtype=np.float64), np.abs(b, dtype=np.float64)
         wide_a, wide_b = size_a + bound_a, size_b + bound_b
-        enlarged = wide_a @ wide_b.T
-        quantisation = enlarged - size_a @ size_b.T
+        enlarged = wide_a @ wide_b.swapaxes(-1, -2)
+        quantisation = enlarged - size_a @ size_b.swapaxes(-1, -2)
     return np.asarray(quantisation + gemm_radius(wide_a, wide_b, gemm, least, enlarged))
 
 

@@ -132,20 +132,14 @@ def decode(codes: Codes, fmt: Format) -> F64:
 def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F64:
     """Round each value once to the nearest value of ``fmt``, ties to even.
 
-    The quantum 2^q of each element is known from its exponent; adding and subtracting
-    1.5 * 2^(q+52) makes float64's own rounding do the work, exactly (at most 24 bits are kept).
+    To fp32 the machine rounds. Else the quantum 2^q of each element is known from its exponent;
+    adding and subtracting 1.5 * 2^(q+52) makes float64's own rounding do the work, exactly (at most
+    24 bits are kept).
     """
     # invalid: widening a signalling NaN raises the flag
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         x = np.asarray(x, dtype=np.float64)
-        magic = np.asarray(x.view(np.int64) & (0x7FF << _F64_MANTISSA))
-        np.maximum(magic, (fmt.emin + _F64_BIAS) << _F64_MANTISSA, out=magic)
-        np.minimum(magic, (fmt.emax + 1 + _F64_BIAS) << _F64_MANTISSA, out=magic)
-        magic += ((_F64_MANTISSA - fmt.mantissa_bits) << _F64_MANTISSA) | (1 << 51)
-        shift = magic.view(np.float64)
-        rounded = np.asarray(x + shift)
-        rounded -= shift
-        np.copysign(rounded, x, out=rounded)
+        rounded = _rounded(x, fmt) if fmt is not FP32 else x.astype(np.float32).astype(np.float64)
         too_big = np.abs(rounded) > fmt.max
     if not too_big.any():
         return rounded
@@ -154,6 +148,19 @@ def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F
     else:
         limit = np.inf if fmt.specials == "ieee" else np.nan
     return np.where(too_big, np.copysign(limit, x), rounded)
+
+
+def _rounded(x: F64, fmt: Format) -> F64:
+    """As if the largest exponent had no end."""
+    magic = np.asarray(x.view(np.int64) & (0x7FF << _F64_MANTISSA))
+    np.maximum(magic, (fmt.emin + _F64_BIAS) << _F64_MANTISSA, out=magic)
+    np.minimum(magic, (fmt.emax + 1 + _F64_BIAS) << _F64_MANTISSA, out=magic)
+    magic += ((_F64_MANTISSA - fmt.mantissa_bits) << _F64_MANTISSA) | (1 << 51)
+    shift = magic.view(np.float64)
+    rounded = np.asarray(x + shift)
+    rounded -= shift
+    np.copysign(rounded, x, out=rounded)
+    return rounded
 
 
 def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:

@@ -14,8 +14,9 @@ from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, round_to
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
-from narrowfuzz.oracles.evidence import Evidence, Reference
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.oracles.reference import Reference
 from narrowfuzz.trace import Seen, Trace
 from narrowfuzz.verdict import Status, Verdict
 
@@ -233,7 +234,7 @@ def _surely_within(
     which is the same where the ends are rounded once (``rounded_from``).
     """
     gemm, dtype = evidence.plan.gemms[role], evidence.spec.dtype
-    ends = evidence.rounded_from(arm, role)
+    ends = evidence.rounded_from(got)
     if ends is None or gemm.rounding != ("out",) or arm in evidence.elides:
         return False
     fmt, (least, most) = FORMATS[dtype], ends

@@ -16,8 +16,9 @@ from narrowfuzz.expect import Given, Is, bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
-from narrowfuzz.oracles.evidence import Evidence, Operand, identical
+from narrowfuzz.oracles.evidence import Evidence, identical
 from narrowfuzz.oracles.oracle import first, number, plain, same_bits
+from narrowfuzz.oracles.reference import Operand
 from narrowfuzz.trace import Seen, Trace
 from narrowfuzz.verdict import Verdict
 
