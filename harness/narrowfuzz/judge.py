@@ -154,7 +154,8 @@ class Judge:
         spec = cases[0].spec
         if spec.direct:
             make = partial(tensors_of, recipe=self.recipe(spec))
-            self._drawn = drawn_together(cases, self.plan(spec), make)
+            same = [case for case in cases if case.spec == spec]
+            self._drawn = drawn_together(same, self.plan(spec), make)
 
     def observe(
         self,
@@ -398,8 +399,9 @@ def verdicts_of(evidence: Evidence, oracles: Sequence[Oracle]) -> Iterator[Verdi
         for verdict in check(seen):
             if place.layer:
                 verdict = verdict.at_layer(place.layer, place.call)
-                given = seen.given(verdict.at.name) if verdict.status in BAD else ()
-                verdict = replace(verdict, given=(*verdict.given, *given))
+                if verdict.status in BAD:
+                    given = seen.given(verdict.at.name)
+                    verdict = replace(verdict, given=(*verdict.given, *given))
             yield verdict
 
 

@@ -183,14 +183,14 @@ def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:
     rest = bits & (2 * half - 1)
     small = size <= fmt.min_normal
     if small.any():
-        steps = size / fmt.min_subnormal
-        whole = np.trunc(steps)
-        rest = np.where(small, steps != whole, rest)
-        odd = whole % 2.0 == 1.0
-        low, high = size - fmt.min_subnormal / 2.0, size + fmt.min_subnormal / 2.0
-        inner = np.where(small, np.where(odd, np.nextafter(low, np.inf), low), inner)
-        outer = np.where(small, np.where(odd, np.nextafter(high, 0.0), high), outer)
-    if (rest != 0).any() and (rest[~np.isnan(y)] != 0).any():
+        few = size[small]
+        steps = few / fmt.min_subnormal
+        whole = steps.astype(np.int64)
+        low, high = few - fmt.min_subnormal / 2.0, few + fmt.min_subnormal / 2.0
+        inner[small] = np.where(whole & 1, np.nextafter(low, np.inf), low)
+        outer[small] = np.where(whole & 1, np.nextafter(high, 0.0), high)
+        rest[small] = steps != whole
+    if rest.any() and rest[~np.isnan(y)].any():
         return None
     if infinite is not None:
         outer = np.where(infinite, np.inf, outer)
@@ -218,14 +218,14 @@ def encode(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> Cod
 
     Raises ValueError for a NaN in a format that has none.
     """
-    x = np.asarray(x)
-    if fmt.nan_code is None and np.isnan(x).any():
+    held: NDArray[Any] = np.asarray(x)
+    if fmt.nan_code is None and np.isnan(held).any():
         raise ValueError(f"{fmt.name} has no NaN: mask NaN inputs before encoding")
-    if fmt.bits > 8 or x.dtype not in _INTEGERS:
-        return _encode_arithmetic(x, fmt, overflow)
-    integer = _INTEGERS[x.dtype]
+    if fmt.bits > 8 or held.dtype not in _INTEGERS:
+        return _encode_arithmetic(held, fmt, overflow)
+    integer = _INTEGERS[held.dtype]
     dropped, table = _encode_table(fmt, overflow, integer)
-    bits, rest = x.view(integer), integer.type((1 << dropped) - 1)
+    bits, rest = held.view(integer), integer.type((1 << dropped) - 1)
     # behind a sign the index is negative, and counts from the table's end
     return np.asarray(table[(((bits & rest) + rest) | bits) >> dropped])
 

@@ -15,7 +15,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Given
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
-from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode, rounded_from
+from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.numerics.reference import Quantised, Scale
 from narrowfuzz.oracles.reference import Reference, alone
@@ -105,15 +105,16 @@ class Evidence:
         return alone(self.plan, self.spec.dtype, self.tensors)
 
     @cached_property
-    def _rounded_from(self) -> dict[int, tuple[F32, tuple[F64, F64] | None]]:
+    def _rounded_from(self) -> dict[tuple[int, str], tuple[F32, tuple[F64, F64] | None]]:
         return {}
 
-    def rounded_from(self, got: F32) -> tuple[F64, F64] | None:
-        """What rounds to a result; None where it is no value of the Spec's dtype. Several rules
-        ask it of the same."""
-        if id(got) not in self._rounded_from:  # which stays alive, and so its id its own
-            self._rounded_from[id(got)] = got, rounded_from(got, FORMATS[self.spec.dtype])
-        return self._rounded_from[id(got)][1]
+    def rounded_from(self, got: F32, fmt: Format) -> tuple[F64, F64] | None:
+        """What rounds to a result; None where it is no value of the format. Several rules ask it of
+        the same."""
+        key = id(got), fmt.name
+        if key not in self._rounded_from:  # the result stays alive, and so its id its own
+            self._rounded_from[key] = got, rounded_from(got, fmt)
+        return self._rounded_from[key][1]
 
     @cached_property
     def exact(self) -> dict[str, F64]:

@@ -11,7 +11,7 @@ from narrowfuzz.address import At
 from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.accumulator import gamma
-from narrowfuzz.numerics.formats import F32, F64, FORMATS, round_to
+from narrowfuzz.numerics.formats import BF16, F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
 from narrowfuzz.oracles.evidence import Evidence
@@ -165,8 +165,12 @@ def on_lattice(
             return False
         unit *= _grid(magnitude)
         magnitudes.append(magnitude)
-    reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0)) + addend
     exact = evidence.plan.gemms[role].accumulator.exact_below
+    # the sum of magnitudes itself only where its largest possible value does not do
+    most = [float(np.max(x, initial=0.0)) for x in magnitudes]
+    reach = magnitudes[0].shape[1] * most[0] * most[1] + addend
+    if not (reach < exact * unit and reach < 2.0**100):
+        reach = float(np.max(magnitudes[0] @ magnitudes[1].T, initial=0.0)) + addend
     return reach < exact * unit and unit > 2.0**-100 and reach < 2.0**100
 
 
@@ -233,16 +237,16 @@ def _surely_within(
     Instead of rounding both ends of every interval it asks which numbers round to the result,
     which is the same where the ends are rounded once (``rounded_from``).
     """
-    gemm, dtype = evidence.plan.gemms[role], evidence.spec.dtype
-    ends = evidence.rounded_from(got)
-    if ends is None or gemm.rounding != ("out",) or arm in evidence.elides:
+    dtype, fmt = evidence.spec.dtype, _rounds_to(evidence, role, got, bias)
+    ends = None if fmt is None or arm in evidence.elides else evidence.rounded_from(got, fmt)
+    if fmt is None or ends is None:
         return False
-    fmt, (least, most) = FORMATS[dtype], ends
+    least, most = ends
     with np.errstate(all="ignore"):
         lo, hi = centre - radius, centre + radius
         if bias is None:
             inside = ((lo <= most) & (hi >= least)) | skip
-            return bool(inside.all()) and _tells((lo, hi), fmt.min_subnormal, ~skip)
+            return bool(inside.all()) and _tells((lo, hi), fmt.min_normal, ~skip)
         judged = ~skip & np.isfinite(bias)
         if dtype != "fp32":
             least, most = _through_fp32(least, 1.0), _through_fp32(most, -1.0)
@@ -257,6 +261,18 @@ def _surely_within(
         slack = 4.0 * radius + 2.0**-6 * (np.abs(centre) + np.abs(bias))
         total = centre + bias
         return bool(inside.all()) and _tells((total - slack, total + slack), fmt.min_normal, judged)
+
+
+def _rounds_to(evidence: Evidence, role: Role, got: F32, bias: F32 | None) -> Format | None:
+    """The format that one rounding takes a GEMM's sum to; None where that is not one rounding."""
+    rounding, dtype = evidence.plan.gemms[role].rounding, evidence.spec.dtype
+    if rounding == ("out",):
+        return FORMATS[dtype]
+    if rounding != ("bf16", "out") or dtype == "fp16" or bias is not None:
+        return None
+    # the first of these roundings has no subnormals; of other numbers the second rounds nothing
+    small = np.abs(got)
+    return None if ((small > 0.0) & (small <= BF16.min_normal)).any() else BF16
 
 
 def _through_fp32(end: F64, inwards: float) -> F64:

@@ -57,9 +57,7 @@ class Draws:
 
     def risky(self, role: Role) -> Sequence[Any]:
         """Where partial sums may overflow."""
-        return self._once(
-            ("risky", role), lambda: [self._risky(i, role) for i in range(len(self.tensors))]
-        )
+        return self._once(("risky", role), lambda: self._risks(role))
 
     def _once(self, key: tuple[str, ...], make: Callable[[], Sequence[T]]) -> Sequence[T]:
         if key not in self._made:
@@ -155,14 +153,22 @@ class Draws:
         values = reference.values(codes, operand.quantised.scale, operand.plan)
         return np.asarray(np.max(values, axis=1, initial=0.0))
 
-    def _risky(self, i: int, role: Role) -> Any:
-        gemm = self.plan.gemms[role]
-        a, b = (np.abs(self.values(role, side)[i]) for side in "ab")
+    def _risks(self, role: Role) -> Sequence[Any]:
+        a, b = (np.abs(self._stacked(role, side)) for side in "ab")
         limit = FORMATS[self.dtype].max * 0.5
         with np.errstate(all="ignore"):
-            most_a, most_b = (float(np.max(x, initial=0.0)) for x in (a, b))
-            if a.shape[1] * max(most_a * most_b, most_a * 2.0**16, most_b * 2.0**16) < limit:
-                return np.zeros((a.shape[0], b.shape[0]), dtype=bool)
+            most_a, most_b = (np.max(x, axis=(1, 2), initial=0.0) for x in (a, b))
+            reach = np.maximum(most_a * most_b, np.maximum(most_a, most_b) * 2.0**16)
+            none = a.shape[2] * reach < limit
+        nowhere = np.zeros((a.shape[1], b.shape[1]), dtype=bool)
+        nowhere.setflags(write=False)
+        return [
+            nowhere if none[i] else self._risky(i, role, a[i], b[i], limit) for i in range(len(a))
+        ]
+
+    def _risky(self, i: int, role: Role, a: F64, b: F64, limit: float) -> Any:
+        gemm = self.plan.gemms[role]
+        with np.errstate(all="ignore"):
             risky = ~(a @ b.T < limit)
             if gemm.b.format is not None and not gemm.dequantise_to:
                 risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
