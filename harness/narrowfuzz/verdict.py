@@ -69,7 +69,7 @@ class Verdict:
 
     def at_layer(self, layer: str, call: int) -> Verdict:
         """The same at a call of this layer of a model; "" is a single linear."""
-        if self.status not in BAD and self.at == At() and not self.factor:
+        if self.status not in BAD and self.at == At() and self.expect is None and not self.factor:
             return _passed_at(self, layer, call)
 
         def placed(at: At) -> At:

@@ -170,7 +170,8 @@ def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:
     Between two neighbours lies their tie, which belongs to the even one.
     """
     assert fmt.specials == "ieee", fmt.name
-    y = np.asarray(y, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # widening a signalling NaN
+        y = np.asarray(y, dtype=np.float64)
     size, infinite = np.abs(y), None
     if not np.max(size, initial=0.0) <= fmt.max:
         infinite = np.isinf(size)
