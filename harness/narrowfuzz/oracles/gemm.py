@@ -245,8 +245,10 @@ def _surely_within(
     with np.errstate(all="ignore"):
         lo, hi = centre - radius, centre + radius
         if bias is None:
-            inside = ((lo <= most) & (hi >= least)) | skip
-            return bool(inside.all()) and _tells((lo, hi), fmt.min_normal, ~skip)
+            inside = (lo <= most) & (hi >= least)
+            if inside.all():
+                return _tells((lo, hi), fmt.min_normal, ~skip)
+            return bool((inside | skip).all()) and _tells((lo, hi), fmt.min_normal, ~skip)
         judged = ~skip & np.isfinite(bias)
         if dtype != "fp32":
             least, most = _through_fp32(least, 1.0), _through_fp32(most, -1.0)
