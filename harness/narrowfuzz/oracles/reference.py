@@ -102,12 +102,13 @@ class Draws:
 
     def _layers(self, role: Role) -> Sequence[Interval]:
         gemm = self.plan.gemms[role]
+        if not gemm.quantised and gemm.accumulator.ieee:
+            # only the accumulator errs; of infinite sums, which differ by NaN, nothing is said
+            with np.errstate(invalid="ignore"):
+                return [(centre, radius + (radius - radius)) for centre, radius in self.gemms(role)]
         a, b = (np.stack([o.x for o in self.operands(role, side)]) for side in "ab")
         bound_a, bound_b = (self._bounds(role, side) for side in "ab")
-        if not gemm.quantised:
-            centres: Any = [centre for centre, _ in self.gemms(role)]
-        else:
-            centres = reference.product(a.astype(np.float64), b.astype(np.float64))
+        centres = reference.product(a.astype(np.float64), b.astype(np.float64))
         if gemm.accumulator.ieee:
             return list(
                 zip(centres, bounds.layer_radius(a, b, bound_a, bound_b, gemm), strict=True)
