@@ -142,22 +142,8 @@ class Report:
 
 
 def _show(report: Report, part: str, found: dict[str, Any]) -> None:
-    if part == "eager":
-        from eager import DRAWS, HEADLINE
-
-        rate, raw, once = (statistics.median(found[k]) for k in ("rate", "raw", "raw_once"))
-        report.target(f"eager, {HEADLINE}, median of {_range(found['rate'])}", rate, "cases/s", 200)
-        print(f"  raw PyTorch, built for each case and run twice: {raw:.0f} cases/s")
-        print(f"  raw PyTorch, built once for {DRAWS} cases, run twice: {once:.0f} cases/s")
-        print("  where the time goes, ms per case:")
-        for stage, ms in found["ms"].items():
-            print(f"    {stage:14} {ms:6.3f}")
-        print(
-            f"    {'sum':14} {sum(found['ms'].values()):6.3f}   raw, built once: {1e3 / once:.3f}"
-        )
-    elif part == "recipes":
-        for name, rates in found["rates"].items():
-            print(f"  eager, {name}: {statistics.median(rates):.0f} cases/s ({_range(rates)})")
+    if part in ("eager", "recipes"):
+        _show_eager(report, found, judged=part == "eager")
     elif part in ("inductor", "aot_eager"):
         rates = {}
         for side in ("ours", "plain"):
@@ -199,6 +185,33 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
         shown = ", ".join(f"{cases}: {value:.0f} MB" for cases, value in mb.items())
         print(f"  resident after cases {shown} ({found['seconds']:.0f} s)")
         report.target("memory growth after case 1,000", growth, "%", 5, most=True)
+
+
+def _show_eager(report: Report, found: dict[str, Any], *, judged: bool) -> None:
+    """Shares of raw PyTorch's speed; those that are ``judged`` have a target."""
+    from eager import LEAST, LEAST_IF_SLOW, SLOW_MS, share
+
+    least = {f"{name} {backend}".strip(): at_least for (name, backend), at_least in LEAST.items()}
+    for name, of_recipe in found.items():
+        rounds = of_recipe["ms"]
+        middle = {k: statistics.median(spent[k] for spent in rounds) for k in rounds[0]}
+        shares = share(rounds)
+        print(
+            f"  eager, {name}, ms a case: {middle['judged']:.2f} judged, {middle['raw']:.2f} raw "
+            f"({1e3 / middle['judged']:.0f} and {1e3 / middle['raw']:.0f} cases a second)"
+        )
+        slow = middle["raw"] >= SLOW_MS
+        wanted = LEAST_IF_SLOW if slow else least.get(name) if judged else None
+        title = f"eager, {name}, share of raw PyTorch's speed, median of {_range(shares)}"
+        if wanted is None:
+            print(f"  {title}: {statistics.median(shares):.2f}")
+        else:
+            report.target(title, statistics.median(shares), "", wanted)
+        if "stages" in of_recipe:
+            print(f"  raw, built for each case: {middle['raw, built for each']:.2f} ms")
+            print("  where the time goes, ms a case:")
+            for stage, ms in of_recipe["stages"].items():
+                print(f"    {stage:14} {ms:6.3f}")
 
 
 def _show_blocks(report: Report, found: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from plain_hypothesis import generate
 MODELS: tuple[ModelName, ...] = ("linear", "mlp_swiglu", "attention", "llama_block", "two_blocks")
 RECIPES = ("torch.bf16", "torchao.float8.rowwise", "torchao.mxfp8.rceil")
 CASES, ROUNDS = 40, 3
+#: Draws of a Spec that a campaign hands over at once.
+DRAWS = 16
 #: Milliseconds by which judging a linear may outlast running it.
 LINEAR_MS = 4.0
 _CORE = [oracle for oracle in ORACLES if not oracle.reruns]
@@ -50,8 +52,12 @@ def _rounds(spec: Spec, device: Device) -> list[dict[str, float]]:
     rounds = []
     for number in range(ROUNDS):
         spent = {"subject": 0.0, "judge": 0.0}
-        for drawn in data[number::ROUNDS]:
-            case = Case(spec=spec, data=drawn)
+        cases = [Case(spec=spec, data=drawn) for drawn in data[number::ROUNDS]]
+        for i, case in enumerate(cases):
+            if i % DRAWS == 0:
+                start = clock()
+                judge.draw(cases[i : i + DRAWS])
+                spent["judge"] += clock() - start
             tensors = tensors_of(case, recipes[spec.recipe])
             start = clock()
             for _ in range(2 if spec.direct else 1):

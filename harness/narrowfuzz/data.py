@@ -13,6 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import get_args
 
 import numpy as np
@@ -121,14 +122,26 @@ def hash_bits(seed: int, tensor: str, rows: int, cols: int) -> U64:
     """64 uniform bits for each (row, col): two rounds of the murmur3 finaliser over the counter."""
     of_tensor = _TENSOR_KEYS.get(tensor) or 16 + zlib.crc32(tensor.encode())
     key = np.uint64((seed * 0x9E3779B97F4A7C15 + of_tensor * 0xD1B54A32D192ED03) % 2**64)
-    row = np.arange(rows, dtype=np.uint64)[:, None]
-    col = np.arange(cols, dtype=np.uint64)[None, :]
-    h = ((row << np.uint64(32)) | col) * np.uint64(0x9E3779B97F4A7C15) + key
+    h = _counters(rows, cols) + key
     for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         h ^= h >> np.uint64(33)
         h *= np.uint64(multiplier)
     h ^= h >> np.uint64(29)
     return h
+
+
+@lru_cache(32)  # one for each shape of a few Specs
+def _counters(rows: int, cols: int) -> U64:
+    """A number for each (row, col), spread out."""
+    row = np.arange(rows, dtype=np.uint64)[:, None]
+    col = np.arange(cols, dtype=np.uint64)[None, :]
+    return ((row << np.uint64(32)) | col) * np.uint64(0x9E3779B97F4A7C15)
+
+
+@lru_cache(32)
+def _diagonals(rows: int, cols: int, period: int) -> NDArray[np.bool_]:
+    """True on every diagonal of the period that begins in the first row."""
+    return np.asarray((np.arange(rows)[:, None] + np.arange(cols)[None, :]) % period == 0)
 
 
 def gaussian(h: U64) -> F64:
@@ -204,7 +217,7 @@ def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
     numbers below them."""
     rows, cols = x.shape
     # one period for all sizes: an element keeps its value when dimensions shrink
-    diagonal = (np.arange(rows)[:, None] + np.arange(cols)[None, :]) % 8 == 0
+    diagonal = _diagonals(rows, cols, 8)
     spacing = 2.0 ** -FORMATS[spec.dtype].mantissa_bits
     pick = _MINED[(h & np.uint64(7)).astype(np.int64)]
     step = (fresh % np.uint64(3)).astype(np.int64) - 1
@@ -272,9 +285,8 @@ def _lattice(name: str, rows: int, cols: int, data: DataSpec, plan: Plan) -> F64
     h = hash_bits(data.seed, name, rows, cols)
     units = ((h >> np.uint64(20)) % np.uint64(2 * largest + 1)).astype(np.float64) - largest
     period = max(1, min(32, rows, cols))
-    diagonal = (np.arange(rows)[:, None] + np.arange(cols)[None, :]) % period
-    sign = np.where(h & np.uint64(1), 1.0, -1.0)
-    units = np.where(diagonal == 0, largest * sign, units)
+    pins = np.where(h & np.uint64(1), float(largest), -float(largest))
+    units = np.where(_diagonals(rows, cols, period), pins, units)
     # unit of the format's own grid, brought to order one: the exponent window moves it from there
     return np.ldexp(units, 0 if shift == 5 else 1)
 

@@ -7,6 +7,7 @@ artefacts live in a folder named by everything that shapes them, because a monke
 
 from __future__ import annotations
 
+import gc
 import getpass
 import hashlib
 import importlib.metadata
@@ -78,6 +79,7 @@ def settle() -> None:
     of_gpus.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if hasattr(torch._dynamo.config, "fail_on_recompile_limit_hit"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
+    gc.freeze()  # what is imported by now lives as long as the process: no use looking through it
     quieten()
 
 

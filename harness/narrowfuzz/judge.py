@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import msgspec
 from torch.nn import Linear
@@ -23,6 +23,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
+from narrowfuzz.drawn import Drawn, drawn_together
 from narrowfuzz.event_data import with_events
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes, ties
@@ -43,6 +44,8 @@ from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import BAD, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS = 20
+#: Plans that are kept: those of some Specs and of their models' linears.
+_PLANS = 256
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,14 @@ class Judge:
     before_rerun: Callable[[Case], None] = lambda case: None
     #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
     unseen: dict[str, str] = field(default_factory=dict)
+    #: Draws that were made together, until they are judged.
+    _drawn: dict[Case, Drawn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = Programs(self.recipes, self.device.torch)
+        # asked for in every case, and of every call of a model's linears
+        self.plan: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan)
+        self.plan_of_converted: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan_of_converted)
 
     def judge(
         self,
@@ -131,6 +139,14 @@ class Judge:
             judgement = self._fold(case, family, verdicts, ran)
         return judgement
 
+    def draw(self, cases: Sequence[Case]) -> None:
+        """These cases of one Spec are judged next: what can be made for all of them at once is."""
+        spec = cases[0].spec
+        if spec.direct:
+            make = partial(tensors_of, recipe=self.converting(spec))
+            same = [case for case in cases if case.spec == spec]
+            self._drawn = drawn_together(same, self.plan(spec), make)
+
     def observe(
         self,
         case: Case,
@@ -167,7 +183,8 @@ class Judge:
         repeat: bool,
     ) -> Evidence:
         model, plan = MODELS[case.spec.model], self.plan(case.spec)
-        tensors = tensors_of(case, recipe)
+        drawn = self._drawn.pop(case, None) or Drawn(tensors_of(case, recipe))
+        tensors = drawn.tensors
         traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
         return Evidence(
             case=case,
@@ -176,6 +193,7 @@ class Judge:
             unconverted=not plan.quantised and self.plan_of_converted(case.spec).quantised,
             accumulators=self.device.accumulators,
             tensors=tensors,
+            prepared=drawn.reference,
             traces={arm: trace for arm, trace in traces.items() if not trace.void},
             void={arm: trace.void for arm, trace in traces.items() if trace.void},
             repeats=repeats,
@@ -241,7 +259,7 @@ class Judge:
         recipe.backend(spec)
         return recipe
 
-    def plan(self, spec: Spec) -> Plan:
+    def _plan(self, spec: Spec) -> Plan:
         """The recipe's plan on this device, or that of a plain linear where conversion leaves the
         Spec's alone. Raises ValueError as ``recipe``."""
         recipe, plan = self.converting(spec), self.plan_of_converted(spec)
@@ -252,7 +270,7 @@ class Judge:
             return plan
         return unquantised(spec.dtype).added_by(self.device.accumulators, spec.dtype)
 
-    def plan_of_converted(self, spec: Spec) -> Plan:
+    def _plan_of_converted(self, spec: Spec) -> Plan:
         """The recipe's plan of what it converts. Raises ValueError as ``recipe``."""
         return self.converting(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
 
@@ -373,8 +391,9 @@ def verdicts_of(
                 verdict = replace(verdict, unconverted=True)
             if place.layer:
                 verdict = verdict.at_layer(place.layer, place.call)
-                given = seen.given(verdict.at.name) if verdict.status in BAD else ()
-                verdict = replace(verdict, given=(*verdict.given, *given))
+                if verdict.status in BAD:
+                    given = seen.given(verdict.at.name)
+                    verdict = replace(verdict, given=(*verdict.given, *given))
             yield verdict
 
 

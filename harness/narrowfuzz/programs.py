@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 import torch
@@ -23,6 +24,8 @@ from narrowfuzz.trace import Trace
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
 _KEPT = 40
+#: Asked for in every run.
+_key = lru_cache(4 * _KEPT)(compile_key)
 
 
 @dataclass
@@ -50,12 +53,12 @@ class Programs:
             return self._built(spec, arm)
         # only a compiled graph serves other dims; run eagerly, a Spec is its own program
         own = spec if arm.compiler else msgspec.structs.replace(spec, dynamic=False)
-        key = (compile_key(own), arm.name)
+        key = (_key(own), arm.name)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         if arm.compiler:
-            self._forget_compiled(compile_key(spec))
+            self._forget_compiled(_key(spec))
             self.compiles += 1
         self._kept[key] = self._built(spec, arm)
         program = self._kept[key]

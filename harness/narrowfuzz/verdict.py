@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -72,6 +73,8 @@ class Verdict:
 
     def at_layer(self, layer: str, call: int) -> Verdict:
         """The same at a call of this layer of a model; "" is a single linear."""
+        if self.status not in BAD and self.at == At() and self.expect is None and not self.factor:
+            return _passed_at(self, layer, call)
 
         def placed(at: At) -> At:
             return msgspec.structs.replace(at, layer=layer, call=call)
@@ -118,6 +121,11 @@ class Verdict:
         elif index:
             parts.append(index)
         return ", ".join(parts)
+
+
+@lru_cache(4096)  # most verdicts are the same few
+def _passed_at(verdict: Verdict, layer: str, call: int) -> Verdict:
+    return replace(verdict, at=At(layer=layer, call=call))
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:

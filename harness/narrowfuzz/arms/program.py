@@ -10,6 +10,7 @@ import traceback as tb
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from narrowfuzz.catalog import MODELS
 from narrowfuzz.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.zoo import linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.play import player
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import without_onednn
@@ -86,6 +88,16 @@ class Program:
         watch = () if self.arm.compiler else self._linears
         self._training.call = player.called(self._training, watch=watch, **how)
 
+    @cached_property
+    def plan(self) -> Plan:
+        """The recipe's plan of its own Spec."""
+        return self.recipe.plan(self.spec)
+
+    @cached_property
+    def usual(self) -> tuple[tuple[player.Event, ...], dict[str, Any]]:
+        """Its own Spec's events, and how they are played."""
+        return events_of(self.spec), training(self.spec, self.device)
+
     def run(
         self,
         tensors: dict[str, F32],
@@ -139,18 +151,22 @@ class _Run:
             name: torch.from_numpy(np.ascontiguousarray(x))
             for name, x in named(spec, tensors).items()
         }
-        self.events = events_of(spec) if events is None else events
-        self.how = training(spec, program.device, events)
+        if events is None and spec == program.spec:
+            self.events, self.how = program.usual
+        else:
+            self.events = events_of(spec) if events is None else events
+            self.how = training(spec, program.device, events)
+        self.plan = program.plan if spec == program.spec else program.recipe.plan(spec)
         self.training = program._training
         self.played = player.Trace()
         #: What a tap emits of a single linear, live: its last forward's, and how many of them come
         #: before its backward.
         self.seen: list[tuple[Any, ...]] = []
         self.forward_count, self.forward = 0, 0
-        self.watch = AttentionWatch()
         self.layers: LayerWatch | None = None
         #: Watching attention means watching every operator: not worth it on every draw.
-        self.attention = focus is None or focus % 4 == 0
+        attends = program.description.attends and (focus is None or focus % 4 == 0)
+        self.watch = AttentionWatch() if attends and not self.arm.compiler else None
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.training)
 
@@ -183,11 +199,12 @@ class _Run:
         if self.arm.compiler and ran < needed:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
+        watch = program._tap.watch if self.watch is None else self.watch
         left = _Left(
             self.played.results,
             self.layers.calls if self.layers is not None else [],
             self.seen,
-            self.watch.attention + program._tap.watch.attention,
+            watch.attention,
             program._tap.watch.products,
         )
         if program.device != "cpu":
@@ -229,7 +246,7 @@ class _Run:
         program, spec = self.program, self.spec
         outputs = {_result(spec, name): self._array(name, t) for name, t in left.results.items()}
         attention = attention_of(left.attention)
-        plan, census = program.recipe.plan(spec), program._census
+        plan, census = self.plan, program._census
         if self.layers is not None:
             shared = frozenset(name.rpartition(".")[0] for name in program._shared)
             autocast = program.recipe.autocast if spec.narrowed else None
@@ -265,7 +282,7 @@ class _Run:
                 stack.enter_context(self.layers.recording())
                 self._follow()
                 stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))
-                if self.program.description.attends and self.attention:
+                if self.watch is not None:
                     stack.enter_context(self.watch)
             elif self.tap:
                 stack.enter_context(self._tapped(self._emit))

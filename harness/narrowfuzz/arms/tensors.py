@@ -18,18 +18,19 @@ DTYPE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 
 def host(t: torch.Tensor) -> NDArray[Any]:
     """The values of a tensor of any device; on the CPU its memory."""
-    return np.asarray(t.detach().cpu().numpy())
+    t = t.detach()
+    return np.asarray((t if t.is_cpu else t.cpu()).numpy())
 
 
 def fp32_array(t: torch.Tensor) -> F32:
     """An fp32, bf16 or fp16 tensor as float32 values."""
     with unseen():
-        t = t.detach().cpu()
         if t.dtype == torch.float16:
             return host(t).astype(np.float32)
         if t.dtype == torch.bfloat16:
-            bits = host(t.view(torch.int16)).view(np.uint16)
-            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            wide = host(t.detach().view(torch.int16)).astype(np.uint32)
+            wide <<= np.uint32(16)  # the sign went into the upper half, and leaves it
+            return wide.view(np.float32)
         assert t.dtype == torch.float32, t.dtype
         return host(t)
 

@@ -201,6 +201,8 @@ class Worker:
         started, aside = time.monotonic(), self.triage_seconds
         self.triage_compiling = 0.0
         arms = self._arms(batch[0].spec)
+        if kind == "none":
+            self.judge.draw(batch)
         for i, case in enumerate(self._more(batch, kind)):
             if self.has_enough or (time.monotonic() > until and i >= 2):
                 break

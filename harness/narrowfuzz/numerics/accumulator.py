@@ -164,10 +164,16 @@ def gamma(n: int) -> float:
 
 
 def sum_radius(
-    a: F64, b: F64, accumulator: Accumulator, roundings: int, least: tuple[F64 | float, F64 | float]
+    a: F64,
+    b: F64,
+    accumulator: Accumulator,
+    roundings: int,
+    least: tuple[F64 | float, F64 | float],
+    total: F64 | None = None,
 ) -> F64:
     """How far the accumulator may be from A @ B^T, [rows of a, rows of b]; ``roundings`` are those
-    of scales, operands and products to fp32, ``least`` each row's smallest normal number.
+    of scales, operands and products to fp32, ``least`` each row's smallest normal number, ``total``
+    |A||B|^T for who has it.
 
     Proof, with products p of one element, S = sum |p| and T = (S + |sum p|) / 2, which no partial
     sum of any of them exceeds. Numbers are cut towards zero, so that computed partial sums do not
@@ -183,16 +189,16 @@ def sum_radius(
     to at most S: with J = ceil(K / L) runs (L + 2 L / step) 2^-F min(J max(M, min(T, L M)),
     J M + S). Sums of runs and of splits are added in fp32, gamma of their number times S.
     """
-    contracted = a.shape[1]
-    size_a, size_b = np.abs(a), np.abs(b)
-    total = size_a @ size_b.T
+    contracted = a.shape[-1]
+    if total is None:
+        total = np.abs(a) @ np.abs(b).swapaxes(-1, -2)
     slack = 1.0 + 2.0**-20  # float64's own error, 2^-53 K, is far below
     if accumulator.ieee:
         return np.asarray(gamma(contracted - 1 + roundings) * slack * total)
     if not accumulator.known:
         return np.full(total.shape, np.inf)
     cut = 2.0**-accumulator.fraction_bits
-    largest = np.outer(_largest(size_a, least[0]), _largest(size_b, least[1]))
+    largest = np.outer(_largest(np.abs(a), least[0]), _largest(np.abs(b), least[1]))
     reach = (total + np.abs(a @ b.T)) / 2.0
     unit = cut * np.maximum(largest, reach)
     steps = math.ceil(contracted / accumulator.step)

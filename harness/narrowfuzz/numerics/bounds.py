@@ -56,18 +56,23 @@ def quantise_bound(x: F32, scale_: Scale, plan: OperandPlan) -> F64:
             unit = np.where(np.isfinite(spread(factor, plan)), unit, np.inf)
         else:
             unit = 1.0 / spread(scale_, plan).astype(np.float64)
-        magnitude = np.abs(x.astype(np.float64))
+        magnitude = np.abs(x, dtype=np.float64)
         in_range = np.maximum(slope * magnitude, spacings * fmt.min_subnormal * unit)
         overshoot = magnitude - fmt.max * unit
         return np.asarray(np.maximum(in_range, overshoot) + roundings * magnitude)
 
 
 def gemm_radius(
-    a: F64, b: F64, gemm: GemmPlan, least: tuple[F64 | float, F64 | float] = (0.0, 0.0)
+    a: F64,
+    b: F64,
+    gemm: GemmPlan,
+    least: tuple[F64 | float, F64 | float] = (0.0, 0.0),
+    total: F64 | None = None,
 ) -> F64:
     """Bound 3.2: how far the accumulator may be from A @ B^T of the operands really seen.
 
-    ``least``: the smallest normal number of each row of A and of B, where the accumulator aligns.
+    ``least``: the smallest normal number of each row of A and of B, where the accumulator aligns;
+    ``total``: |A||B|^T, for who has it.
 
     Proof. The products are exact, and the accumulator errs as ``accumulator.sum_radius`` proves, in
     any order and blocking; each of the c roundings of scales, operands or products adds at most
@@ -79,17 +84,17 @@ def gemm_radius(
     last term.
     """
     with np.errstate(all="ignore"):
-        radius = sum_radius(a, b, gemm.accumulator, gemm.scale_roundings, least)
-        rows_a = np.abs(a).sum(axis=1)[:, None]
-        rows_b = np.abs(b).sum(axis=1)[None, :]
-        return np.asarray(radius + FLUSH32 * (2 * a.shape[1] + rows_a + rows_b))
+        radius = sum_radius(a, b, gemm.accumulator, gemm.scale_roundings, least, total)
+        rows_a = np.abs(a).sum(axis=-1)[..., :, None]
+        rows_b = np.abs(b).sum(axis=-1)[..., None, :]
+        return np.asarray(radius + FLUSH32 * (2 * a.shape[-1] + rows_a + rows_b))
 
 
 def layer_radius(
     a: F32,
     b: F32,
-    bound_a: F64,
-    bound_b: F64,
+    bound_a: F64 | float,
+    bound_b: F64 | float,
     gemm: GemmPlan,
     least: tuple[F64 | float, F64 | float] = (0.0, 0.0),
 ) -> F64:
@@ -98,13 +103,12 @@ def layer_radius(
     Proof. With |A' - A| <= D_A and |B' - B| <= D_B elementwise, |A'B' - AB| <= (|A|+D_A)(|B|+D_B)
     - |A||B|; bound 3.2 on the enlarged operands covers the accumulator.
     """
-    magnitude_a = np.abs(a.astype(np.float64))
-    magnitude_b = np.abs(b.astype(np.float64))
     with np.errstate(all="ignore"):
-        enlarged = (magnitude_a + bound_a) @ (magnitude_b + bound_b).T
-        quantisation = enlarged - magnitude_a @ magnitude_b.T
-    rounding = gemm_radius(magnitude_a + bound_a, magnitude_b + bound_b, gemm, least)
-    return np.asarray(quantisation + rounding)
+        size_a, size_b = np.abs(a, dtype=np.float64), np.abs(b, dtype=np.float64)
+        wide_a, wide_b = size_a + bound_a, size_b + bound_b
+        enlarged = wide_a @ wide_b.swapaxes(-1, -2)
+        quantisation = enlarged - size_a @ size_b.swapaxes(-1, -2)
+    return np.asarray(quantisation + gemm_radius(wide_a, wide_b, gemm, least, enlarged))
 
 
 def interval(

@@ -13,7 +13,7 @@ overflow is judged after rounding (OCP OFP8 rev 1.0, section 5).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -132,28 +132,71 @@ def decode(codes: Codes, fmt: Format) -> F64:
 def round_to(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> F64:
     """Round each value once to the nearest value of ``fmt``, ties to even.
 
-    The quantum 2^q of each element is known from its exponent; adding and subtracting
-    1.5 * 2^(q+52) makes float64's own rounding do the work, exactly (at most 24 bits are kept).
+    To fp32 the machine rounds. Else the quantum 2^q of each element is known from its exponent;
+    adding and subtracting 1.5 * 2^(q+52) makes float64's own rounding do the work, exactly (at most
+    24 bits are kept).
     """
     # invalid: widening a signalling NaN raises the flag
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         x = np.asarray(x, dtype=np.float64)
-        exponent = np.asarray((x.view(np.int64) >> _F64_MANTISSA) & 0x7FF)
-        np.maximum(exponent, fmt.emin + _F64_BIAS, out=exponent)
-        np.minimum(exponent, fmt.emax + 1 + _F64_BIAS, out=exponent)
-        exponent += _F64_MANTISSA - fmt.mantissa_bits
-        exponent <<= _F64_MANTISSA
-        exponent |= 1 << 51
-        magic = exponent.view(np.float64)
-        rounded = np.copysign((x + magic) - magic, x)
+        rounded = _rounded(x, fmt) if fmt is not FP32 else x.astype(np.float32).astype(np.float64)
         too_big = np.abs(rounded) > fmt.max
     if not too_big.any():
-        return np.asarray(rounded, dtype=np.float64)
+        return rounded
     if overflow == "saturate" or fmt.specials == "none":
         limit: F64 | float = fmt.max
     else:
         limit = np.inf if fmt.specials == "ieee" else np.nan
     return np.where(too_big, np.copysign(limit, x), rounded)
+
+
+def _rounded(x: F64, fmt: Format) -> F64:
+    """As if the largest exponent had no end."""
+    magic = np.asarray(x.view(np.int64) & (0x7FF << _F64_MANTISSA))
+    np.maximum(magic, (fmt.emin + _F64_BIAS) << _F64_MANTISSA, out=magic)
+    np.minimum(magic, (fmt.emax + 1 + _F64_BIAS) << _F64_MANTISSA, out=magic)
+    magic += ((_F64_MANTISSA - fmt.mantissa_bits) << _F64_MANTISSA) | (1 << 51)
+    shift = magic.view(np.float64)
+    rounded = np.asarray(x + shift)
+    rounded -= shift
+    np.copysign(rounded, x, out=rounded)
+    return rounded
+
+
+def rounded_from(y: F64 | F32, fmt: Format) -> tuple[F64, F64] | None:
+    """The least and the largest float64 that ``round_to`` takes to each y, overflow to Inf; NaN for
+    NaN. None where a y is no value of the format, which must be of IEEE's kind.
+
+    Between two neighbours lies their tie, which belongs to the even one.
+    """
+    assert fmt.specials == "ieee", fmt.name
+    with np.errstate(invalid="ignore"):  # widening a signalling NaN
+        y = np.asarray(y, dtype=np.float64)
+    size, infinite = np.abs(y), None
+    if not np.max(size, initial=0.0) <= fmt.max:
+        infinite = np.isinf(size)
+        size = np.where(infinite, 2.0 ** (fmt.emax + 1), size)
+    dropped = _F64_MANTISSA - fmt.mantissa_bits
+    bits, half = size.view(np.int64), 1 << (dropped - 1)
+    # the bits of a tie are those of its neighbours plus or minus half a step, in any binade
+    odd = (bits >> dropped) & 1
+    inner, outer = (bits - half + odd).view(np.float64), (bits + half - odd).view(np.float64)
+    rest = bits & (2 * half - 1)
+    small = size <= fmt.min_normal
+    if small.any():
+        few = size[small]
+        steps = few / fmt.min_subnormal
+        whole = steps.astype(np.int64)
+        low, high = few - fmt.min_subnormal / 2.0, few + fmt.min_subnormal / 2.0
+        inner[small] = np.where(whole & 1, np.nextafter(low, np.inf), low)
+        outer[small] = np.where(whole & 1, np.nextafter(high, 0.0), high)
+        rest[small] = steps != whole
+    if rest.any() and rest[~np.isnan(y)].any():
+        return None
+    if infinite is not None:
+        outer = np.where(infinite, np.inf, outer)
+    negative = y < 0.0
+    return np.where(negative, -outer, inner), np.where(negative, -inner, outer)
 
 
 def neighbours(x: F64 | F32, fmt: Format) -> tuple[F64, F64]:
@@ -176,6 +219,39 @@ def encode(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> Cod
 
     Raises ValueError for a NaN in a format that has none.
     """
+    held: NDArray[Any] = np.asarray(x)
+    if fmt.nan_code is None and np.isnan(held).any():
+        raise ValueError(f"{fmt.name} has no NaN: mask NaN inputs before encoding")
+    if fmt.bits > 8 or held.dtype not in _INTEGERS:
+        return _encode_arithmetic(held, fmt, overflow)
+    integer = _INTEGERS[held.dtype]
+    dropped, table = _encode_table(fmt, overflow, integer)
+    bits, rest = held.view(integer), integer.type((1 << dropped) - 1)
+    # behind a sign the index is negative, and counts from the table's end
+    return np.asarray(table[(((bits & rest) + rest) | bits) >> dropped])
+
+
+_INTEGERS = {np.dtype(f): np.dtype(i) for f, i in (("f4", np.int32), ("f8", np.int64))}
+
+
+@cache
+def _encode_table(fmt: Format, overflow: Overflow, integer: np.dtype[Any]) -> tuple[int, Codes]:
+    """The code of each sign, exponent and significand of two bits more than the format's, the last
+    of which says whether any bit behind it is set; and how many bits of a float those leave.
+
+    Rounding to odd first loses nothing: two more bits tell what lies below, on and above a tie.
+    """
+    width = integer.itemsize * 8
+    mantissa = {32: 23, 64: 52}[width]
+    dropped = mantissa - fmt.mantissa_bits - 2
+    heads = np.arange(1 << (width - dropped), dtype=np.int64) << dropped
+    values = heads.astype(integer).view(f"f{integer.itemsize}")
+    if fmt.nan_code is None:
+        values = np.where(np.isnan(values), 0.0, values)
+    return dropped, _encode_arithmetic(values, fmt, overflow)
+
+
+def _encode_arithmetic(x: F64 | F32, fmt: Format, overflow: Overflow) -> Codes:
     value = round_to(x, fmt, overflow=overflow)
     magnitude = np.abs(value)
     normal = (magnitude.view(np.int64) >> (_F64_MANTISSA - fmt.mantissa_bits)) - (
@@ -189,9 +265,7 @@ def encode(x: F64 | F32, fmt: Format, *, overflow: Overflow = "saturate") -> Cod
     if not finite.all():
         nan = np.isnan(value)
         if nan.any():
-            if fmt.nan_code is None:
-                raise ValueError(f"{fmt.name} has no NaN: mask NaN inputs before encoding")
-            code = np.where(nan, fmt.nan_code, code)
+            code = np.where(nan, fmt.nan_code or 0, code)
         if (~finite & ~nan).any():
             assert fmt.inf_code is not None
             signed = np.where(np.signbit(value), 1 << (fmt.bits - 1), 0) | fmt.inf_code

@@ -247,4 +247,4 @@ def multiplied(values_: F64, gemm: GemmPlan, dtype: str) -> F64:
 def product(a: F64, b: F64) -> F64:
     """A @ B^T in float64. Inf and NaN take part: an Inf that meets a 0 must come out as NaN."""
     with np.errstate(all="ignore"):
-        return np.asarray(a @ b.T)
+        return np.asarray(a @ b.swapaxes(-1, -2))

@@ -33,10 +33,9 @@ def max_over_amax(amax: F32, fmt: Format, *, eps: float) -> F32:
 
 def pow2_floor(s: F32) -> F32:
     """The largest power of two that is at most ``s``; 0, Inf and NaN stay."""
-    _, exponent = np.frexp(s.astype(np.float64))
-    floor = np.ldexp(0.5, exponent)
-    special = ~np.isfinite(s) | (s == 0)
-    return np.where(special, s, floor).astype(np.float32)
+    # without its significand: every fp32 number is a normal one of float64
+    exponent = s.astype(np.float64).view(np.int64) & (0x7FF << 52)
+    return np.where(np.isnan(s), s, exponent.view(np.float64)).astype(np.float32)
 
 
 def pow2_floor_by_log2(s: F32) -> F32:

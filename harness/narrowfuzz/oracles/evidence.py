@@ -13,11 +13,12 @@ from narrowfuzz import arm as arms
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.expect import Given
-from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
-from narrowfuzz.numerics.formats import F32, F64, FORMATS, FP32, decode
-from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, Role
+from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
+from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.numerics.reference import Quantised, Scale
+from narrowfuzz.oracles.reference import Reference, alone
 from narrowfuzz.trace import Seen, Trace
 
 #: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
@@ -27,143 +28,6 @@ Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 
 #: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
 EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One canonical operand of one GEMM and what the plan makes of it."""
-
-    x: F32
-    plan: OperandPlan
-    quantised: Quantised | None
-
-
-class Reference:
-    """The plan, executed once per case and only as far as asked."""
-
-    def __init__(self, case: Case, plan: Plan, tensors: dict[str, F32]) -> None:
-        self.plan, self.tensors = plan, tensors
-        self.dtype = case.spec.dtype
-        self._operands: dict[tuple[Role, str], Operand] = {}
-        self._layer: dict[Role, tuple[F64, F64]] = {}
-        self._gemm: dict[Role, tuple[F64, F64]] = {}
-        self._risky: dict[Role, Any] = {}
-        self._values: dict[tuple[Role, str], F64] = {}
-
-    def divides(self, role: Role, side: str) -> bool:
-        """True where the operand's granules fill it: the plan says nothing of a rest."""
-        gemm = self.plan.gemms[role]
-        x = reference.canonical_operands(role, self.tensors)[side == "b"]
-        plan = gemm.a if side == "a" else gemm.b
-        if plan.block and x.shape[1] % plan.block:
-            return False
-        return plan.granularity != "tile" or x.shape[0] % plan.block == 0
-
-    def operand(self, role: Role, side: str) -> Operand:
-        key = (role, side)
-        if key not in self._operands:
-            gemm = self.plan.gemms[role]
-            a, b = reference.canonical_operands(role, self.tensors)
-            x, plan = (a, gemm.a) if side == "a" else (b, gemm.b)
-            x = reference.transformed(x, plan)
-            self._operands[key] = Operand(x, plan, reference.quantise(x, plan))
-        return self._operands[key]
-
-    def values(self, role: Role, side: str) -> F64:
-        """The operand as the plan multiplies it."""
-        key = (role, side)
-        if key not in self._values:
-            operand, gemm = self.operand(role, side), self.plan.gemms[role]
-            self._values[key] = (
-                operand.x.astype(np.float64)
-                if operand.quantised is None
-                else reference.multiplied(operand.quantised.values, gemm, self.dtype)
-            )
-        return self._values[key]
-
-    def centre(self, role: Role) -> F64:
-        """A @ B^T of the plan's operands."""
-        return self.gemm(role)[0]
-
-    def gemm(self, role: Role) -> tuple[F64, F64]:
-        """A @ B^T of the plan's operands and the radius of bound 3.2."""
-        if role not in self._gemm:
-            a, b = self.values(role, "a"), self.values(role, "b")
-            radius = bounds.gemm_radius(a, b, self.plan.gemms[role], self.least(role))
-            self._gemm[role] = (reference.product(a, b), radius)
-        return self._gemm[role]
-
-    def layer(self, role: Role) -> tuple[F64, F64]:
-        """Unquantised product and the radius of bound 3.3."""
-        if role not in self._layer:
-            gemm = self.plan.gemms[role]
-            a, b = self.operand(role, "a"), self.operand(role, "b")
-            centre = reference.product(a.x.astype(np.float64), b.x.astype(np.float64))
-            radius = bounds.layer_radius(
-                a.x, b.x, _bound(a, gemm), _bound(b, gemm), gemm, self.least(role)
-            )
-            self._layer[role] = (centre, radius)
-        return self._layer[role]
-
-    def least(self, role: Role) -> tuple[F64 | float, F64 | float]:
-        """The smallest normal number of each row of both operands, which accumulators align to; 0
-        where they do not."""
-        gemm = self.plan.gemms[role]
-        if gemm.accumulator.ieee:
-            return 0.0, 0.0
-        return self._least(role, "a"), self._least(role, "b")
-
-    def _least(self, role: Role, side: str) -> F64 | float:
-        operand = self.operand(role, side)
-        if operand.quantised is None:
-            return FORMATS[self.dtype].min_normal
-        assert operand.plan.format is not None
-        code = 1 << operand.plan.format.mantissa_bits
-        codes = np.full(operand.x.shape, code, operand.quantised.codes.dtype)
-        values = reference.values(codes, operand.quantised.scale, operand.plan)
-        return np.asarray(np.max(values, axis=1, initial=0.0))
-
-    def may_overflow(self, role: Role) -> Any:
-        """Elements whose partial sums, or sums with only one scale applied, may leave fp32's range.
-
-        Which order a kernel scales and sums in is its own business, so nothing is said of these.
-        """
-        if role in self._risky:
-            return self._risky[role]
-        gemm = self.plan.gemms[role]
-        a, b = np.abs(self.values(role, "a")), np.abs(self.values(role, "b"))
-        limit = FORMATS[self.dtype].max * 0.5
-        with np.errstate(all="ignore"):
-            most_a, most_b = (np.max(x, initial=0.0) for x in (a, b))
-            if a.shape[1] * max(most_a * most_b, most_a * 2.0**16, most_b * 2.0**16) < limit:
-                self._risky[role] = np.zeros((a.shape[0], b.shape[0]), dtype=bool)
-                return self._risky[role]
-            risky = ~(a @ b.T < limit)
-            if gemm.b.format is not None and not gemm.dequantise_to:
-                risky |= ~(a.sum(axis=1) * gemm.b.format.max < limit)[:, None]
-            if gemm.a.format is not None and not gemm.dequantise_to:
-                risky |= ~(b.sum(axis=1) * gemm.a.format.max < limit)[None, :]
-            if gemm.multiplies(self.dtype).startswith("fp8") and not gemm.accumulator.ieee:
-                risky |= self.rescale_overflows(role)  # cuBLAS multiplies both scales first
-        self._risky[role] = risky
-        return risky
-
-    def rescale_overflows(self, role: Role) -> Any:
-        """Elements whose factor 1/s_a * 1/s_b, computed in fp32 as one number, may be Inf."""
-        factors = []
-        for side in ("a", "b"):
-            quantised = self.operand(role, side).quantised
-            assert quantised is not None
-            with np.errstate(all="ignore"):
-                factors.append(1.0 / quantised.scale.astype(np.float64).reshape(-1, 1))
-        # a factor 2 below the limit: the scale really used may be half of the plan's
-        return ~(factors[0] * factors[1].T < FP32.max * 0.5)
-
-
-def _bound(operand: Operand, gemm: GemmPlan) -> F64:
-    if operand.quantised is None:
-        return np.zeros(operand.x.shape)
-    return bounds.quantise_bound(operand.x, operand.quantised.scale, operand.plan)
 
 
 @dataclass
@@ -183,6 +47,8 @@ class Evidence:
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
     refusal: str
     rerun: Rerun | None = None
+    #: The reference of this very plan and these tensors, if somebody has one.
+    prepared: Reference | None = None
     #: Which of several things is looked at, this many-th in turn; None: all of them.
     focus: int | None = None
     #: Runs the float64 twin; None where it would draw other random numbers.
@@ -234,7 +100,23 @@ class Evidence:
 
     @cached_property
     def reference(self) -> Reference:
-        return Reference(self.case, self.plan, self.tensors)
+        """The plan of this case, executed: alone, unless that was prepared for several draws."""
+        made = self.prepared
+        if made is not None and made.of(self.plan, self.tensors):
+            return made
+        return alone(self.plan, self.spec.dtype, self.tensors)
+
+    @cached_property
+    def _rounded_from(self) -> dict[tuple[int, str], tuple[F32, tuple[F64, F64] | None]]:
+        return {}
+
+    def rounded_from(self, got: F32, fmt: Format) -> tuple[F64, F64] | None:
+        """What rounds to a result; None where it is no value of the format. Several rules ask it of
+        the same."""
+        key = id(got), fmt.name
+        if key not in self._rounded_from:  # the result stays alive, and so its id its own
+            self._rounded_from[key] = got, rounded_from(got, fmt)
+        return self._rounded_from[key][1]
 
     @cached_property
     def exact(self) -> dict[str, F64]:
@@ -328,7 +210,7 @@ class Evidence:
             return None
         planned = operand.quantised
         assert planned is not None
-        if np.array_equal(seen.codes, planned.codes) and np.array_equal(scale, planned.scale):
+        if identical(seen.codes, planned.codes) and identical(scale, planned.scale):
             return self.reference.values(role, side)
         return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
 
@@ -348,7 +230,8 @@ class Evidence:
             return None if self._ambiguous(role, side, quantised) else planned
         assert seen.scale is not None
         with np.errstate(all="ignore"):
-            if same_bits(np.float32(1.0) / planned, seen.scale).all():
+            inverse = np.float32(1.0) / planned
+            if identical(inverse, seen.scale) or same_bits(inverse, seen.scale).all():
                 return planned
             exact = (np.float32(1.0) / seen.scale).astype(np.float32)
             return exact if (np.frexp(seen.scale)[0] == 0.5).all() else None
@@ -362,6 +245,11 @@ class Evidence:
     def scale_hidden(self, role: Role, seen: Seen) -> bool:
         """True where the kernel runs on unit scales and rescales afterwards, out of sight."""
         return seen.scale is None or (self.plan.gemms[role].post_scale and seen.scale_is_inverse)
+
+
+def identical(x: Any, y: Any) -> bool:
+    """The same bytes in the same shape: then no element needs a look."""
+    return bool(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
 
 
 def same_bits(x: Any, y: Any) -> Any:

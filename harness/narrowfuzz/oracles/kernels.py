@@ -20,10 +20,11 @@ from narrowfuzz.numerics import bounds, reference
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
-from narrowfuzz.oracles.evidence import Evidence, Operand
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.gemm import NOTHING
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.quantiser import judge_cast, judge_scale
+from narrowfuzz.oracles.reference import Operand
 from narrowfuzz.trace import Multiplied, Seen, Trace
 from narrowfuzz.verdict import Verdict
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +49,7 @@ class Oracle:
     of: Literal["converted", "library"] = "converted"
 
 
+@lru_cache(4096)  # most verdicts are the same few
 def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
     """A verdict that points at nothing."""
     return Verdict(oracle, arm, role, status, why=why)

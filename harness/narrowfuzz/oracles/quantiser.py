@@ -16,8 +16,9 @@ from narrowfuzz.expect import Given, Is, bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
-from narrowfuzz.oracles.evidence import Evidence, Operand
+from narrowfuzz.oracles.evidence import Evidence, identical
 from narrowfuzz.oracles.oracle import first, number, plain, same_bits
+from narrowfuzz.oracles.reference import Operand
 from narrowfuzz.trace import Seen, Trace
 from narrowfuzz.verdict import Verdict
 
@@ -61,8 +62,8 @@ def check_amax(evidence: Evidence) -> Iterator[Verdict]:
             continue
         assert operand.quantised is not None
         expected = operand.quantised.amax
-        bad = ~same_bits(seen.amax, expected)
-        if not bad.any():
+        same = identical(seen.amax, expected)
+        if same or not (bad := ~same_bits(seen.amax, expected)).any():
             zeros = not np.any(expected)
             why = "zeros in every granule" if zeros else ""
             yield plain("O4", trace.arm, role, "inconclusive" if zeros else "ok", why)
@@ -96,11 +97,14 @@ def judge_scale(
         return plain("O3", arm, role, "inconclusive", "scale is not observable")
     assert operand.quantised is not None and seen.scale is not None
     amax = operand.quantised.amax if seen.amax is None else seen.amax
-    expected = reference.scale(amax, operand.plan)
+    planned = identical(amax, operand.quantised.amax)  # the reference has made that scale already
+    expected = operand.quantised.scale if planned else reference.scale(amax, operand.plan)
     got = seen.scale
     if seen.scale_is_inverse:
         with np.errstate(divide="ignore"):
             expected = (np.float32(1.0) / expected).astype(np.float32)
+    if identical(got, expected):
+        return plain("O3", arm, role, "ok")
     bad = ~same_bits(got, expected)
     if arm in evidence.approximate and got.dtype == np.float32:
         with np.errstate(invalid="ignore"):
@@ -195,14 +199,14 @@ def _check_codes(
         expected = planned.codes
     else:
         expected = reference.codes(operand.x, scale, plan)
+    if identical(seen.codes, expected):
+        return _exact_codes(arm, role, scale, plan)
     bad = _code_mismatch(evidence, arm, seen.codes, expected, scale, plan)
     if plan.rounding == "stochastic":
         for neighbour in reference.admissible(operand.x, scale, plan):
             bad &= _code_mismatch(evidence, arm, seen.codes, neighbour, scale, plan)
     if not bad.any():
-        if np.all(reference.meaningless(scale, plan)):
-            return plain("O2", arm, role, "inconclusive", "every scale is NaN")
-        return plain("O2", arm, role, "ok")
+        return _exact_codes(arm, role, scale, plan)
     left = bad
     for deviation, entry in evidence.deviations.items():
         as_built = reference.codes(operand.x, scale, plan, deviation=deviation)
@@ -219,12 +223,16 @@ def _check_codes(
     )  # fmt: skip
 
 
+def _exact_codes(arm: str, role: Role, scale: Any, plan: OperandPlan) -> Verdict:
+    if np.all(reference.meaningless(scale, plan)):
+        return plain("O2", arm, role, "inconclusive", "every scale is NaN")
+    return plain("O2", arm, role, "ok")
+
+
 def _code_mismatch(
     evidence: Evidence, arm: str, got: Any, want: Any, scale: Any, plan: OperandPlan
 ) -> Any:
     assert plan.format is not None
-    if np.array_equal(got, want):
-        return np.zeros(np.shape(got), dtype=bool)
     if evidence.compiled(arm):  # generated code does not keep the sign of zero
         bad = ~same_bits(decode(got, plan.format), decode(want, plan.format))
     else:

@@ -27,9 +27,10 @@ from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import ROLES, Plan, Role
-from narrowfuzz.oracles.evidence import Evidence, Reference
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.gemm import NOTHING, on_lattice
 from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.oracles.reference import alone
 from narrowfuzz.oracles.rerun import again, base_of
 from narrowfuzz.oracles.variant import Index, Variant, everything, judge_variant
 from narrowfuzz.verdict import OtherRun, Verdict
@@ -188,7 +189,7 @@ def check_summed(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("R10", evidence.base, "grad_weight", "inconclusive", "the rerun failed")
             return
         theirs = evidence.promised(part.run.spec)
-        half = Reference(evidence.case, theirs, dict(part.run.tensors))
+        half = alone(theirs, evidence.spec.dtype, dict(part.run.tensors))
         exact = exact and on_lattice(evidence, "grad_weight", work=half)
         centre, radius = half.layer("grad_weight")
         skip = skip | half.may_overflow("grad_weight") | ~np.isfinite(centre) | np.isnan(radius)

@@ -17,8 +17,9 @@ from narrowfuzz.expect import Ordered, bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, decode, round_to
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
-from narrowfuzz.oracles.evidence import Evidence, Reference
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.oracles.reference import alone
 from narrowfuzz.oracles.rerun import again, base_of, compare
 from narrowfuzz.verdict import OtherRun, Verdict
 
@@ -92,7 +93,7 @@ def _scaling_is_exact(evidence: Evidence, scaled: dict[str, F32], tensor: str) -
 
 
 def _same_codes(evidence: Evidence, tensors: dict[str, F32]) -> bool:
-    other = Reference(evidence.case, evidence.plan, tensors)
+    other = alone(evidence.plan, evidence.spec.dtype, tensors)
     for role in ROLES:
         for side in ("a", "b"):
             before = evidence.reference.operand(role, side).quantised

@@ -21,9 +21,10 @@ from narrowfuzz.expect import Same
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
-from narrowfuzz.oracles.evidence import Evidence, Reference
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.gemm import centre_and_radius, observed, on_lattice, within
 from narrowfuzz.oracles.oracle import plain, same_bits
+from narrowfuzz.oracles.reference import Reference, alone
 from narrowfuzz.oracles.rerun import again, base_of, compare
 from narrowfuzz.trace import Seen, Trace
 from narrowfuzz.verdict import OtherRun, Verdict
@@ -92,7 +93,7 @@ def judge_variant(evidence: Evidence, name: str, variant: Variant) -> Iterator[V
         yield plain(name, evidence.base, "output", "not_applicable", "no backward")
         return
     theirs = evidence.promised(variant.run.spec)
-    other = Reference(evidence.case, theirs, dict(variant.run.tensors))
+    other = alone(theirs, evidence.spec.dtype, dict(variant.run.tensors))
     alike = [role for role in variant.roles if _alike(evidence, other, variant, role)]
     for role in variant.roles:
         if role not in alike:
