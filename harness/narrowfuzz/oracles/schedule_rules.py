@@ -13,15 +13,15 @@ from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Formats, Is, Present, Runs, Same, bits
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_blame import blamed
 from narrowfuzz.oracles.schedule_evidence import (
     ScheduleEvidence,
     address_of,
     order_lost,
     steps_of,
 )
-from narrowfuzz.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
-from narrowfuzz.oracles.schedule_symptoms import differing, told
+from narrowfuzz.oracles.state.blame import blamed
+from narrowfuzz.oracles.state.run import by_library
+from narrowfuzz.oracles.state.symptoms import circumstances, differing, told, unfinished
 from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Schedule, Step, Switch
 from narrowfuzz.schedule.trace import CastSeen, Moment, ProductSeen, ScheduleError, Side, StateTrace
 from narrowfuzz.verdict import Verdict
@@ -287,7 +287,7 @@ def check_company(evidence: ScheduleEvidence) -> Iterator[Verdict]:
     symptom = verdict.symptom
     if symptom and evidence.schedule.quantized_init:
         symptom += ", FP8 parameters"
-    if symptom and after.arm in LIBRARY_ARMS:
+    if symptom and by_library(after.arm):
         symptom += unfinished(evidence.schedule)
     yield replace(verdict, symptom=symptom)
 

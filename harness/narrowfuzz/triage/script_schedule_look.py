@@ -12,9 +12,9 @@ from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence
-from narrowfuzz.oracles.schedule_machine import moves
 from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
+from narrowfuzz.oracles.state.machine import moves
 from narrowfuzz.play.schedule import Where
 from narrowfuzz.schedule.events import Backward
 from narrowfuzz.schedule.trace import SlotName

@@ -10,7 +10,7 @@ import numpy as np
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.oracles.oracle import number
 from narrowfuzz.oracles.schedule_evidence import ScheduleEvidence, steps_of
-from narrowfuzz.oracles.schedule_recompute import circumstances
+from narrowfuzz.oracles.state.run import by_library
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Schedule, Switch
 from narrowfuzz.schedule.trace import SlotName, StateTrace
 from narrowfuzz.verdict import Verdict
@@ -100,3 +100,43 @@ def _circumstances(schedule: Schedule) -> str:
         "several regions": _spans_regions(schedule),
     }
     return "".join(f", {name}" for name, holds in named.items() if holds)
+
+
+def circumstances(schedule: Schedule, arm: str) -> str:
+    """What separates causes on the arms of a library's checkpoint; part of the symptom."""
+    if not by_library(arm):
+        return ""
+    told = {
+        "nested": schedule.checkpoint == "nested",
+        "another precision in between": _changes_precision(schedule),
+        "high precision recomputed in a region": any(
+            isinstance(event, Backward)
+            and any(progress.open[-1:])
+            and not set(event.of) <= progress.ran.keys()
+            for _, event, progress in steps_of(schedule)
+        ),
+    }
+    return "".join(f", {name}" for name, holds in told.items() if holds)
+
+
+def unfinished(schedule: Schedule) -> str:
+    """Is there a checkpointed layer call that no backward reaches?"""
+    forwards = [e for e in schedule.events if isinstance(e, Forward)]
+    trained = {i for i, event in enumerate(forwards) if event.mode == "train"}
+    used = {f for event in schedule.events if isinstance(event, Backward) for f in event.of}
+    alone = schedule.layout in ("dangling", "frozen_first") or bool(trained - used)
+    return ", some forward unused" if alone else ""
+
+
+def _changes_precision(schedule: Schedule) -> bool:
+    """Did a layer that is recomputed run in the other precision last?"""
+    last: dict[int, bool] = {}
+    ran: dict[int, tuple[int, bool]] = {}
+    for _, event, progress in steps_of(schedule):
+        if isinstance(event, Forward):
+            narrow = progress.inner(event) is not None
+            last[event.path] = narrow
+            ran[progress.forwards] = (event.path, narrow)
+        elif isinstance(event, Backward) and any(last[ran[f][0]] != ran[f][1] for f in event.of):
+            return True
+    return False
