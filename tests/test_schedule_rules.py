@@ -170,6 +170,23 @@ def test_the_owner_of_the_update_reaches_no_loss() -> None:
     )
 
 
+def test_deviations_that_cancel_are_not_followed() -> None:
+    """An inner region has the second of two forwards update, too; the owner reaches no loss."""
+    events = (
+        Open(), Open(), Forward(), Close(), Forward(), Close(), Backward(of=(1,)),
+    )  # fmt: skip
+    staged = {GRADIENT: slot(1, 4, 0, 0, 0)}
+    state: list[tuple[State, tuple[CastSeen, ...]]] = [({}, ())] * 6 + [
+        (staged, (cast(GRADIENT, 4),))
+    ]
+    both = ("inner_region_owns_update", "first_layer_owns_update")
+    assert symptoms(events, state, layout="dangling") == []
+    assert symptoms(events, state, both[0], layout="dangling") == [
+        "backward scale not updated, unused layer", f"known: {both[0]}",
+    ]  # fmt: skip
+    assert symptoms(events, state, *both, layout="dangling") == []
+
+
 def test_another_margin() -> None:
     events = (*STEP, Switch(margin=1), *STEP)
     again = {INPUT: slot(224, 2, 0, 0, 2)}

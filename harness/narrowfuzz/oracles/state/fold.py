@@ -79,16 +79,13 @@ def expected(
 def _settled(plan: Plan, outcomes: Mapping[SlotName, Outcome], checkpoints: Checkpoints) -> State:
     """The state that a plan leads to."""
     written = {name for name, after in outcomes.items() if any(map(_written, after.done))}
-    return State(
-        slots={**plan.slots, **{name: after.slot for name, after in outcomes.items()}},
-        ran=plan.ran,
-        waiting={name: under for name, under in plan.waiting.items() if name not in written},
-        library=plan.library,
-        checkpoints=checkpoints,
-    )
+    waiting = {name: under for name, under in plan.waiting.items() if name not in written}
+    slots = {**plan.slots, **{name: after.slot for name, after in outcomes.items()}}
+    return State(slots, plan.ran, waiting, plan.library, checkpoints)
 
 
 def _written(move: Move) -> bool:
+    """Was this an update because it was observed?"""
     return isinstance(move, Commit) and move.only is not None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 
@@ -115,10 +114,6 @@ def _casts(turn: Turn) -> Iterator[Verdict]:
         )  # fmt: skip
 
 
-#: Of a slot that owes nothing to an event.
-_NOTHING = Outcome(fresh(1))
-
-
 def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
     """Each slot must hold what it owes to the event; of parameters that are ``quantised``, only
     those that ran."""
@@ -131,10 +126,13 @@ def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
         idle = isinstance(turn.event, Reload) or name not in after.waiting
         if idle and len(want.window) != length and want.equals(fresh(len(want.window))):
             want = fresh(length)
-        left = replace(turn.outcomes.get(name, _NOTHING), slot=want)
-        if not left.may_be(got):
+        if got.equals(want):
+            continue
+        done = turn.outcomes.get(name) or Outcome(want)
+        other = done.in_other_arithmetic()
+        if other is None or not got.equals(other):
             before = turn.before.slots.get(name)
-            symptom = symptom_of(name, turn.event, before, want, got, left.uncommitted)
+            symptom = symptom_of(name, turn.event, before, want, got, done.uncommitted)
             yield Verdict(
                 "O14", "", name.direction, "diverged", symptom, name.at(), differing(got, want),
                 State(bits(want.scale), tuple(bits(x) for x in want.window)),

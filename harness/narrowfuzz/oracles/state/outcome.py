@@ -34,9 +34,9 @@ class Outcome:
     #: The last commit, and the slot before it, where no cast came after.
     last: tuple[Slot, Commit] | None = None
 
-    def may_be(self, got: Slot) -> bool:
-        """Is this the slot, or as the last commit makes it in the other arithmetic?"""
-        return got.equals(self.slot) or (self.last is not None and got.equals(_turned(*self.last)))
+    def in_other_arithmetic(self) -> Slot | None:
+        """After the last commit in the other arithmetic; None: none came last."""
+        return None if self.last is None else _turned(*self.last)
 
 
 def _turned(slot: Slot, commit: Commit) -> Slot:

@@ -131,7 +131,7 @@ def commit(
     afterwards."""
     moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
     rolls = "idle_windows_roll" in deviations
-    for name in dict.fromkeys((*plan.slots, *plan.moves)):
+    for name in {**plan.slots, **plan.moves}:
         if name.direction != direction:
             continue
         settings, first = waiting.get(name), library.registered.get(name.layer)
