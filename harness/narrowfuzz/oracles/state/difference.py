@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from narrowfuzz.oracles.state.outcome import outcome
 from narrowfuzz.oracles.state.plan import Commit, Move, Plan
 from narrowfuzz.oracles.state.run import Deviations
+from narrowfuzz.schedule.trace import SlotName
 
 _RULE: Deviations = frozenset()
 
@@ -17,36 +18,38 @@ def followed(
     """Deviation -> its differences: where all of them together change what the event does to some
     slot, those without which it would be something else. ``under`` plans the event; ``plan`` is
     what it is under all ``deviations``. Where each of several would do alone, they are those."""
-    if not deviations or not _differences(event, plan, rule := under(_RULE)):
+    if not deviations or not (changed := _changed(plan, rule := under(_RULE))):
         return {}
     found = {one: _differences(event, plan, under(deviations - {one})) for one in deviations}
     if not any(found.values()):
-        found = {one: _differences(event, under(frozenset({one})), rule) for one in deviations}
+        alone = {one: under(frozenset({one})) for one in deviations}
+        found = {
+            one: _differences(event, like, rule)
+            for one, like in alone.items()
+            if changed - _changed(plan, like)
+        }
     return {one: differences for one, differences in found.items() if differences}
+
+
+def _changed(plan: Plan, other: Plan) -> set[SlotName]:
+    """Slots to which the event does something else."""
+    here, there = plan.moves, other.moves
+    slots = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    return {name for name in slots if _done(plan, name) != _done(other, name)}
+
+
+def _done(plan: Plan, name: SlotName) -> tuple[Move, ...]:
+    return outcome(plan.slots.get(name), plan.moves.get(name, ())).done
 
 
 def _differences(event: int, plan: Plan, other: Plan) -> frozenset[str]:
     """The event, and where an update goes by another algorithm the layer and that algorithm."""
-    if plan.moves == other.moves:
-        return frozenset()
-    differ, algorithms = False, set()
-    for name in plan.moves.keys() | other.moves.keys():
-        here, there = plan.moves.get(name, ()), other.moves.get(name, ())
-        if here == there:
-            continue
-        slot = plan.slots.get(name)
-        if outcome(slot, here).done == outcome(slot, there).done:
-            continue
-        differ = True
-        algorithms |= {f"{event} {name.layer} {x}" for x in _algorithms(here, there)}
-    return frozenset(algorithms or ({str(event)} if differ else ()))
-
-
-def _algorithms(moves: tuple[Move, ...], instead: tuple[Move, ...]) -> list[str]:
-    """By which algorithm a slot is updated where it would be by another."""
-    return [
-        move.algorithm
-        for move, other in zip(moves, instead, strict=False)
-        if isinstance(move, Commit) and isinstance(other, Commit)
-        if move.algorithm != other.algorithm
-    ]
+    changed = _changed(plan, other)
+    algorithms = {
+        f"{event} {name.layer} {move.algorithm}"
+        for name in changed
+        for move, instead in zip(plan.moves.get(name, ()), other.moves.get(name, ()), strict=False)
+        if isinstance(move, Commit) and isinstance(instead, Commit)
+        if move.algorithm != instead.algorithm
+    }
+    return frozenset(algorithms or ({str(event)} if changed else ()))
