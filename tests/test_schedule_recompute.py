@@ -22,9 +22,9 @@ from narrowfuzz.moments import (
 )
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_machine import check_machine
-from narrowfuzz.oracles.schedule_recompute import circumstances, unfinished
 from narrowfuzz.oracles.schedule_rules import check_balance, check_recompute
+from narrowfuzz.oracles.state.machine import check_machine
+from narrowfuzz.oracles.state.symptoms import circumstances, unfinished
 from narrowfuzz.play.schedule import Cast
 from narrowfuzz.schedule.events import (
     Backward,

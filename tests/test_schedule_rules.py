@@ -21,10 +21,12 @@ from narrowfuzz.moments import (
 )
 from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles.schedule_as_built import AsBuilt
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_rules import check_contract, check_reload
+from narrowfuzz.oracles.state.library import Library
+from narrowfuzz.oracles.state.machine import check_machine
+from narrowfuzz.oracles.state.outcome import outcome
+from narrowfuzz.oracles.state.plan import Resize
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -180,6 +182,23 @@ def test_the_owner_of_the_update_reaches_no_loss() -> None:
     )
 
 
+def test_deviations_that_cancel_are_not_followed() -> None:
+    """An inner region has the second of two forwards update, too; the owner reaches no loss."""
+    events = (
+        Open(), Open(), Forward(), Close(), Forward(), Close(), Backward(of=(1,)),
+    )  # fmt: skip
+    staged = {GRADIENT: slot(1, 4, 0, 0, 0)}
+    state: list[tuple[State, tuple[CastSeen, ...]]] = [({}, ())] * 6 + [
+        (staged, (cast(GRADIENT, 4),))
+    ]
+    both = ("inner_region_owns_update", "first_layer_owns_update")
+    assert symptoms(events, state, layout="dangling") == []
+    assert symptoms(events, state, both[0], layout="dangling") == [
+        "backward scale not updated, unused layer", f"known: {both[0]}",
+    ]  # fmt: skip
+    assert symptoms(events, state, *both, layout="dangling") == []
+
+
 def test_another_margin() -> None:
     events = (*STEP, Switch(margin=1), *STEP)
     again = {INPUT: slot(224, 2, 0, 0, 2)}
@@ -309,32 +328,25 @@ def test_a_recipe_that_measures_each_tensor_anew_keeps_no_state(
 
 
 def test_an_inner_region_gives_the_update_away_twice() -> None:
-    as_built = AsBuilt({"inner_region_owns_update": "entry"})
-    as_built.entered(Settings())
-    as_built.entered(Settings())
-    as_built.trained(0)
-    as_built.left()
-    as_built.trained(1)
-    as_built.trained(2)
-    as_built.left()
-    assert set(as_built.owners) == {0, 1}
-    assert as_built.updates((1,), False)
-    assert not as_built.updates((2,), False)
-    assert AsBuilt({}).updates((1,), True)
+    inner = Library().entered(Settings()).entered(Settings()).trained(0).left()
+    library = inner.trained(1).trained(2).left()
+    deviation = frozenset({"inner_region_owns_update"})
+    assert set(library.owners) == {0, 1}
+    assert library.updates((1,), False, deviation)
+    assert not library.updates((2,), False, deviation)
+    assert library.updates((2,), True, frozenset())
 
 
 def test_the_algorithm_of_the_region_entered_last() -> None:
-    as_built = AsBuilt({"algorithm_of_last_region": "entry"})
+    deviation = frozenset({"algorithm_of_last_region"})
     first, other = Settings(), Settings(algorithm="most_recent")
-    as_built.entered(first)
-    as_built.ran("0", first)
-    assert as_built.settings("0", first) == first
-    assert not as_built.followed
-    as_built.entered(Settings(algorithm="most_recent", margin=2))  # another text
-    assert as_built.settings("0", first) == first
-    as_built.entered(other)
-    assert as_built.settings("0", first) == other
-    assert as_built.followed.keys() == {"entry"}
+    library = Library().entered(first).quantised("0", first)
+    assert library.settings("0", first, deviation) == first
+    library = library.entered(Settings(algorithm="most_recent", margin=2))  # another text
+    assert library.settings("0", first, deviation) == first
+    library = library.entered(other)
+    assert library.settings("0", first, deviation) == other
+    assert library.settings("0", first, frozenset()) == first
 
 
 @pytest.mark.parametrize(
@@ -350,8 +362,8 @@ def test_another_history(
     history: int, rule: tuple[float, ...], as_built: tuple[float, ...]
 ) -> None:
     before = slot(5, 9, 1, 2, 3)
-    library = AsBuilt({"window_resized_at_its_newest_end": "entry"})
+    built = outcome(before, [Resize(history, cut=True)])
     assert resized(before, history).equals(slot(5, *rule))
-    assert library.resized(before, history).equals(slot(5, *as_built))
-    assert bool(library.followed) == (rule != as_built)
-    assert AsBuilt({}).resized(before, history).equals(slot(5, *rule))
+    assert built.slot.equals(slot(5, *as_built))
+    assert built.done == (Resize(history, cut=rule != as_built),)
+    assert outcome(before, [Resize(history, cut=False)]).slot.equals(slot(5, *rule))

@@ -8,7 +8,6 @@ from typing import Any
 
 from narrowfuzz.oracles.oracle import Oracle, Reads
 from narrowfuzz.oracles.schedule_casts import check_casts
-from narrowfuzz.oracles.schedule_machine import check_machine
 from narrowfuzz.oracles.schedule_operands import check_operands
 from narrowfuzz.oracles.schedule_own_backward import check_own_backward
 from narrowfuzz.oracles.schedule_rules import (
@@ -20,6 +19,7 @@ from narrowfuzz.oracles.schedule_rules import (
     check_reload,
     check_twin,
 )
+from narrowfuzz.oracles.state.machine import check_machine
 
 _START = frozenset({"contract"})
 #: What a recompute and a balanced end do not owe to the state machine.

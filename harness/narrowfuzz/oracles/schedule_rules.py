@@ -15,15 +15,15 @@ from narrowfuzz.expect import Formats, Is, Present, Runs, Same, bits
 from narrowfuzz.moments import CastSeen, Moment, ProductSeen, Side
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_blame import blamed
 from narrowfuzz.oracles.schedule_evidence import (
     LibraryEvidence,
     address_of,
     order_lost,
     steps_of,
 )
-from narrowfuzz.oracles.schedule_recompute import LIBRARY_ARMS, circumstances, unfinished
-from narrowfuzz.oracles.schedule_symptoms import differing, told
+from narrowfuzz.oracles.state.blame import blamed
+from narrowfuzz.oracles.state.run import by_library
+from narrowfuzz.oracles.state.symptoms import circumstances, differing, told, unfinished
 from narrowfuzz.schedule import altered
 from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Step, Switch
 from narrowfuzz.trace import RunError, Trace
@@ -288,7 +288,7 @@ def check_company(evidence: LibraryEvidence) -> Iterator[Verdict]:
     symptom = verdict.symptom
     if symptom and evidence.spec.quantized_init:
         symptom += ", FP8 parameters"
-    if symptom and after.arm in LIBRARY_ARMS:
+    if symptom and by_library(after.arm):
         symptom += unfinished(evidence.spec)
     yield replace(verdict, symptom=symptom)
 

@@ -13,9 +13,9 @@ from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_machine import moves
 from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
+from narrowfuzz.oracles.state.machine import moves
 from narrowfuzz.play.schedule import Where
 from narrowfuzz.schedule.events import Backward
 from narrowfuzz.triage.script_checks import check_raises

@@ -12,7 +12,7 @@ from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.oracles.oracle import number
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, steps_of
-from narrowfuzz.oracles.schedule_recompute import circumstances
+from narrowfuzz.oracles.state.run import by_library
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Switch
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
@@ -102,3 +102,43 @@ def _circumstances(spec: Spec) -> str:
         "several regions": _spans_regions(spec),
     }
     return "".join(f", {name}" for name, holds in named.items() if holds)
+
+
+def circumstances(spec: Spec, arm: str) -> str:
+    """What separates causes on the arms of a library's checkpoint; part of the symptom."""
+    if not by_library(arm):
+        return ""
+    told = {
+        "nested": spec.region == "nested",
+        "another precision in between": _changes_precision(spec),
+        "high precision recomputed in a region": any(
+            isinstance(event, Backward)
+            and any(progress.open[-1:])
+            and not set(event.of) <= progress.ran.keys()
+            for _, event, progress in steps_of(spec)
+        ),
+    }
+    return "".join(f", {name}" for name, holds in told.items() if holds)
+
+
+def unfinished(spec: Spec) -> str:
+    """Is there a checkpointed layer call that no backward reaches?"""
+    forwards = [e for e in spec.events if isinstance(e, Forward)]
+    trained = {i for i, event in enumerate(forwards) if event.mode == "train"}
+    used = {f for event in spec.events if isinstance(event, Backward) for f in event.of}
+    alone = spec.layout in ("dangling", "frozen_first") or bool(trained - used)
+    return ", some forward unused" if alone else ""
+
+
+def _changes_precision(spec: Spec) -> bool:
+    """Did a layer that is recomputed run in the other precision last?"""
+    last: dict[int, bool] = {}
+    ran: dict[int, tuple[int, bool]] = {}
+    for _, event, progress in steps_of(spec):
+        if isinstance(event, Forward):
+            narrow = progress.inner(event) is not None
+            last[event.path] = narrow
+            ran[progress.forwards] = (event.path, narrow)
+        elif isinstance(event, Backward) and any(last[ran[f][0]] != ran[f][1] for f in event.of):
+            return True
+    return False

@@ -6,7 +6,7 @@ import numpy as np
 
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_machine import check_machine
+from narrowfuzz.oracles.state.machine import check_machine
 from narrowfuzz.verdict import Verdict
 
 
