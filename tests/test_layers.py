@@ -84,7 +84,14 @@ MAY_IMPORT = {
     "coverage": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "arms": DATA | {"models", "play"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
-    "oracles.state": {"arm", "expect", "numerics", "oracles.oracle", "oracles.schedule_evidence"}
+    "oracles.state": {
+        "moments",
+        "arm",
+        "expect",
+        "numerics",
+        "oracles.oracle",
+        "oracles.schedule_evidence",
+    }
     | {"schedule", "trace", "verdict"},
     # models: the host of state faults; te_on_cpu: what the library's own are planted on; simulated:
     # what a GPU's are

@@ -23,7 +23,7 @@ from narrowfuzz.oracles.schedule_evidence import (
 )
 from narrowfuzz.oracles.state.blame import blamed
 from narrowfuzz.oracles.state.run import by_library
-from narrowfuzz.oracles.state.symptoms import circumstances, differing, told, unfinished
+from narrowfuzz.oracles.state.symptoms import circumstances, described, differing, unfinished
 from narrowfuzz.schedule import altered
 from narrowfuzz.schedule.events import Backward, Event, Forward, Reload, Step, Switch
 from narrowfuzz.trace import RunError, Trace
@@ -356,7 +356,7 @@ def _same(
                 return Verdict(
                     oracle, arm, "state", "diverged", f"{slot.direction} state", at,
                     differing(b.state[slot], a.state[slot]),
-                    Same(msgspec.structs.replace(at, run=than), told(a.state[slot])),
+                    Same(msgspec.structs.replace(at, run=than), described(a.state[slot])),
                 )  # fmt: skip
     for name in base.outputs:
         got = other.outputs.get(name)

@@ -17,7 +17,7 @@ from narrowfuzz.oracles.state.outcome import Outcome
 from narrowfuzz.oracles.state.plan import Begin, Commit, Lose, Quantise, Resize
 from narrowfuzz.oracles.state.plan import Move as Done
 from narrowfuzz.oracles.state.run import run_of
-from narrowfuzz.oracles.state.symptoms import differing, placed, symptom_of, told
+from narrowfuzz.oracles.state.symptoms import described, differing, placed, symptom_of
 from narrowfuzz.schedule.events import Reload
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import FOLLOWED, Verdict
@@ -46,7 +46,7 @@ def _stateless(evidence: LibraryEvidence, trace: Trace) -> Verdict:
         for name, slot in sorted(moment.state.items()):
             return Verdict(
                 "O14", trace.arm, name.direction, "diverged", f"{name.direction} state kept",
-                name.at(moment.event), told(slot), Own("nothing"),
+                name.at(moment.event), described(slot), Own("nothing"),
             )  # fmt: skip
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 

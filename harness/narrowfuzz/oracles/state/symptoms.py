@@ -51,7 +51,7 @@ def _kind(event: Event) -> str:
     return f"a {type(event).__name__.lower()}"
 
 
-def told(slot: Slot) -> str:
+def described(slot: Slot) -> str:
     """Scale and window, for people."""
     window = ", ".join(f"{x:.4g}" for x in slot.window)
     return f"scale {number(float(slot.scale))} window [{window}]"
