@@ -16,12 +16,13 @@ def followed(
     event: int, plan: Plan, under: Callable[[Deviations], Plan], deviations: Deviations
 ) -> Mapping[str, frozenset[str]]:
     """Deviation -> its differences: where all of them together change what the event does to some
-    slot, those without which it would be something else. ``under`` plans the event; ``plan`` is
-    what it is under all ``deviations``. Where each of several would do alone, they are those."""
-    if not deviations or not (changed := _changed(plan, rule := under(_RULE))):
+    slot, if only in name, those without which it would be something else. ``under`` plans the
+    event; ``plan`` is what it is under all ``deviations``. Where each of several would do alone,
+    they are those."""
+    if not deviations or plan.moves == (rule := under(_RULE)).moves:
         return {}
     found = {one: _differences(event, plan, under(deviations - {one})) for one in deviations}
-    if not any(found.values()):
+    if not any(found.values()) and (changed := _changed(plan, rule)):
         alone = {one: under(frozenset({one})) for one in deviations}
         found = {
             one: _differences(event, like, rule)
@@ -32,10 +33,14 @@ def followed(
 
 
 def _changed(plan: Plan, other: Plan) -> set[SlotName]:
-    """Slots to which the event does something else."""
+    """Slots to which the event does something else, or by another algorithm if only in name."""
     here, there = plan.moves, other.moves
     slots = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
-    return {name for name in slots if _done(plan, name) != _done(other, name)}
+    return {
+        name
+        for name in slots
+        if _algorithms(plan, other, name) or _done(plan, name) != _done(other, name)
+    }
 
 
 def _done(plan: Plan, name: SlotName) -> tuple[Move, ...]:
@@ -46,10 +51,18 @@ def _differences(event: int, plan: Plan, other: Plan) -> frozenset[str]:
     """The event, and where an update goes by another algorithm the layer and that algorithm."""
     changed = _changed(plan, other)
     algorithms = {
-        f"{event} {name.layer} {move.algorithm}"
+        f"{event} {name.layer} {algorithm}"
         for name in changed
+        for algorithm in _algorithms(plan, other, name)
+    }
+    return frozenset(algorithms or ({str(event)} if changed else ()))
+
+
+def _algorithms(plan: Plan, other: Plan, name: SlotName) -> list[str]:
+    """By which algorithms a slot is updated where it would be by others."""
+    return [
+        move.algorithm
         for move, instead in zip(plan.moves.get(name, ()), other.moves.get(name, ()), strict=False)
         if isinstance(move, Commit) and isinstance(instead, Commit)
         if move.algorithm != instead.algorithm
-    }
-    return frozenset(algorithms or ({str(event)} if changed else ()))
+    ]
