@@ -35,6 +35,7 @@ from narrowfuzz.numerics.formats import (
     encode,
     encode_e8m0,
     round_to,
+    rounded_from,
 )
 from numpy.typing import NDArray
 
@@ -320,6 +321,33 @@ def test_one_rounding_errs_by_at_most_u_over_one_plus_u_and_reaches_it() -> None
         x = np.concatenate([x, [1.0 + fmt.unit_roundoff]])  # the worst case is a tie just above 2^k
         error = np.abs(round_to(x, fmt) - x) / x
         assert error.max() == fmt.unit_roundoff / (1 + fmt.unit_roundoff)
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=lambda fmt: fmt.name)
+def test_what_rounds_to_a_value_ends_where_the_next_value_begins(fmt: Format) -> None:
+    if fmt.bits == 16:
+        y = fmt.table
+    else:
+        rng = np.random.default_rng(0)
+        codes = rng.integers(0, 1 << 32, size=1 << 16, dtype=np.uint32)
+        edges = [0, 1, 2, 3, 0x007FFFFF, 0x00800000, 0x00800001, 0x7F7FFFFF, 0x7F800000]
+        y = decode(np.concatenate([codes, np.array(edges, dtype=np.uint32)]), fmt)
+    ends = rounded_from(y, fmt)
+    assert ends is not None
+    nan = np.isnan(y)
+    assert all(np.isnan(end[nan]).all() for end in ends)
+    for end, outwards in zip(ends, (-np.inf, np.inf), strict=True):
+        assert np.array_equal(round_to(end, fmt, overflow="ieee")[~nan], y[~nan])
+        inner = ~nan & ~np.isinf(end)
+        with np.errstate(invalid="ignore"):
+            beyond = round_to(np.nextafter(end, outwards), fmt, overflow="ieee")
+        assert (beyond[inner] != y[inner]).all()
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=lambda fmt: fmt.name)
+def test_of_what_is_no_value_of_the_format_nothing_is_said(fmt: Format) -> None:
+    for wrong in (1.0 + fmt.unit_roundoff, 1.5 * fmt.min_subnormal):
+        assert rounded_from(np.array([1.0, wrong]), fmt) is None
 
 
 def test_zero_dimensional_and_strided_arrays_round_alike() -> None:
