@@ -86,6 +86,7 @@ MAY_IMPORT = {
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     "oracles.state": {
         "moments",
+        "case",
         "arm",
         "expect",
         "numerics",

@@ -26,10 +26,12 @@ from narrowfuzz.machine import machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
+from narrowfuzz.schedule.events import Backward, Close, Forward, Open
 
 prepare()
 settle()
 
+_LOOK = Forward(mode="no_grad")
 ENTRIES = {entry.id: entry for entry in load_entries()}
 
 
@@ -150,6 +152,16 @@ NEIGHBOURS = {
     ),
     "rowwise-pow2-scale-rounds-up": Neighbour(
         _ROWWISE | {"dtype": "fp32"}, fault("scale-doubled"), {"values": "binade_edges"}
+    ),
+    "sac-autocast-cached-cast": Neighbour(
+        {
+            "recipe": "torch.fp32",
+            "model": "mlp_gelu",
+            "dtype": "fp32",
+            "checkpoint": "selective",
+            "events": (Open(), _LOOK, Forward(), Close(), Backward(of=(1,))),
+        },
+        fault("region-keeps-graphless-cast"),
     ),
     "scaled-mm-empty-drops-bias": Neighbour(
         {"recipe": "torch.scaled_mm", "backend": "rowwise", "k": 0, "bias": True},

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles import OF_CONVERTED
 
 pytest_plugins = ("pytester",)
 
@@ -105,7 +105,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
             "*scale*: got *, must be *",
             "*[[]O3, arm eager[]]*",
             "*narrowfuzz replay case.json*",
-            '*{"data":{*"schema":5,"spec":{*"recipe":"mine.liar"}}*',
+            '*{"data":{*"schema":6,"spec":{*"recipe":"mine.liar"}}*',
         ]
     )
     # the printed JSON is a case that replays to the same failure
@@ -160,5 +160,5 @@ def test_every_rule_has_a_property() -> None:
     names = [promise.name for promise in told]
     assert len(names) == len(set(names))
     judged = {rule for promise in told for rule in promise.rules}
-    assert judged == {oracle.name for oracle in ORACLES}
+    assert judged == {oracle.name for oracle in OF_CONVERTED}
     assert all(set(promise.compiled) <= set(promise.rules) for promise in told)

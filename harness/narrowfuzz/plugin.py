@@ -194,9 +194,9 @@ class Harness:
         """So many batches, every case of them judged by all rules that rerun nothing."""
         from hypothesis import given, settings
 
-        from narrowfuzz.oracles import ORACLES
+        from narrowfuzz.oracles import OF_CONVERTED
 
-        rules = [oracle for oracle in ORACLES if not oracle.reruns]
+        rules = [oracle for oracle in OF_CONVERTED if not oracle.reruns]
         found: list[Any] = []
 
         @settings(self.settings(compile), max_examples=examples)
@@ -210,14 +210,14 @@ class Harness:
 
     def check_schedules(self, rules: tuple[str, ...]) -> None:
         """As ``check``, on schedules of the stateful recipes that patch nothing."""
-        from narrowfuzz.oracles import ORACLES
+        from narrowfuzz.oracles.schedule import OF_LIBRARY
         from narrowfuzz.strategies import schedule_cases
 
         __tracebackhide__ = True
         here = [r for r in self.stateful if not r.process]
         if not here:
             pytest.skip("none of the selected recipes keeps a state and patches nothing")
-        self.check(schedule_cases(here), rules, ORACLES)
+        self.check(schedule_cases(here), rules, OF_LIBRARY)
 
     def check_patched(self) -> None:
         """A short campaign, in processes of its own, over the recipes that have to patch a library.
@@ -250,11 +250,11 @@ class Harness:
         """
         from hypothesis import given
 
-        from narrowfuzz.oracles import ORACLES
+        from narrowfuzz.oracles import OF_CONVERTED
         from narrowfuzz.triage.triage import needed
 
         __tracebackhide__ = True
-        known = among or ORACLES
+        known = among or OF_CONVERTED
         oracles = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
         judged = 0
 

@@ -185,6 +185,7 @@ def partly_recomputed(
         spec,
         events=spec.events if dtype == "fp32" else outside_autocast(spec.events),
         checkpoint="selective",
+        wraps="whole",
         attention="flash",
         grad_mode="train",
         dtype=dtype,

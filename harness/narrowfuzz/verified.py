@@ -39,9 +39,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
         """For people."""
         tried = {name: how for name, how in self.entries.items() if how != "absent"}
         counts = Counter(tried.values())
-        unknown = (
-            f" ({counts['cannot tell']} cannot be counts here)" if counts["cannot tell"] else ""
-        )
+        unknown = f" ({counts['cannot tell']} cannot be told here)" if counts["cannot tell"] else ""
         parts = [
             f"torch {self.torch}, torchao {self.torchao} ({self.date}): {counts['shows']} of "
             f"{len(tried)} ledger entries show{unknown}",

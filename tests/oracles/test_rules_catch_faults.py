@@ -13,7 +13,7 @@ from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import BY_NAME, ORACLES
+from narrowfuzz.oracles import BY_NAME, OF_CONVERTED
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes, obstacles
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
@@ -230,7 +230,7 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
 
 
 def test_every_rule_has_a_fault() -> None:
-    assert {hunt.oracle for hunt in HUNTS} == {oracle.name for oracle in ORACLES}
+    assert {hunt.oracle for hunt in HUNTS} == {oracle.name for oracle in OF_CONVERTED}
 
 
 def test_every_fault_is_hunted_or_ends_the_process() -> None:

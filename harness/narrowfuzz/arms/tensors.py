@@ -18,8 +18,7 @@ DTYPE_NAME = {dtype: name for name, dtype in DTYPES.items()}
 
 def host(t: torch.Tensor) -> NDArray[Any]:
     """The values of a tensor of any device; on the CPU its memory."""
-    t = t.detach()
-    return np.asarray((t if t.is_cpu else t.cpu()).numpy())
+    return np.asarray(t.detach().cpu().numpy())
 
 
 def fp32_array(t: torch.Tensor) -> F32:

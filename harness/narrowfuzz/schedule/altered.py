@@ -65,7 +65,7 @@ def without_regions(events: tuple[Event, ...]) -> tuple[Event, ...]:
 
 def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """The events, with regions around forwards alone: each is left before anything else happens,
-    and entered again after it."""
+    and entered again after it. None is left open."""
     kept: list[Event] = []
     regions: list[Open] = []
 
@@ -85,6 +85,8 @@ def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
             regions.append(event)
         if isinstance(event, Close):
             regions.pop()
+    for _ in regions:
+        keep(Close())
     return tuple(kept)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from narrowfuzz.case import AnyCheckpoint, Spec
 from narrowfuzz.catalog import LIBRARY
+from narrowfuzz.schedule.altered import around_forwards
 from narrowfuzz.schedule.events import Close, Event, Forward, Open, Settings, Wraps
 from narrowfuzz.schedule.rules import check_schedule, repaired, simpler, without
 
@@ -61,6 +62,14 @@ def simpler_fields(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event
         for other in simpler(events[i]):
             changed = repaired((*events[:i], other, *events[i + 1 :]))
             yield f"event {i} ({_name(events[i])}): {_difference(events[i], other)}", changed
+
+
+def simpler_events(events: tuple[Event, ...]) -> Iterator[tuple[str, tuple[Event, ...]]]:
+    """The events of a converted model made simpler in one respect, with what was done; their
+    regions stay around forwards alone."""
+    for name, changed in (*smaller(events), *simpler_fields(events)):
+        if (valid := around_forwards(changed)) != events:
+            yield name, valid
 
 
 def _in_one_region(events: tuple[Event, ...]) -> tuple[Event, ...]:

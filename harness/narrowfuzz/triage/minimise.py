@@ -20,8 +20,7 @@ import msgspec
 
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.schedule.events import Event
-from narrowfuzz.schedule.simplify import simpler_fields, smaller
+from narrowfuzz.schedule.simplify import simpler_events
 from narrowfuzz.triage.minimise_library import simpler_cases
 
 #: True if the case still shows the fingerprint that is being minimised.
@@ -154,7 +153,7 @@ class _Search:
         for name in _changed(self.best.spec):
             if name not in _KEPT:
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
-        for i, (phrase, _) in enumerate(_simpler(self.best.spec.events)):
+        for i, (phrase, _) in enumerate(simpler_events(self.best.spec.events)):
             yield phrase, partial(_simpler_events, which=i)
         yield "flattened", _flattened
         for name in _DIMS:
@@ -172,12 +171,8 @@ def _with_data(case: Case, **changes: Any) -> Case:
 
 def _simpler_events(case: Case, which: int) -> Case:
     """With one of the simpler events, of those that there are now."""
-    simpler = _simpler(case.spec.events)
+    simpler = list(simpler_events(case.spec.events))
     return _with_spec(case, events=simpler[which][1]) if which < len(simpler) else case
-
-
-def _simpler(events: tuple[Event, ...]) -> list[tuple[str, tuple[Event, ...]]]:
-    return [*smaller(events), *simpler_fields(events)]
 
 
 def _without_spike(case: Case, index: int) -> Case:
