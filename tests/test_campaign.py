@@ -359,7 +359,7 @@ class TestDraws:
         assert list(first_draws()) == again
         assert len(again) > 50
 
-    @pytest.mark.slow
+    @pytest.mark.heavy
     def test_a_seed_draws_the_same_cases_in_another_process(self) -> None:
         """Not compared with this process: Hypothesis draws from constants of the local modules
         that are loaded, and pytest has loaded more of them."""

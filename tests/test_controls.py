@@ -220,7 +220,7 @@ def test_a_control_is_silent(control_id: str) -> None:
         assert "rung eager" in result.met
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.xdist_group("campaign")
 def test_a_fault_is_no_control(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"

@@ -140,7 +140,7 @@ def test_adding_something_costs_few_files(name: str, most: int) -> None:
     assert len(TRIALS[name].files) == most
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.xdist_group("campaign")
 def test_a_plant_is_listed_and_scored_as_what_it_is(tmp_path: Path) -> None:
     """The registry finds it, and score and list ask the registry."""

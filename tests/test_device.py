@@ -276,6 +276,7 @@ print(*asked)
 """
 
 
+@pytest.mark.heavy
 def test_what_workers_on_gpus_are_forked_from_never_asks_for_cuda() -> None:
     def asked(*modules: str) -> list[str]:
         done = subprocess.run(

@@ -123,7 +123,7 @@ def test_a_record_becomes_a_column_and_each_question_a_row() -> None:
     assert (first, second) == ("| A? | yes | no |", "| B? | not yet | yes |")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy  # `make nightly` plays the day, too
 def test_a_slice_of_the_simulated_day_is_answered_with_yes(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_day.py"), "--simulate"]
     only = [text for part in ("probe", "float8") for text in ("--only", part)]
