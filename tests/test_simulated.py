@@ -13,6 +13,7 @@ from narrowfuzz.device import DEVICES, check_device, enter
 CHECKS = Path(__file__).parent / "simulated_checks.py"
 
 
+@pytest.mark.heavy  # two minutes of one core
 def test_every_check_of_the_simulated_device_holds() -> None:
     done = subprocess.run(
         [sys.executable, str(CHECKS)], capture_output=True, text=True, check=False,
