@@ -464,3 +464,13 @@ def error_of(raw: bytes) -> type[Exception] | None:
 def test_a_value_that_does_not_exist_is_named_with_those_that_do(path: str, known: str) -> None:
     text = complaint(edited(path, "nope"))
     assert "'nope'" in text and path in text and known in text
+
+
+def test_what_said_nothing_beside_a_schedule_is_left_out_of_an_older_case() -> None:
+    """A library's layers were run eagerly whatever the Spec's other fields were."""
+    mute = {"n": 8, "compile": "inductor", "steps": 3, "model": "mlp_gelu"}
+    said = {"recipe": "r", "m": 16, "schedule": {"events": []}, **mute}
+    raw = {"schema": 4, "data": {}, "spec": said}
+    assert load_case(json.dumps(raw).encode()).spec == Spec(
+        recipe="r", model="library_linear", m=16
+    )

@@ -12,12 +12,15 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_every, load_recipes, runnable
 from narrowfuzz.schedule.altered import around_forwards, in_order, without_regions
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step
 from narrowfuzz.schedule.rules import Standing
 from narrowfuzz.schedule.story import features
 from narrowfuzz.specs import trainings
+from narrowfuzz.triage.prove import proven
+from narrowfuzz.triage.verify import RunScript
 from narrowfuzz.verdict import Verdict
 
 prepare()
@@ -160,8 +163,6 @@ def _arm(case: Case) -> str:
 
 
 def test_a_recompute_that_forgets_to_quantise_is_seen_in_a_nested_checkpoint() -> None:
-    from narrowfuzz.plants.registry import builtin_faults
-
     case = case_of(
         recipe="torchao.float8.rowwise", model="llama_block", checkpoint="full", wraps="nested",
         dtype="bf16",
@@ -183,3 +184,37 @@ def test_a_recompute_that_forgets_to_quantise_is_seen_in_a_nested_checkpoint() -
 def test_what_no_checkpoint_wraps_is_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         judge().judge(case_of(**fields))
+
+
+LIBRARY = {"recipe": "reference.delayed", "model": "library_linear", "dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (LIBRARY | {"compile": "inductor"}, "compile 'inductor' is of a converted model"),
+        (LIBRARY | {"kernels": "both"}, "kernels 'both' is of a converted model"),
+        (LIBRARY | {"steps": 2}, "events say what each step is"),
+        ({"layout": "twice"}, "layout 'twice' is of a library's own layers"),
+        ({"quantized_init": True}, "quantized_init True is of a library's own layers"),
+        ({"checkpoint": "by_torch"}, "torch.fp32 takes none, full, reentrant, selective"),
+    ],
+)
+def test_a_field_that_would_say_nothing_is_refused(fields: dict[str, Any], why: str) -> None:
+    """Else a case would be judged as what it was not: eager under a compiled rung's name."""
+    with pytest.raises(ValueError, match=why):
+        judge().judge(case_of(Forward(), B0, Step(), **fields))
+
+
+@pytest.mark.parametrize("name", ["region-keeps-graphless-cast", "recompute-unquantised"])
+def test_what_regions_and_nested_checkpoints_show_has_a_script(
+    name: str, scripts: RunScript
+) -> None:
+    nested = {"recipe": "torchao.float8.rowwise", "model": "llama_block", "wraps": "nested"}
+    case = case_of(Open(), LOOK, Forward(), Close(), Backward(of=(1,)))
+    if name == "recompute-unquantised":
+        case = case_of(**nested, checkpoint="full", dtype="bf16", backend="emulated")
+    with builtin_faults()[name].plant():
+        cause = judge().judge(case).causes[0]
+        proof = proven(judge(), case, cause, ("", name), scripts)
+    assert not proof.why, proof.output

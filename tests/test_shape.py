@@ -267,6 +267,7 @@ def test_what_vacuity_falsifies_follows_from_what_a_rule_reads() -> None:
 
 
 if __name__ == "__main__":
+    print(f"{sum(len(path.read_text().splitlines()) for path, _ in trees())} lines in the package")
     print(f"{len(lines_of(parsed))} lines take sentences apart")
     print(f"{lines_of_scripts()} lines of text and of writers, {len(WRITERS)} writers")
     print(f"{len(lines_of(compared_with_none))} lines ask whether there is a schedule")

@@ -166,6 +166,12 @@ LIBRARY: dict[str, str] = {
         "transformer_layer",
     )
 }  # fmt: skip
+#: Fields of a Spec that say something of a converted model alone, and of a library's layers alone.
+FIELDS_OF_CONVERTED = (
+    "backend", "n", "batch", "input_layout", "grad_layout", "heads", "attention", "autocast",
+    "optimizer", "lifecycle", "compile", "dynamic", "fullgraph", "memory_budget", "kernels",
+)  # fmt: skip
+FIELDS_OF_LIBRARY = ("layout", "depth", "quantized_init", "settings")
 
 
 def of_kind(*kinds: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.observe_library import observe_library, run_library
-from narrowfuzz.oracles import BY_NAME, ORACLES, rules_of
+from narrowfuzz.oracles import BY_NAME, ORACLES, kind_of, rules_of
 from narrowfuzz.oracles.applied import checks
 from narrowfuzz.oracles.causes import explained
 from narrowfuzz.oracles.contract import accepted
@@ -118,8 +118,8 @@ class Judge:
         for earlier in case.history:
             self.run_arms(earlier)
             self.programs.clear()  # its models are dead by now
-        rules, asked = rules_of(case.spec), self.oracles if oracles is None else oracles
-        chosen = [oracle for oracle in asked if rules.get(oracle.name) is oracle]
+        asked, kind = self.oracles if oracles is None else oracles, kind_of(case.spec)
+        chosen = [oracle for oracle in asked if oracle.of == kind]
         repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
         family = self.recipe(case.spec).family
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
@@ -204,9 +204,7 @@ class Judge:
             deviations=self.ledger.deviations(self.as_known(case)),
             refusal=recipe.refusal(case.spec, self.device.torch),
             rerun=partial(self._rerun, case),
-            peers=lambda: power_of_two_peers(
-                of_kind(self.recipes, Recipe), case.spec, self.device.torch
-            ),
+            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
             twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=self.plan_of_converted,
             plan_of_other=self.plan,

@@ -42,7 +42,7 @@ def observe_library(
 ) -> LibraryEvidence:
     """The case, run on these arms; with a ``focus`` mostly without running it again among the
     remains of other models."""
-    case = _with(case, _told_event_by_event(case.spec))
+    case = _with(case, _event_by_event(case.spec))
     traces = run_library(case, subject, arms)
     company: Callable[[], Trace] | None = None
     whole = [arm for arm, trace in traces.items() if trace.error is None]
@@ -68,7 +68,7 @@ def observe_library(
     )
 
 
-def _told_event_by_event(spec: Spec) -> Spec:
+def _event_by_event(spec: Spec) -> Spec:
     """Plain steps as the events that they are: rules name events by their places."""
     return msgspec.structs.replace(
         spec, events=spec.training, steps=1, microbatches=1, grad_mode="train"

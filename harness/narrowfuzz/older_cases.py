@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from narrowfuzz.catalog import LIBRARY
+from narrowfuzz.catalog import FIELDS_OF_CONVERTED, LIBRARY
 from narrowfuzz.schedule.events import Wraps
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def upgraded(fields: dict[str, Any]) -> dict[str, Any]:
 def _upgraded(fields: dict[str, Any], older: _OlderCase) -> dict[str, Any]:
     spec = {name: value for name, value in fields["spec"].items() if name != "schedule"}
     if older.spec.played is not None:
-        spec |= older.spec.played.today()
+        # beside a schedule these said nothing
+        mute = {*FIELDS_OF_CONVERTED, "steps", "microbatches", "grad_mode", "checkpoint", "model"}
+        kept = {name: value for name, value in spec.items() if name not in mute}
+        spec = kept | older.spec.played.today()
     earlier = zip(fields.get("history", ()), older.history, strict=True)
     history = [_upgraded(one, was) for one, was in earlier]
     kept = {name: value for name, value in fields.items() if name != "schema"}

@@ -7,14 +7,15 @@ the event and the reason.
 from __future__ import annotations
 
 from functools import partial
+from typing import get_args
 
 import msgspec
 
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.case import Checkpoint, Spec
+from narrowfuzz.catalog import FIELDS_OF_LIBRARY, MODELS
 from narrowfuzz.schedule.altered import around_forwards, without_regions
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
-from narrowfuzz.schedule.rules import Standing, check_order
+from narrowfuzz.schedule.rules import Standing, check_fields, check_order
 from narrowfuzz.schedule.walk import Choose, Habits, walk
 
 #: Steps of a training that is drawn.
@@ -26,13 +27,14 @@ _ODDITIES = ((True, False), (True, False), (False, False), (False, True), (True,
 def check_events(spec: Spec, *, autocasts: bool) -> None:
     """Raise ValueError naming the first event that cannot come where it stands, or that a model of
     this Spec cannot play; ``autocasts``: its recipe is drawn under autocast."""
-    if spec.events and (spec.steps, spec.microbatches, spec.grad_mode) != (1, 1, "train"):
-        raise ValueError(
-            "events say what each step is: leave steps, microbatches and grad_mode at their "
-            "defaults"
-        )
     if spec.layer:
         raise ValueError(f"{spec.recipe} converts models, and {spec.model} is a library's own")
+    check_fields(spec, FIELDS_OF_LIBRARY, "a library's own layers")
+    if spec.checkpoint not in get_args(Checkpoint):
+        raise ValueError(
+            f"checkpoint {spec.checkpoint!r} is of a library that has one of its own: "
+            f"{spec.recipe} takes {', '.join(get_args(Checkpoint))}"
+        )
     if spec.wraps != "whole" and (reason := _not_wrapped(spec)):
         raise ValueError(f"checkpoint {spec.checkpoint!r} does not wrap {spec.wraps!r}: {reason}")
     check_order(spec.events, partial(_objection, spec, autocasts))

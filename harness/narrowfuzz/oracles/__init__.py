@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from narrowfuzz.case import Spec
 from narrowfuzz.oracles.census import check_census
@@ -257,6 +258,11 @@ BY_NAME = _RULES["converted"] | {
 }
 
 
+def kind_of(spec: Spec) -> Literal["converted", "library"]:
+    """Whose rules judge this Spec's cases."""
+    return "library" if spec.layer else "converted"
+
+
 def rules_of(spec: Spec) -> dict[str, Oracle]:
     """The rules that judge this Spec's cases, in order, by name."""
-    return _RULES["library" if spec.layer else "converted"]
+    return _RULES[kind_of(spec)]

@@ -6,12 +6,13 @@ exists, weights are reused only while nothing changed them, the optimizer steps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from narrowfuzz.case import Spec
+from narrowfuzz.catalog import FIELDS_OF_CONVERTED
 from narrowfuzz.schedule.events import (
     Backward,
     Close,
@@ -102,6 +103,21 @@ class Standing:
                 self.switches += 1
 
 
+def check_fields(spec: Spec, others: Collection[str], of: str) -> None:
+    """Raise ValueError naming a field that is set and would say nothing: one of the ``others``,
+    which are ``of`` another kind of model, or a number of steps beside events."""
+    for info in msgspec.structs.fields(Spec):
+        if info.name in others and (value := getattr(spec, info.name)) != info.default:
+            raise ValueError(
+                f"{info.name} {value!r} is of {of}, and {spec.recipe} has none: leave it out"
+            )
+    if spec.events and (spec.steps, spec.microbatches, spec.grad_mode) != (1, 1, "train"):
+        raise ValueError(
+            "events say what each step is: leave steps, microbatches and grad_mode at their "
+            "defaults"
+        )
+
+
 def check_order(events: Sequence[Event], refused: Callable[[Event, Standing], str]) -> None:
     """Raise ValueError naming the first event that cannot come where it stands, or that is
     ``refused`` there for a reason."""
@@ -116,6 +132,7 @@ def check_order(events: Sequence[Event], refused: Callable[[Event, Standing], st
 def check_schedule(spec: Spec) -> None:
     """Raise ValueError naming the first event that cannot come where it stands, or what does not
     go together in a model of a library's layers."""
+    check_fields(spec, FIELDS_OF_CONVERTED, "a converted model")
     check_order(spec.training, lambda event, standing: "")
     if spec.layout != "branch" and any(isinstance(e, Forward) and e.path for e in spec.training):
         raise ValueError("path 1 needs layout 'branch'")
