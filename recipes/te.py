@@ -18,7 +18,7 @@ import torch
 from narrowfuzz.case import AnyCheckpoint, Spec
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.schedule import Cast, Product, Side
+from narrowfuzz.play.library import Cast, Product, Side
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.stateful import Held, Listener, Stateful, Subject
@@ -290,7 +290,7 @@ def _refusal(kind: Kind, spec: Spec, device: str) -> str:
     return ""
 
 
-def _unavailable(kind: Kind, device: str) -> str:
+def _unavailable(kind: Kind, backend: str, device: str) -> str:
     if kind != "delayed" and _v1():
         return f"TransformerEngine {chosen_version()} has delayed scaling only"
     if device == "cuda" and not real_extension():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrowfuzz.play.library import Cast, Product, Side, Where
 from narrowfuzz.play.notes import (
     copied,
     edges,
@@ -26,7 +27,7 @@ from narrowfuzz.play.notes import (
     weight_not_cast,
     wrong_casts,
 )
-from narrowfuzz.play.schedule import Cast, Product, Side, Training, Where
+from narrowfuzz.play.player import Trace
 
 FORWARD, BACKWARD = Where("forward", 0, 0), Where("backward")
 ONE = torch.ones(())
@@ -91,7 +92,7 @@ def test_an_operand_is_what_one_of_its_casts_made() -> None:
 
 def test_what_is_cast_too_late_makes_no_operand() -> None:
     early, late = cast(X, 0.5, ("0", "backward", 0)), cast(X, 0.5, ("0", "forward", 0))
-    run = Training(None, {}, heard=[(3, BACKWARD, early), (3, BACKWARD, late)])
+    run = Trace(heard=[(3, BACKWARD, early), (3, BACKWARD, late)])
     assert in_time(run, {(3, BACKWARD)}) == [early]
     assert seen_at(run, Cast, {(3, BACKWARD)}) == [early, late]
     assert not seen_at(run, Product, {(3, BACKWARD)}) and not seen_at(run, Cast, {(2, BACKWARD)})
@@ -117,7 +118,7 @@ def test_products_have_the_formats_that_are_due() -> None:
 
 def test_a_forward_casts_its_weight() -> None:
     weight = cast(X, 1.0, ("0", "forward", 1))
-    run = Training(None, {}, heard=[(2, FORWARD, weight), (4, BACKWARD, weight)])
+    run = Trace(heard=[(2, FORWARD, weight), (4, BACKWARD, weight)])
     assert not weight_not_cast(run, 2)[1]
     run.heard.append((5, FORWARD, cast(X, 1.0, ("0", "forward", 0))))
     assert weight_not_cast(run, 5)[1]
@@ -153,7 +154,7 @@ def test_a_linears_edges_show_what_it_quantises() -> None:
 def test_maxima_are_those_of_a_slot_and_of_no_recompute() -> None:
     slot = ("0", "forward", 0)
     again = Where("recompute", 0, 0)
-    run = Training(None, {}, states=[{}, {}])
+    run = Trace(states=[{}, {}])
     run.heard = [(0, FORWARD, cast(X, 0.5, slot)), (1, again, cast(X, 0.5, slot))]
     assert maxima(run, slot, scales=True) == [[(700.0, 0.5)], []]
     assert maxima(run, ("0", "forward", 1), scales=False) == [[], []]
@@ -177,14 +178,12 @@ def test_a_layers_call_is_nothing_that_was_heard() -> None:
         layer=lambda settings: torch.nn.Linear(2, 2), listen=deaf,
         backward=lambda outputs, grads, retain: torch.autograd.backward(outputs, grads),
     )  # fmt: skip
-    how = {"mode": "train", "inside": None, "first": None, "path": 0}
-    events = (("forward", 0, how), ("backward", 0, (0,), False))
-    tensors = {"x0": torch.ones(1, 2), "g0/0": torch.ones(1, 2)}
+    events = (("forward", 0, 0, "train", False), ("backward", 0, (0,), False))
+    tensors = {"input@0": torch.ones(1, 2), "grad_output@0/0": torch.ones(1, 2)}
     run = noted(
-        Training(None, tensors), None, lambda layers: layers, events, subject=subject,
-        happens=("forward", "backward"), order=("0",), layout="chain", frozen=False,
-        checkpointed=False, each=False, whole=False, by="library", reentrant=False,
-        caching=False, listens=True, keeps=True, rate=0.5, resets=False, states=False,
-        pending=False,
+        Trace(), None, lambda layers: layers, tensors, events, subject=subject,
+        happens=("forward", "backward"), modes=("train",), device="cpu", dtype=torch.float32,
+        input_shape=(1, 2), output_shape=(1, 2), order=("0",), layout="chain",
+        hows={0: {"inside": None, "first": None, "path": 0}}, listens=True,
     )  # fmt: skip
     assert run.heard == [] and set(run.results) == {"y0", "x0.grad@1"}

@@ -27,8 +27,9 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.layers import given_of
 from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.player import Trace, play
+from narrowfuzz.play.player import Trace
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.layer import call_of, first_of
 from narrowfuzz.triage.script_played import write_played_script

@@ -25,7 +25,7 @@ from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_rules import check_balance, check_recompute
 from narrowfuzz.oracles.state.machine import check_machine
 from narrowfuzz.oracles.state.symptoms import circumstances, unfinished
-from narrowfuzz.play.schedule import Cast
+from narrowfuzz.play.library import Cast
 from narrowfuzz.schedule.events import (
     Backward,
     Close,

@@ -23,7 +23,7 @@ from narrowfuzz.oracles import BY_NAME, OF_CONVERTED
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.schedule import OF_LIBRARY
-from narrowfuzz.play.schedule import Cast
+from narrowfuzz.play.library import Cast
 from narrowfuzz.power import falsify, reads, schedules
 from narrowfuzz.power.perturbation import outputs
 from narrowfuzz.power.probe import Passes

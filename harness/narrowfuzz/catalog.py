@@ -177,3 +177,8 @@ FIELDS_OF_LIBRARY = ("layout", "depth", "quantized_init", "settings")
 def of_kind(*kinds: str) -> tuple[str, ...]:
     """Names of the models of these kinds."""
     return tuple(name for name, model in MODELS.items() if model.kind in kinds)
+
+
+def takes_ids(name: str) -> bool:
+    """True where the input of this model, or of these layers, holds token ids."""
+    return name in MODELS and MODELS[name].takes_ids

@@ -30,7 +30,7 @@ from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes,
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.observe_library import observe_library, run_library
+from narrowfuzz.observe_library import observe_library, traces_of
 from narrowfuzz.oracles import BY_NAME, ORACLES, kind_of, rules_of
 from narrowfuzz.oracles.applied import checks
 from narrowfuzz.oracles.causes import explained
@@ -227,7 +227,7 @@ class Judge:
         recipe.check(case.spec)
         if isinstance(recipe, Recipe):
             return self._run(case.spec, tensors_of(case, recipe), None)[0]
-        return run_library(case, self.programs.subject(recipe), self.rungs(case.spec))
+        return traces_of(case, self.programs.subject(recipe), self.rungs(case.spec))
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""

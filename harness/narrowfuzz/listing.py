@@ -35,17 +35,12 @@ def list_command(what: str, files: tuple[Path, ...]) -> None:
 
 def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
     if what == "recipes":
-        from narrowfuzz.recipe import load_recipes, load_stateful, obstacles
+        from narrowfuzz.recipe import load_every, obstacles
 
-        models = [
-            (r.name, ", ".join(r.backends), r.title, _here(obstacles(r, "cpu")))
-            for r in load_recipes(files).values()
-        ]
-        schedules = [
-            (r.name, "schedules", r.title, r.unavailable("cpu") or "available")
-            for r in load_stateful(files).values()
-        ]
-        return ("recipe", "backends", "what", "here"), models + schedules
+        return ("recipe", "backends", "what", "here"), (
+            (r.name, ", ".join(r.backends) or "its own", r.title, _here(obstacles(r, "cpu")))
+            for r in load_every(files).values()
+        )
     if what == "models":
         from narrowfuzz.catalog import MODELS
 
@@ -84,7 +79,7 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
 
 
 def _here(lacking: dict[str, str]) -> str:
-    reasons = [f"not {backend}: {reason}" for backend, reason in lacking.items()]
+    reasons = [f"not {backend}: {why}" if backend else why for backend, why in lacking.items()]
     return "\n".join(reasons) or "available"
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from narrowfuzz.arm import BY_NAME, Arm
-from narrowfuzz.arms.stateful import run_schedule
+from narrowfuzz.arms.library import run_library
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.schedule.story import features
@@ -21,11 +21,11 @@ _COMPANY_EVERY = 4
 _LEAVES = "forward dropped"
 
 
-def run_library(case: Case, subject: Subject, arms: Iterable[Arm]) -> dict[str, Trace]:
+def traces_of(case: Case, subject: Subject, arms: Iterable[Arm]) -> dict[str, Trace]:
     """The case's traces, by arm."""
     traces: dict[str, Trace] = {}
     for arm in arms:
-        trace = run_schedule(case, subject, arm.name, checkpointed=arm.recomputes)
+        trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes)
         traces[arm.name] = trace
         if trace.error is not None:
             break  # other arms would only say the same
@@ -43,13 +43,13 @@ def observe_library(
     """The case, run on these arms; with a ``focus`` mostly without running it again among the
     remains of other models."""
     case = _with(case, _event_by_event(case.spec))
-    traces = run_library(case, subject, arms)
+    traces = traces_of(case, subject, arms)
     company: Callable[[], Trace] | None = None
     whole = [arm for arm, trace in traces.items() if trace.error is None]
     among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES in features(case.spec)
     if whole and among:
         company = partial(
-            run_schedule,
+            run_library,
             case,
             subject,
             whole[-1],
@@ -64,7 +64,7 @@ def observe_library(
         deviations=deviations,
         refusal=refusal,
         company=company,
-        run=lambda other: run_schedule(_with(case, other), subject, "eager", checkpointed=False),
+        run=lambda other: run_library(_with(case, other), subject, "eager", checkpointed=False),
     )
 
 

@@ -205,28 +205,23 @@ def _load_file(file: Path) -> Sequence[AnyRecipe]:
     return load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
 
 
-def missing_package(recipe: Recipe) -> str:
+def missing_package(recipe: AnyRecipe) -> str:
     """The distribution this recipe needs and this environment lacks, or ""."""
     lacking = recipe.package and importlib.util.find_spec(recipe.package) is None
     return recipe.package if lacking else ""
 
 
 def obstacles(recipe: AnyRecipe, device: str) -> dict[str, str]:
-    """Each backend that cannot run here, with the reason; a library's own layers have one, ""."""
-    if isinstance(recipe, Stateful):
-        reasons = {"": recipe.unavailable(device)}
-    elif package := missing_package(recipe):
+    """Each backend that cannot run here, with the reason."""
+    if package := missing_package(recipe):
         return dict.fromkeys(recipe.backends, f"needs {package}: pip install {package}")
-    else:
-        reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
+    reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
     return {backend: reason for backend, reason in reasons.items() if reason}
 
 
 def runnable(recipe: K, device: str) -> K | None:
     """The recipe with the backends that run here only; None if none does."""
     lacking = obstacles(recipe, device)
-    if isinstance(recipe, Stateful):
-        return None if lacking else recipe
     backends = tuple(b for b in recipe.backends if b not in lacking)
     return replace(recipe, backends=backends) if backends else None  # type: ignore[return-value]
 

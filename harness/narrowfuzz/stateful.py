@@ -66,7 +66,7 @@ def _never(spec: Spec, device: str) -> str:
     return ""
 
 
-def _here(device: str) -> str:
+def _here(backend: str, device: str) -> str:
     return ""
 
 
@@ -91,8 +91,10 @@ class Stateful:
     provide: Callable[[], None] = _nothing
     #: Called once in each process before anything else.
     prepare: Callable[[], None] = _nothing
-    #: Why this machine cannot run it on a device, "" if it can.
-    unavailable: Callable[[str], str] = _here
+    #: As of a Recipe; a library's own layers have one backend, "".
+    unavailable: Callable[[str, str], str] = _here
+    backends: tuple[str, ...] = ("",)
+    package: str = ""
     #: Dimensions are drawn as multiples of it.
     alignment: int = 16
     #: As of a Recipe.

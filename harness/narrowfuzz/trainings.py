@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 
 from narrowfuzz.case import Checkpoint, Spec
-from narrowfuzz.catalog import FIELDS_OF_LIBRARY, MODELS
+from narrowfuzz.catalog import FIELDS_OF_LIBRARY, MODELS, takes_ids
 from narrowfuzz.schedule.altered import around_forwards, without_regions
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
 from narrowfuzz.schedule.rules import Standing, check_fields, check_order
@@ -54,14 +54,14 @@ def _not_wrapped(spec: Spec) -> str:
 
 def not_reentrant(model: str, *, autocast: bool) -> str:
     """Why this is not recomputed by the reentrant checkpoint, "" where it is."""
-    if model in MODELS and MODELS[model].takes_ids:
+    if takes_ids(model):
         return "token ids carry no gradient, and it needs an input that does"
     return "its detached inputs are leaves, whose casts autocast keeps" if autocast else ""
 
 
 def _objection(spec: Spec, autocasts: bool, event: Event, standing: Standing) -> str:
     """Why a model of this Spec cannot play the event there; "" if it can."""
-    ids = MODELS[spec.model].takes_ids
+    ids = takes_ids(spec.model)
     match event:
         case Backward() | Step() if standing.regions:
             return "autocast is for forwards: close the region first"
@@ -111,7 +111,7 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     )
     back = choose("events", False, True)
     looks_first = back and choose("events", False, True)
-    plain = MODELS[spec.model].takes_ids
+    plain = takes_ids(spec.model)
     walked = walk(choose, habits)
     events = tuple(
         _of_a_model(event, how=how, back=back, plain=plain)

@@ -10,37 +10,36 @@ from typing import Any
 import numpy as np
 import torch
 
-from narrowfuzz.arms.playing import numbers_of
 from narrowfuzz.case import Case
 from narrowfuzz.data import gaussian, hash_bits
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.schedule.events import Backward, Event, Forward
+from narrowfuzz.schedule.events import Backward, Event, Forward, numbered
 
 #: How far a spike stands out.
 SPIKE = 2.0**12
 
 
 def stimuli(case: Case) -> dict[str, torch.Tensor]:
-    """Inputs x<forward> and output gradients g<backward>/<forward> of a training of a library's
-    layers, each [M, K]."""
+    """Inputs input@<forward> and output gradients grad_output@<backward>/<forward> of a training of
+    a library's layers, each [M, K]."""
     spec = case.spec
     return {
         name: stimulus(
-            name, values=event.values, shift=event.shift, seed=case.data.seed,
+            drawn, values=event.values, shift=event.shift, seed=case.data.seed,
             shape=(spec.m, spec.k), dtype=DTYPES[spec.dtype],
         )
-        for _, event, number in numbers_of(spec)
+        for number, event in numbered(spec.training)
         if isinstance(event, Forward | Backward)
-        for name in names_of(event, number)
+        for name, drawn in names_of(event, number)
     }  # fmt: skip
 
 
-def names_of(event: Event, number: int) -> list[str]:
-    """Names of the tensors that a forward or backward takes."""
+def names_of(event: Event, number: int) -> list[tuple[str, str]]:
+    """Of each tensor that a forward or backward takes its name, and the one that it is drawn by."""
     if isinstance(event, Backward):
-        return [f"g{number}/{forward}" for forward in event.of]
-    return [f"x{number}"]
+        return [(f"grad_output@{number}/{f}", f"g{number}/{f}") for f in event.of]
+    return [(f"input@{number}", f"x{number}")]
 
 
 def stimulus(

@@ -33,7 +33,7 @@ from narrowfuzz.machine import lacking_kernel, onednn_stays
 from narrowfuzz.models.zoo import linear_names, tied_names
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.play import player
+from narrowfuzz.play import converted, player
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
@@ -56,7 +56,10 @@ class Program:
             with torch.no_grad():
                 self._model = self._build()
             #: Shared with what it calls: a recompute tells which forward it repeats.
-            self._training = player.Training(self._model, None)
+            self._training = player.Training(
+                self._model, anew=self._anew, backward=converted.run_backward,
+                load=converted.load_state,
+            )  # fmt: skip
             self._prepare()
             self._call = self._training.call
         except Exception as error:
@@ -69,7 +72,7 @@ class Program:
         self._linears = linear_names(plain)
         self._shared = tied_names(plain)
         model, self._census = convert(self.recipe, plain, spec)
-        return player.renewed(model, self._anew, lifecycle=spec.lifecycle)
+        return converted.renewed(model, self._anew, lifecycle=spec.lifecycle)
 
     def _plain(self) -> nn.Module:
         dtype = DTYPES[self.spec.dtype]
@@ -86,7 +89,7 @@ class Program:
             how |= {"compiler": tapped_backend(self.arm.compiler, self._tap, budget)}
             how |= {"memory_budget": 1.0}
         watch = () if self.arm.compiler else self._linears
-        self._training.call = player.called(self._training, watch=watch, **how)
+        self._training.call = converted.called(self._training, watch=watch, **how)
 
     @cached_property
     def plan(self) -> Plan:
@@ -201,7 +204,7 @@ class _Run:
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
         watch = program._tap.watch if self.watch is None else self.watch
         left = _Left(
-            self.played.results,
+            player.in_order(self.played.kept),
             self.layers.calls if self.layers is not None else [],
             self.seen,
             watch.attention,
@@ -215,22 +218,19 @@ class _Run:
         """The case's values in the parameters, no gradients, and nothing of runs before."""
         program, run = self.program, self.training
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
+        run.prepare = self._prepare
+        run.region = converted.regions_of(program.device, self.how["autocast"])
         run.live.clear()
         dtype, shared = DTYPES[self.spec.dtype], program._shared
         with torch.no_grad():
-            player.fill(run.model, self.tensors, tied=shared, dtype=dtype)
+            converted.fill(run.model, self.tensors, tied=shared, dtype=dtype)
 
     def _train(self) -> None:
-        program = self.program
         player.train(
-            self.played, self.training, self.tensors, self.events, program._anew, self._prepare,
-            dtype=DTYPES[self.spec.dtype], **self.how,
+            self.played, self.training, self.tensors, self.events, dtype=DTYPES[self.spec.dtype],
+            **self.how,
         )  # fmt: skip
-
-    def _leave(self) -> None:
-        """What raises may leave regions open."""
-        while self.training.regions:
-            self.training.regions.pop().close()
+        player.keep_state(self.played, self.training, rate=self.how["rate"])
 
     def _prepare(self) -> None:
         self.program._prepare()
@@ -273,7 +273,7 @@ class _Run:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.callback(self._leave)
+            stack.callback(player.leave, self.training)
             if self.arm.native:
                 stack.enter_context(without_onednn())
             if self.arm.compiler:

@@ -8,10 +8,20 @@ from typing import Any, TypeVar
 from narrowfuzz.arm import Arm
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import LEARNING_RATE, Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.catalog import MODELS, takes_ids
 from narrowfuzz.models.zoo import ties
-from narrowfuzz.play import player
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Reload, Step
+from narrowfuzz.play import library, player
+from narrowfuzz.schedule.events import (
+    Backward,
+    Close,
+    Forward,
+    Open,
+    Reload,
+    Settings,
+    Step,
+    Switch,
+    with_settings,
+)
 
 T = TypeVar("T")
 #: How a model calls a single linear's parameters, and their gradients.
@@ -20,9 +30,8 @@ GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 #: What a relation may let happen to a program, with which the same data must leave the same.
 AFTER: dict[str, tuple[player.Event, ...]] = {
     "steps": (
-        ("forward", 0, 0, "train", False), ("backward", 0, (0,), False), ("step",), ("clear", True),
-        ("forward", 1, 0, "train", False), ("backward", 1, (1,), False), ("step",),
-        ("clear", False),
+        ("forward", 0, 0, "train", False), ("backward", 0, (0,), False), ("step", True),
+        ("forward", 1, 0, "train", False), ("backward", 1, (1,), False), ("step", False),
         ("forward", 2, 0, "train", False), ("backward", 2, (2,), False),
     ),
     "reload": (
@@ -44,37 +53,36 @@ def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
 
 
 def events_of(spec: Spec) -> tuple[player.Event, ...]:
-    """One event of the player for each of the Spec's, and between steps the gradients go."""
+    """One event of the player for each of the Spec's."""
     return tuple(_events(spec))
 
 
 def _events(spec: Spec) -> Iterator[player.Event]:
     forwards = backwards = turn = 0
-    stepped = False
-    for event in spec.training:
-        looks = isinstance(event, Open | Close) or (
-            isinstance(event, Forward) and event.mode != "train"
-        )
-        if stepped and not looks:
-            yield "clear", True
-            stepped = False
+    for event, used in with_settings(spec.training, spec.settings):
+        # a library's layers are handed their settings, a converted model has them
+        handed = (plain(used),) if spec.layer else ()
         match event:
             case Open(enabled=enabled):
-                yield "open", enabled
+                yield "open", (*handed, True)[0] if enabled else None
             case Close():
                 yield ("close",)
             case Forward(mode=mode, inside=inside):
-                # every microbatch is the same rows, turned by one more; who only looks turns none
-                yield "forward", forwards, turn, mode, spec.autocast or inside
-                forwards, turn = forwards + 1, turn + (mode == "train")
+                narrow = not handed and (spec.autocast or inside)
+                yield "forward", forwards, turn, mode, narrow
+                forwards += 1
+                # each microbatch of a model is the same rows, turned by one more; who only looks
+                # turns none
+                turn += mode == "train" and not handed
             case Backward(of=of, retain=retain):
                 yield "backward", backwards, of, retain
                 backwards += 1
             case Step():
-                yield ("step",)
-                stepped = True
+                yield "step", True
             case Reload(back=back):
-                yield ("rollback",) if back else ("reload", False)
+                yield ("rollback",) if back else ("reload", False, *handed)
+            case Switch():
+                yield ("switch",)
 
 
 def playing(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
@@ -114,22 +122,58 @@ def training(
     own = events is None
     events = events_of(spec) if events is None else events
     steps = any(event == "step" for event, *_ in events)
+    narrow = [how[-1] for event, *how in events if event in ("open", "forward")]
     return {
         "happens": tuple(dict.fromkeys(event for event, *_ in events)),
         "modes": tuple(dict.fromkeys(how[2] for event, *how in events if event == "forward")),
         "device": device,
         "input_shape": spec.input_shape,
         "output_shape": spec.output_shape,
-        "ids": MODELS[spec.model].takes_ids,
+        "ids": takes_ids(spec.model),
+        "input_grad": spec.layout != "frozen_first",
         "optimizer": (_OPTIMIZER[spec.optimizer] if own else "SGD") if steps else "",
         "rate": LEARNING_RATE[spec.optimizer] if steps and own else 0.0,
-        "autocast": any(
-            event == "open" or (event == "forward" and how[3]) for event, *how in events
-        ),
+        "autocast": True in narrow,
         "input_layout": spec.input_layout,
         "grad_layout": spec.grad_layout,
-        "parameters": steps and own,
     }
 
 
 _OPTIMIZER = {"sgd": "SGD", "adamw": "AdamW"}
+
+
+def plain(settings: Settings) -> library.Settings:
+    """The settings as the player hands them to a library's verbs."""
+    return library.Settings(*(getattr(settings, name) for name in library.Settings._fields))
+
+
+def calling(spec: Spec, *, caching: bool) -> dict[str, Any]:
+    """What ``training_of`` takes by keyword, but for the subject, what happens, who listens, and
+    whether anything is recomputed; ``caching`` says whether layers take
+    ``is_first_microbatch``."""
+    names = [str(i) for i in range(spec.layers)]
+    return {
+        "hows": _hows(spec),
+        "order": tuple(names * 2 if spec.layout == "twice" else names),
+        "layout": spec.layout,
+        "frozen": spec.layout == "frozen_first",
+        "each": spec.region in ("each", "nested"),
+        "whole": spec.region in ("whole", "nested"),
+        "by": spec.checkpoint_by,
+        "reentrant": spec.reentrant,
+        "caching": caching,
+    }
+
+
+def _hows(spec: Spec) -> dict[int, dict[str, Any]]:
+    """How each forward calls a library's layers, by its number."""
+    events = with_settings(spec.training, spec.settings)
+    forwards = [(event, used) for event, used in events if isinstance(event, Forward)]
+    return {
+        number: {
+            "inside": plain(used) if event.inside else None,
+            "first": event.first,
+            "path": event.path,
+        }
+        for number, (event, used) in enumerate(forwards)
+    }

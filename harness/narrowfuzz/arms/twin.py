@@ -14,7 +14,8 @@ from narrowfuzz.arms.training import events_of, playing
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64
-from narrowfuzz.play.player import Trace, play
+from narrowfuzz.play.converted import play
+from narrowfuzz.play.player import Trace
 
 
 def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:

@@ -14,7 +14,7 @@ from torch import nn
 from narrowfuzz.case import Spec
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.schedule import Cast, Product, Side
+from narrowfuzz.play.library import Cast, Product, Side
 from narrowfuzz.schedule.carries import Carries
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.stateful import Held, Listener, Subject

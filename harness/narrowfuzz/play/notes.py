@@ -1,4 +1,4 @@
-"""What a script keeps of a schedule's run, and what it asks of it.
+"""What a script keeps of a training of a library's layers, and what it asks of it.
 
 Each check says how it went in a sentence, and whether the divergence shows.
 """
@@ -7,77 +7,104 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from narrowfuzz.play.check import Sentence, equal
-from narrowfuzz.play.schedule import Called, Cast, Event, Side, Training, built, kept, train
+from narrowfuzz.play.library import Called, Cast, Side, built, by_event, on_host, training_of
+from narrowfuzz.play.player import Event, Trace, leave, train
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def noted(
-    run: Training,
+    trace: Trace,
     settings: Any,
     fill: Callable[[Any], Any],
-    events: Sequence[Event],
+    tensors: Mapping[str, torch.Tensor],
+    events: Iterable[Event],
     *,
-    subject: Any,
     happens: tuple[str, ...],
+    modes: tuple[str, ...],
+    device: str,
+    dtype: torch.dtype,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
     order: tuple[str, ...],
     layout: str,
-    frozen: bool,
-    checkpointed: bool,
-    each: bool,
-    whole: bool,
-    by: str,
-    reentrant: bool,
-    caching: bool,
-    listens: bool,
-    keeps: bool,
-    rate: float,
-    resets: bool,
-    states: bool,
-    pending: bool,
-) -> Training:
-    """A model of these settings, whose parameters ``fill`` sets, through all events. ``run.heard``
-    gets (event, where, cast or product), ``run.states`` every slot's scale and window after each
-    event, ``run.left`` what the library has set aside then."""
-
-    def after(run: Training) -> None:
-        if states:
-            held = subject.state(run.layers)
-            run.states.append(
-                {slot: (scale.clone(), window.clone()) for slot, scale, window in held}
-            )
-        if pending:
-            run.left.append(subject.pending())
-
+    subject: Any,
+    hows: Mapping[int, Mapping[str, Any]],
+    ids: bool = False,
+    input_grad: bool = True,
+    optimizer: str = "",
+    rate: float = 0.0,
+    autocast: bool = False,
+    input_layout: str = "contiguous",
+    grad_layout: str = "contiguous",
+    frozen: bool = False,
+    checkpointed: bool = False,
+    each: bool = False,
+    whole: bool = False,
+    by: str = "library",
+    reentrant: bool = False,
+    caching: bool = False,
+    listens: bool = False,
+    keeps: bool = True,
+    resets: bool = False,
+    begins: bool = False,
+    states: bool = False,
+    pending: bool = False,
+) -> Trace:
+    """A model of these settings, whose parameters ``fill`` sets, through all events. ``heard`` gets
+    (event, where, cast or product), ``states`` every slot's scale and window after each event,
+    ``left`` what the library has set aside then; with ``begins``, ``began`` gets the parameters."""
     if resets:
         subject.reset()
+    torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
+    layers = fill(built(settings, subject=subject, order=order, frozen=frozen))
+    if begins:
+        trace.began = {name: on_host(p) for name, p in layers.named_parameters()}
+    run = training_of(
+        layers, hows=hows, subject=subject, happens=happens, order=order, layout=layout,
+        frozen=frozen, checkpointed=checkpointed, each=each, whole=whole, by=by,
+        reentrant=reentrant, caching=caching, listens=listens,
+    )  # fmt: skip
 
     def hear(where: Any, seen: Any) -> None:
         if type(seen) is not Called:
-            run.heard.append((run.event, where, copied(seen)))
+            trace.heard.append((run.event, where, copied(seen)))
+
+    def standing(events: Iterable[Event]) -> Iterator[Event]:
+        """Each event, and behind it how things stand."""
+        for event in events:
+            yield event
+            if states:
+                held = subject.state(run.model)
+                trace.states.append(
+                    {slot: (scale.clone(), window.clone()) for slot, scale, window in held}
+                )
+            if pending:
+                trace.left.append(subject.pending())
 
     if listens:
         run.hear = hear
-    torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
-    run.layers = fill(built(settings, subject=subject, order=order, frozen=frozen))
-    if keeps:
-        run.began = {name: kept(p) for name, p in run.layers.named_parameters()}
+    if states or pending:
+        events = standing(events)
     train(
-        run, events, after, subject=subject, happens=happens, order=order, layout=layout,
-        frozen=frozen, checkpointed=checkpointed, each=each, whole=whole, by=by,
-        reentrant=reentrant, caching=caching, listens=listens, keeps=keeps, rate=rate,
+        trace, run, tensors, events, happens=happens, modes=modes, device=device, dtype=dtype,
+        input_shape=input_shape, output_shape=output_shape, ids=ids, input_grad=input_grad,
+        optimizer=optimizer, rate=rate, autocast=autocast, input_layout=input_layout,
+        grad_layout=grad_layout, keeps=keeps,
     )  # fmt: skip
-    while run.regions:  # some schedules end in one
-        run.regions.pop().close()
-    run.layers = None  # as a model that is gone
+    leave(run)
+    run.model = None  # as a model that is gone
     run.live.clear()
-    return run
+    if keeps:
+        trace.results = by_event(trace.kept)
+    return trace
 
 
 def copied(t: Any) -> Any:
@@ -92,29 +119,27 @@ def edges(layers: Any, hear: Callable[[Any], None]) -> Iterator[None]:
     """What linears quantise, heard at their own edges and not inside the library: input, weight and
     output gradient, whether they are quantised or not."""
 
-    def before(layer: Any, args: Any) -> None:
-        name = next(name for name, other in layers.items() if other is layer)
+    def before(name: str, layer: Any, args: Any) -> None:
         for i, x in enumerate((args[0], layer.weight)):
             hear(Cast((name, "forward", i), x, None, None, ""))
 
-    def after(layer: Any, args: Any, y: Any) -> None:
-        name = next(name for name, other in layers.items() if other is layer)
+    def after(name: str, layer: Any, args: Any, y: Any) -> None:
         if y.requires_grad:
             y.register_hook(lambda g: hear(Cast((name, "backward", 0), g, None, None, "")))
 
     with contextlib.ExitStack() as stack:
-        for layer in layers.values():
-            stack.callback(layer.register_forward_pre_hook(before).remove)
-            stack.callback(layer.register_forward_hook(after).remove)
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(partial(before, name)).remove)
+            stack.callback(layer.register_forward_hook(partial(after, name)).remove)
         yield
 
 
-def seen_at(run: Training, kind: Any, places: Collection[Any]) -> list[Any]:
+def seen_at(run: Trace, kind: Any, places: Collection[Any]) -> list[Any]:
     """Casts or products of these (event, where)."""
     return [seen for event, at, seen in run.heard if (event, at) in places and type(seen) is kind]
 
 
-def in_time(run: Training, places: Collection[Any]) -> list[Any]:
+def in_time(run: Trace, places: Collection[Any]) -> list[Any]:
     """Casts of these (event, where), but for those of a forward's tensors in a backward."""
     found = []
     for event, where, seen in run.heard:
@@ -124,7 +149,7 @@ def in_time(run: Training, places: Collection[Any]) -> list[Any]:
     return found
 
 
-def maxima(run: Training, slot: tuple[str, str, int], *, scales: bool) -> list[list[Any]]:
+def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list[Any]]:
     """For each event, the maxima of what was quantised with a slot, recomputes left out, and the
     scale that was used, None without ``scales``."""
     found: list[list[Any]] = [[] for _ in run.states]
@@ -230,7 +255,7 @@ def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
     return f"{ran}, must be {due or 'in high precision'}", bool(wrong)
 
 
-def weight_not_cast(run: Training, event: int) -> Sentence:
+def weight_not_cast(run: Trace, event: int) -> Sentence:
     """No weight was quantised in this forward."""
     casts = [
         s for e, at, s in run.heard if e == event and type(s) is Cast and at.phase == "forward"

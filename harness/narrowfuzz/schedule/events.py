@@ -184,3 +184,11 @@ def switched(settings: Settings, event: Switch) -> Settings:
         if (value := getattr(event, name)) is not None
     }
     return msgspec.structs.replace(settings, **changed)
+
+
+def with_settings(events: Iterable[Event], settings: Settings) -> Iterator[tuple[Event, Settings]]:
+    """Every event with the settings that are in effect behind it."""
+    for event in events:
+        if isinstance(event, Switch):
+            settings = switched(settings, event)
+        yield event, settings

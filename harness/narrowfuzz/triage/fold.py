@@ -51,6 +51,7 @@ class Fold(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
+        node.keywords = [k for k in node.keywords if k.arg or _known(k.value) != ({},)]
         if isinstance(node.func, ast.Name) and node.func.id in self.taking:
             for keyword in node.keywords:
                 known = self.everywhere.get(keyword.arg or "")

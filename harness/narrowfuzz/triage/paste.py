@@ -100,12 +100,12 @@ def _imports(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Fields of our own record that have a default, which nobody mentions."""
+    """Fields of our own records that have a default, which nobody mentions."""
     nodes = [node for one in body for node in ast.walk(one)]
     said = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     said |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
     for node in nodes:
-        if isinstance(node, ast.ClassDef) and node.name == "Training":
+        if isinstance(node, ast.ClassDef) and node.name in ("Trace", "Training"):
             for field in node.body:
                 named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
                 if named and field.value is not None and field.target.id not in said:  # type: ignore[union-attr, attr-defined]

@@ -37,7 +37,7 @@ class Places:
     def call(self, at: At) -> str:
         """The call of a linear; its gradients belong to its forward."""
         phase = "recompute" if at.phase == "recompute" else "forward"
-        return f"{self.run(at.run)}.call({at.layer!r}, {at.call}, {phase!r})"
+        return f"call_of({self.run(at.run)}, {at.layer!r}, {at.call}, {phase!r})"
 
     def element(self, at: At) -> str:
         """The number there; in a sum of runs the sum of their numbers. Raises ValueError for what

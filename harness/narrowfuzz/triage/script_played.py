@@ -21,7 +21,16 @@ from narrowfuzz.judge import tensors_of
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.repeat import AGAIN
-from narrowfuzz.play import check, checkpoint, kernels, layers, literal, player, taps
+from narrowfuzz.play import (
+    check,
+    checkpoint,
+    converted,
+    kernels,
+    layers,
+    literal,
+    player,
+    taps,
+)  # fmt: skip
 from narrowfuzz.play.player import Event
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
@@ -39,7 +48,7 @@ from narrowfuzz.triage.script_parts import (
 from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
-SOURCES = (kernels, layers, checkpoint, literal, taps, player, check)
+SOURCES = (kernels, layers, checkpoint, literal, taps, player, converted, check)
 #: What the lines use that are written here.
 _IMPORTS = "import ctypes, math, re\nimport torch"
 

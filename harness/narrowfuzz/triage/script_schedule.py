@@ -12,13 +12,13 @@ import msgspec
 from narrowfuzz import data
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms import events_data
-from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
+from narrowfuzz.arms.training import calling, events_of, plain, training
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_rules import through_reloads
-from narrowfuzz.play import check, dtypes, notes, schedule
-from narrowfuzz.schedule.events import Backward, Forward, Settings
+from narrowfuzz.play import check, dtypes, layers, library, notes, player
+from narrowfuzz.schedule.events import Backward, Forward, numbered
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
@@ -27,31 +27,43 @@ from narrowfuzz.triage.script_schedule_look import Look, look_at
 from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
-SOURCES = (dtypes, data, events_data, delayed, follow, check, schedule, notes)
-#: Keywords of a forward that may differ from one to the next.
-_HOW = ("mode", "inside", "first", "path")
+SOURCES = (
+    dtypes, data, events_data, delayed, follow, check, layers, player, library, notes,
+)  # fmt: skip
+#: What may differ from one forward to the next.
+_HOW = ("inside", "first", "path")
 _IMPORTS = "import numpy as np\nimport torch"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a script; ``variable`` holds its Training."""
+    """One training of a script; ``variable`` holds its Trace."""
 
     variable: str
     case: Case
     checkpointed: bool
 
-    def arguments(self, look: Look, *, caching: bool) -> dict[str, str]:
-        """What ``noted`` takes by keyword, as source text."""
-        given = arguments(self.case.spec, caching=caching) | {
+    def arguments(self, look: Look, device: str, *, caching: bool) -> dict[str, str]:
+        """What ``noted`` takes by keyword, but for how its forwards differ, as source text."""
+        spec = self.case.spec
+        given = training(spec, device) | calling(spec, caching=caching)
+        given |= {
             "checkpointed": self.checkpointed,
             "listens": look.listens,
             "resets": look.other != "before",
-            "states": look.states,
             "keeps": look.keeps,
+            "begins": look.begins,
+            "states": look.states,
             "pending": look.pending,
         }
-        return {name: repr(value) for name, value in given.items()}
+        del given["hows"]
+        return {n: repr(value) for n, value in given.items()} | {"dtype": TORCH_NAME[spec.dtype]}
+
+    @property
+    def hows(self) -> dict[int, dict[str, Any]]:
+        """How each forward calls the layers."""
+        found: dict[int, dict[str, Any]] = calling(self.case.spec, caching=True)["hows"]
+        return found
 
 
 def write_schedule_script(
@@ -63,10 +75,16 @@ def write_schedule_script(
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, look)]
     caching = recipe.subject(device).caching
     caching = caching and any(how["first"] is not None for how in _forwards(runs))
-    keywords = [run.arguments(look, caching=caching) for run in runs]
+    keywords = [run.arguments(look, device, caching=caching) for run in runs]
     alike = {k for k in keywords[0] if len({given[k] for given in keywords}) == 1}
     constants = {k: keywords[0][k] for k in alike} | _hows(runs) | _stimuli(runs)
     constants |= look.constants
+    names = _named(runs)
+    hows = [_text(_differing(run, constants), names) for run in runs]
+    if set(hows) == {"{}"}:
+        constants["hows"] = "{}"
+    else:
+        keywords = [own | {"hows": how} for own, how in zip(keywords, hows, strict=True)]
     varying = sorted(keywords[0].keys() - alike)
     verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
@@ -74,14 +92,14 @@ def write_schedule_script(
     if look.edges:
         constants["subject.listen"] = "edges"
     one = len({_made(run.case.spec) for run in runs}) == 1
-    tail = "\n".join((*_plays(runs, keywords, varying, constants, one, look), look.check))
+    tail = "\n".join((*_plays(runs, keywords, varying, constants, names, one, look), look.check))
     used = named_in(tail) & defined_in(SOURCES)
     called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
     theirs = verbs_source(
         recipe,
         device,
         case.spec if one else None,
-        _settings_of(runs),
+        case.spec.settings if len(names) == 1 else None,
         [n for n in verbs if n in ("enter", "layer") or verbs[n] in called],
     )
     used |= (named_in(theirs) & defined_in(SOURCES)) - definitions_of(theirs)
@@ -117,14 +135,14 @@ def _compared(evidence: LibraryEvidence, verdict: Verdict, look: Look) -> Iterat
 
 
 def _hows(runs: Sequence[Run]) -> dict[str, str]:
-    """Of a forward's keywords those that are alike in all of them."""
+    """Of how forwards call the layers what is alike in all of them."""
     values = {name: {repr(how[name]) for how in _forwards(runs)} for name in _HOW}
     return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
 
 
 def _forwards(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """How each forward of all runs differs from others."""
-    return [e[2] for run in runs for e in played(run.case.spec) if e[0] == "forward"]
+    """How each forward of all runs calls the layers."""
+    return [how for run in runs for how in run.hows.values()]
 
 
 def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
@@ -148,21 +166,17 @@ def _plays(
     keywords: Sequence[Mapping[str, str]],
     varying: Sequence[str],
     constants: Mapping[str, str],
+    names: Mapping[Any, str],
     one: bool,
     look: Look,
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
-    names: dict[Any, str] = {}
+    yield from (f"{name} = {settings!r}" for settings, name in names.items())
     shown = ""
     for run, own in zip(runs, keywords, strict=True):
-        spec, events = run.case.spec, played(run.case.spec)
-        begins = plain(run.case.spec.settings)
-        for settings in (begins, *_settings_in(events)):
-            if settings not in names:
-                names[settings] = f"settings_{len(names)}" if names else "settings"
-                yield f"{names[settings]} = {settings!r}"
+        spec, begins = run.case.spec, plain(run.case.spec.settings)
         data = _tensors(run.case, constants)
-        text = f"events = {_wrapped([_text(_event(e, constants), names) for e in events])}"
+        text = f"events = {_wrapped([_text(event, names) for event in events_of(spec)])}"
         head = "" if one else f"import types\n{_spec(spec)}\n"
         if head + data + text != shown:
             shown = head + data + text
@@ -171,39 +185,37 @@ def _plays(
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
         more = "".join(f", {name}={own[name]}" for name in varying)
-        call = f"noted(Training(None, tensors), {names[begins]}, {fill}, events{more})"
+        call = f"noted(Trace(), {names[begins]}, {fill}, tensors, events{more})"
         if look.runs and run.variable == "run":
             yield f"def again():\n    {call}"
         else:
             yield f"{run.variable} = {call}" if run.variable else call
 
 
-def _settings_in(events: Sequence[Any]) -> Iterator[Any]:
-    """All settings that the events name."""
-    for kind, *how in events:
-        if kind in ("open", "reload") and how[0] is not None:
-            yield how[0]
-        if kind == "forward" and how[1]["inside"] is not None:
-            yield how[1]["inside"]
+def _named(runs: Sequence[Run]) -> dict[Any, str]:
+    """All settings that the runs name, and what a script calls them."""
+    found: dict[Any, str] = {}
+    for run in runs:
+        spec = run.case.spec
+        opened = [x for _, *how in events_of(spec) for x in how if isinstance(x, library.Settings)]
+        inside = [how["inside"] for how in run.hows.values() if how["inside"] is not None]
+        for settings in (plain(spec.settings), *opened, *inside):
+            found.setdefault(settings, f"settings_{len(found)}" if found else "settings")
+    return found
 
 
-def _settings_of(runs: Sequence[Run]) -> Settings | None:
-    """The settings of all runs and regions, if they are the same."""
-    found = {plain(run.case.spec.settings) for run in runs}
-    found |= {used for run in runs for used in _settings_in(played(run.case.spec))}
-    return runs[0].case.spec.settings if len(found) == 1 else None
-
-
-def _event(event: Any, constants: Mapping[str, str]) -> Any:
-    """The event, without what all forwards have in common."""
-    if event[0] != "forward":
-        return event
-    return (*event[:2], {n: value for n, value in event[2].items() if n not in constants})
+def _differing(run: Run, constants: Mapping[str, str]) -> dict[int, dict[str, Any]]:
+    """How each forward calls the layers otherwise than the others do; nothing if none does."""
+    found = {
+        number: {n: value for n, value in how.items() if n not in constants}
+        for number, how in run.hows.items()
+    }
+    return found if any(found.values()) else {}
 
 
 def _text(x: Any, names: Mapping[Any, str]) -> str:
     """A literal, in which settings are named."""
-    if isinstance(x, schedule.Settings):
+    if isinstance(x, library.Settings):
         return names[x]
     if isinstance(x, dict):
         return "{" + ", ".join(f"{k!r}: {_text(v, names)}" for k, v in x.items()) + "}"
@@ -229,12 +241,14 @@ def _tensors(case: Case, constants: Mapping[str, str]) -> str:
     spec, calls = case.spec, []
     own = {"seed": repr(case.data.seed), "shape": repr((spec.m, spec.k))}
     own["dtype"] = TORCH_NAME[spec.dtype]
-    for _, event, number in numbers_of(spec):
+    for number, event in numbered(spec.training):
         if isinstance(event, Forward | Backward):
             given = {"values": repr(event.values), "shift": repr(event.shift), **own}
             more = "".join(f", {n}={value}" for n, value in given.items() if n not in constants)
-            names = events_data.names_of(event, number)
-            calls += [f"{name!r}: stimulus({name!r}{more})" for name in names]
+            calls += [
+                f"{name!r}: stimulus({drawn!r}{more})"
+                for name, drawn in events_data.names_of(event, number)
+            ]
     return f"tensors = {{{_wrapped(calls)[1:-1]}}}"
 
 

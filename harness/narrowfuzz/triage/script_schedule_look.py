@@ -16,7 +16,7 @@ from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
 from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.oracles.state.machine import moves
-from narrowfuzz.play.schedule import Where
+from narrowfuzz.play.library import Where
 from narrowfuzz.schedule.events import Backward
 from narrowfuzz.triage.script_checks import check_raises
 from narrowfuzz.triage.story import told_slot
@@ -33,6 +33,7 @@ class Look:
     listens: bool = False
     states: bool = False
     keeps: bool = False
+    begins: bool = False
     pending: bool = False
     #: Only linears' edges are listened to: the library itself is not looked into.
     edges: bool = False
@@ -142,7 +143,7 @@ def _own_backward(evidence: LibraryEvidence) -> Look:
     step = first_step(spec)
     assert step is not None
     backwards = [i for i, event in enumerate(spec.events) if isinstance(event, Backward)]
-    sent = [f"tensors['g{backwards.index(i)}/{f}']" for i, f in step.passes]
+    sent = [f"tensors['grad_output@{backwards.index(i)}/{f}']" for i, f in step.passes]
     ys = [f"run.results['y{f}']" for _, f in step.passes]
     layer, (weight, bias) = spec.layers - 1, LAST[spec.layer]
     names = {"weight": f"{layer}.{weight}", "bias": f"{layer}.{bias}"}
@@ -157,7 +158,7 @@ def _own_backward(evidence: LibraryEvidence) -> Look:
         f"        began['last.' + ours] = run.began[theirs]\n"
     )
     look = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
-    return Look(check + look.check, keeps=True)
+    return Look(check + look.check, keeps=True, begins=True)
 
 
 def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from narrowfuzz.arms.events_data import filled, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.lost import raise_if_lost
-from narrowfuzz.arms.playing import arguments, numbers_of, plain, played
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
+from narrowfuzz.arms.training import calling, events_of, plain, training
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.moments import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.play import schedule as play
-from narrowfuzz.schedule.events import Backward, Reload
+from narrowfuzz.play import library, player
+from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.schedule.events import Backward, Reload, numbered
 from narrowfuzz.stateful import Subject
 from narrowfuzz.trace import ErrorPhase, RunError, Trace
 
 
-def run_schedule(
+def run_library(
     case: Case, subject: Subject, arm: str, *, checkpointed: bool, reset: bool = True
 ) -> Trace:
     """The trace of the case. What the library raises ends it and is its ``error``.
@@ -39,52 +42,57 @@ def run_schedule(
         subject.reset()
     written = _Written(subject)
     try:
-        run = begun(case, subject)
+        layers = _begun(case, subject)
     except Exception as raised:
         return Trace(arm, error=_error(raised, spec, -1))
-    run.hear = written.hear
-    plainly = {} if spec.quantized_init else dict(run.layers.named_parameters())
+    device = next(layers.parameters()).device.type
+    how = training(spec, device)
+    run = library.training_of(
+        layers, subject=_verbs(subject, spec), happens=how["happens"], checkpointed=checkpointed,
+        listens=True, **calling(spec, caching=subject.caching),
+    )  # fmt: skip
+    run.hear, tensors, played = written.hear, stimuli(case), player.Trace()
+    plainly = {} if spec.quantized_init else dict(layers.named_parameters())
     began = {name: _values(p) for name, p in plainly.items()}
     error = None
     try:
-        play.train(
-            run, played(spec), written.after, subject=_verbs(subject, spec),
-            checkpointed=checkpointed, listens=True, keeps=True,
-            **arguments(spec, caching=subject.caching),
+        player.train(
+            played, run, tensors, written.after_each(run, events_of(spec)),
+            dtype=DTYPES[spec.dtype], **how,
         )  # fmt: skip
     except Exception as raised:
-        raise_if_lost(raised, "cuda" if next(run.layers.parameters()).is_cuda else "cpu")
+        raise_if_lost(raised, device)
         if written.writing:  # not the library's
             raise
         error = _error(raised, spec, run.event)
-    while run.regions:
-        try:
-            run.regions.pop().close()
-        except Exception as raised:  # after another error it is that one's consequence
-            error = error or _error(raised, spec, run.event)
-    trained = frozenset(n for n, p in run.layers.named_parameters() if p.requires_grad)
-    outputs = {name: _values(x) for name, x in run.results.items()}
+    try:
+        player.leave(run)
+    except Exception as raised:  # after another error it is that one's consequence
+        error = error or _error(raised, spec, run.event)
+    trained = frozenset(n for n, p in run.model.named_parameters() if p.requires_grad)
+    results = library.by_event(played.kept)
     sent = {
-        (i, f): _values(run.tensors[f"g{number}/{f}"])
-        for i, event, number in numbers_of(spec)
+        (i, f): _values(tensors[f"grad_output@{number}/{f}"])
+        for i, (number, event) in enumerate(numbered(spec.training))
         for f in (event.of if isinstance(event, Backward) and i < len(written.moments) else ())
     }
     return Trace(
-        arm, outputs, error=error, moments=tuple(written.moments), trained=trained,
-        parameters=began, sent=sent,
+        arm, {name: _values(x) for name, x in results.items()}, error=error,
+        moments=tuple(written.moments), trained=trained, parameters=began, sent=sent,
     )  # fmt: skip
 
 
-def begun(case: Case, subject: Subject) -> play.Training:
-    """The model with its parameters, before the first event. What the library raises while it is
-    built goes through."""
-    spec, verbs = case.spec, _verbs(subject, case.spec)
-    how = arguments(spec, caching=subject.caching)
+def _begun(case: Case, subject: Subject) -> nn.ModuleDict:
+    """The layers with their parameters, before the first event."""
+    spec = case.spec
+    how = calling(spec, caching=subject.caching)
     # initial values are overwritten, but quantising them has left their maximum in the state
     torch.manual_seed(0)
-    settings = plain(spec.settings)
-    layers = play.built(settings, subject=verbs, order=how["order"], frozen=how["frozen"])
-    return play.Training(filled(layers, seed=case.data.seed), stimuli(case))
+    layers = library.built(
+        plain(spec.settings), subject=_verbs(subject, spec), order=how["order"],
+        frozen=how["frozen"],
+    )  # fmt: skip
+    return filled(layers, seed=case.data.seed)  # type: ignore[no-any-return]
 
 
 def _verbs(subject: Subject, spec: Spec) -> Subject:
@@ -94,7 +102,7 @@ def _verbs(subject: Subject, spec: Spec) -> Subject:
 
 @dataclass
 class _Written:
-    """What is written down while a schedule is played."""
+    """What is written down while a training is played."""
 
     subject: Subject
     #: True while it writes: an error is a recipe's, or ours.
@@ -107,35 +115,39 @@ class _Written:
     def hear(self, where: Any, seen: Any) -> None:
         """A call, a cast or a product, as it happens."""
         at = At(*where)
-        if isinstance(seen, play.Called):
+        if isinstance(seen, library.Called):
             self.calls.append(CallSeen(at, seen.name))
             return
-        if isinstance(seen, play.Cast):
+        if isinstance(seen, library.Cast):
             self.casts.append(see_cast(seen, at))
             return
         if at.phase == "backward" and seen.role == "output":
             seen = seen._replace(role="gradient")  # where all products are called alike
         self.products.append(see_product(seen, at))
 
-    def after(self, run: play.Training) -> None:
-        """How things stand after an event."""
-        self.writing = True
-        state = {
-            SlotName(*name): Slot(np.float32(host(scale)), host(window).copy())
-            for name, scale, window in self.subject.state(run.layers)
-        }
-        self.moments.append(
-            Moment(
-                event=run.event,
-                calls=tuple(self.calls),
-                casts=tuple(self.casts),
-                products=tuple(self.products),
-                state=state,
-                pending=self.subject.pending(),
+    def after_each(
+        self, run: player.Training, events: Iterable[player.Event]
+    ) -> Iterator[player.Event]:
+        """The events, and behind each of them how things stand."""
+        for event in events:
+            yield event
+            self.writing = True
+            state = {
+                SlotName(*name): Slot(np.float32(host(scale)), host(window).copy())
+                for name, scale, window in self.subject.state(run.model)
+            }
+            self.moments.append(
+                Moment(
+                    event=run.event,
+                    calls=tuple(self.calls),
+                    casts=tuple(self.casts),
+                    products=tuple(self.products),
+                    state=state,
+                    pending=self.subject.pending(),
+                )
             )
-        )
-        self.calls, self.casts, self.products = [], [], []
-        self.writing = False
+            self.calls, self.casts, self.products = [], [], []
+            self.writing = False
 
 
 def _values(x: torch.Tensor) -> F32:
