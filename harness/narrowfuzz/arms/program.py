@@ -56,10 +56,7 @@ class Program:
             with torch.no_grad():
                 self._model = self._build()
             #: Shared with what it calls: a recompute tells which forward it repeats.
-            self._training = player.Training(
-                self._model, anew=self._anew, backward=converted.run_backward,
-                load=converted.load_state,
-            )  # fmt: skip
+            self._training = player.Training(self._model, anew=self._anew)
             self._prepare()
             self._call = self._training.call
         except Exception as error:
@@ -218,6 +215,7 @@ class _Run:
         """The case's values in the parameters, no gradients, and nothing of runs before."""
         program, run = self.program, self.training
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
+        run.backward, run.load = torch.autograd.backward, nn.Module.load_state_dict
         run.prepare = self._prepare
         run.region = converted.regions_of(program.device, self.how["autocast"])
         run.live.clear()

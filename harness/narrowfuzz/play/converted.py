@@ -48,18 +48,20 @@ def play(
     compiler: str = "",
     compile_with: Mapping[str, Any] = {},
     memory_budget: float = 1.0,
+    keeps: bool = True,
     watch: tuple[str, ...] = (),
     tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Trace:
-    """A model that is made, filled and trained. ``watch`` names the linears whose calls are kept,
-    ``tap`` shows what they multiply, ``around`` surrounds everything that runs."""
+    """A model that is made, filled and trained, and what it leaves, with its results if it
+    ``keeps`` them. ``watch`` names the linears whose calls are kept, ``tap`` shows what they
+    multiply, ``around`` surrounds everything that runs."""
     with torch.no_grad():
         model = convert(build())
         if lifecycle != "none":
             model = renewed(model, lambda: convert(build()), lifecycle=lifecycle)
         fill(model, tensors, tied=tied, dtype=dtype)
-    run = Training(model, backward=run_backward)
+    run = Training(model, backward=torch.autograd.backward)
     if "open" in happens or autocast:
         run.region = regions_of(device, autocast)
 
@@ -74,7 +76,7 @@ def play(
     if "reload" in happens:
         run.anew, run.prepare = lambda: convert(build()), prepare
     if "reload" in happens or "rollback" in happens:
-        run.load = load_state
+        run.load = nn.Module.load_state_dict
     with contextlib.ExitStack() as stack:
         if watch:
             watching = LayerWatch(run)
@@ -94,21 +96,12 @@ def play(
             trace, run, tensors, events, happens=happens, modes=modes, device=device, dtype=dtype,
             input_shape=input_shape, output_shape=output_shape, ids=ids, input_grad=input_grad,
             optimizer=optimizer, rate=rate, autocast=autocast, input_layout=input_layout,
-            grad_layout=grad_layout,
+            grad_layout=grad_layout, keeps=keeps,
         )  # fmt: skip
-    keep_state(trace, run, rate=rate)
-    trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
+    if keeps:
+        keep_state(trace, run, rate=rate)
+        trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
     return trace
-
-
-def run_backward(outputs: list[Any], grads: list[Any], retain: bool) -> None:
-    """PyTorch's own."""
-    torch.autograd.backward(outputs, grads, retain_graph=retain)
-
-
-def load_state(model: nn.Module, state: Any) -> None:
-    """PyTorch's own."""
-    model.load_state_dict(state)
 
 
 def regions_of(device: str, autocast: bool) -> Callable[[bool | None], Any]:

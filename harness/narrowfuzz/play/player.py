@@ -196,8 +196,8 @@ def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
 
 def given(tensors: Mapping[str, torch.Tensor], name: str, *places: Any) -> torch.Tensor:
     """The tensor of the first place that has one of its own, or else the one of all."""
-    own = [f"{name}@{place}" for place in places if f"{name}@{place}" in tensors]
-    return tensors[own[0] if own else name]
+    own = (f"{name}@{place}" for place in places)
+    return tensors[next((key for key in own if key in tensors), name)]
 
 
 def forward(

@@ -50,6 +50,11 @@ class Look:
         """True where it looks at what kernels were handed."""
         return "watch." in self.check
 
+    @property
+    def results(self) -> bool:
+        """True where it looks at results."""
+        return ".results" in self.check
+
 
 def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Look:
     """What shows the verdict; ``runs`` are the script's variables by the name of the run they hold.

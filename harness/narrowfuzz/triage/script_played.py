@@ -103,6 +103,7 @@ def write_played_script(
         arguments["around"] = "around" if around and not run.name else "None"
     constants = {k: v for k, v in keywords[0].items() if all(other[k] == v for other in keywords)}
     constants |= {"watch": repr(look.watch), "tap": "tap" if look.tapped else "None"}
+    constants["keeps"] = repr(look.results)
     varying = sorted(keywords[0].keys() - constants.keys())
     tail = "\n".join((around, *_plays(runs, keywords, varying, verdict), look.check))
     used = named_in(tail)
