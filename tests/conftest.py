@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.verify import RunScript
@@ -13,3 +15,9 @@ def scripts() -> RunScript:
     interpreter's time goes into importing torch and torchao. What tests ``run_script`` itself, a
     campaign or code generation has fresh ones."""
     return ForkedScripts()
+
+
+@pytest.fixture(autouse=True)
+def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that a test runs in its own process changes how that one ends: not for good."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)

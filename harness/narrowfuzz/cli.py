@@ -131,12 +131,24 @@ def list_(
         str,
         typer.Argument(help="recipes, models, arms, oracles, faults, controls, known or coverage"),
     ],
+    recipe: Globs = None,
+    arm: ArmGlobs = None,
     recipe_file: Files = None,
 ) -> None:
-    """Show what there is."""
+    """Show what there is; of what is known, what the recipes may show on the arms."""
     from narrowfuzz.listing import list_command
 
-    list_command(what, tuple(recipe_file or ()))
+    list_command(what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()))
+
+
+@app.command()
+def known(
+    id: Annotated[str, typer.Argument(help="an entry, as `narrowfuzz list known` names it")],
+) -> None:
+    """Show one known divergence: what happens, what is expected, what helps, its script."""
+    from narrowfuzz.listing import known_command
+
+    known_command(id)
 
 
 @app.command()

@@ -116,6 +116,11 @@ def holds(predicate: Predicate, context: Context) -> bool:
     return all(_meets(FACTS[name](context), wanted) for name, wanted in predicate.items())
 
 
+def may_hold(predicate: Predicate, known: Mapping[str, Fact]) -> bool:
+    """False only if a condition on one of the facts that are ``known`` does not hold."""
+    return all(_meets(known[name], wanted) for name, wanted in predicate.items() if name in known)
+
+
 def _meets(fact: Fact, wanted: Condition) -> bool:
     if fact is None:
         return False

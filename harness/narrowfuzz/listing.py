@@ -18,12 +18,20 @@ from narrowfuzz.verified import load_verified
 _KINDS = ("recipes", "models", "arms", "oracles", "faults", "controls", "known", "coverage")
 
 
-def list_command(what: str, files: tuple[Path, ...]) -> None:
-    """Print one kind of thing. Raises ValueError for a kind that does not exist."""
+def list_command(
+    what: str,
+    files: tuple[Path, ...],
+    recipes: tuple[str, ...] = (),
+    arms: tuple[str, ...] = (),
+) -> None:
+    """Print one kind of thing; of what is known that which these recipes may show on these arms.
+    Raises ValueError for a kind, a recipe or an arm that does not exist."""
     if what not in _KINDS:
         raise ValueError(unknown("list", what, _KINDS))
+    if (recipes or arms) and what != "known":
+        raise ValueError(f"--recipe and --arm choose from what is known: list {what} takes none")
     prepare()
-    header, rows = _rows(what, files)
+    header, rows = _known(files, recipes, arms) if what == "known" else _rows(what, files)
     table = Table(box=None, pad_edge=False)
     for name in header:
         table.add_column(name, overflow="fold")
@@ -71,11 +79,54 @@ def _rows(what: str, files: tuple[Path, ...]) -> tuple[tuple[str, ...], Iterable
 
         able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
         return ("recipe", "factor", "drawn", "not applicable", "not yet"), rows(able)
-    from narrowfuzz.ledger import load_entries
+    raise AssertionError(what)
 
-    return ("entry", "severity", "recipes", "what"), (
-        (e.id, e.severity, ", ".join(e.recipes), e.title) for e in load_entries()
+
+def _known(
+    files: tuple[Path, ...], recipes: tuple[str, ...], arms: tuple[str, ...]
+) -> tuple[tuple[str, ...], Iterable[tuple[str, ...]]]:
+    from narrowfuzz.advice import applying
+    from narrowfuzz.arm import BY_NAME
+    from narrowfuzz.arms.ladder import select_arms
+    from narrowfuzz.ledger import load_entries
+    from narrowfuzz.machine import machine
+    from narrowfuzz.recipe import load_every, select
+
+    entries = load_entries()
+    if recipes or arms:
+        chosen = select(load_every(files), recipes).values()
+        entries = applying(entries, chosen, [BY_NAME[n] for n in select_arms(arms)], machine())
+    return ("entry", "severity", "recipes", "what", "what helps", "link"), (
+        (e.id, e.severity, ", ".join(e.recipes), e.title, e.workaround, (*e.links, "")[0])
+        for e in entries
     )
+
+
+def known_command(id: str) -> None:
+    """Print an entry of the ledger. Raises ValueError with the nearest match."""
+    from narrowfuzz.ledger import known_dir, load_entries
+
+    entries = {entry.id: entry for entry in load_entries()}
+    if id not in entries:
+        raise ValueError(unknown("entry", id, entries))
+    entry = entries[id]
+    console = Console(highlight=False, markup=False)
+    versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
+    parts = {
+        "": f"{entry.title}\n\n{entry.explanation.strip()}",
+        "severity": f"{entry.severity} ({entry.symptom}, the use is {entry.use})",
+        "expected": entry.expected,
+        "what helps": entry.workaround,
+        "cured": entry.cured or "in no version that was tried",
+        "recipes": ", ".join(entry.recipes),
+        "versions": versions_,
+        "seen on": ", ".join(entry.hardware),
+        "documentation": entry.documentation,
+        "links": " ".join(entry.links) or f"none: {entry.searched}",
+        "script": str(known_dir() / entry.script),
+    }
+    for name, text in parts.items():
+        console.print(f"{name}: {text}" if name else f"{text}\n", soft_wrap=True)
 
 
 def _here(lacking: dict[str, str]) -> str:

@@ -19,9 +19,10 @@ result it is than the recipe, as documented, would be. FP8 itself costs two to f
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 Severity = Literal["high", "medium", "low"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 Symptom = Literal["silent", "loud"]
 Use = Literal["documented", "rare", "undocumented", "limitation"]
 

@@ -65,11 +65,11 @@ def run_library(
         if written.writing:  # not the library's
             raise
         error = _error(raised, spec, run.event)
+    trained = frozenset(n for n, p in run.model.named_parameters() if p.requires_grad)
     try:
         player.leave(run)
     except Exception as raised:  # after another error it is that one's consequence
         error = error or _error(raised, spec, run.event)
-    trained = frozenset(n for n, p in run.model.named_parameters() if p.requires_grad)
     results = library.by_event(played.kept)
     sent = {
         (i, f): _values(tensors[f"grad_output@{number}/{f}"])

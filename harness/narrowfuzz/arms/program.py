@@ -56,7 +56,7 @@ class Program:
             with torch.no_grad():
                 self._model = self._build()
             #: Shared with what it calls: a recompute tells which forward it repeats.
-            self._training = player.Training(self._model, anew=self._anew)
+            self._training = player.Training(self._model)
             self._prepare()
             self._call = self._training.call
         except Exception as error:
@@ -216,7 +216,7 @@ class _Run:
         program, run = self.program, self.training
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
         run.backward, run.load = torch.autograd.backward, nn.Module.load_state_dict
-        run.prepare = self._prepare
+        run.anew, run.prepare = program._anew, self._prepare
         run.region = converted.regions_of(program.device, self.how["autocast"])
         run.live.clear()
         dtype, shared = DTYPES[self.spec.dtype], program._shared

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
-from narrowfuzz.device import Device, check_device, choose, default_workers, enter
+from narrowfuzz.device import Device, check_device, choose, default_workers, enter, torch_name
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
@@ -30,7 +31,7 @@ from narrowfuzz.recipe import (
 from narrowfuzz.triage.finding import Finding
 
 if TYPE_CHECKING:
-    from narrowfuzz.ledger import Ledger
+    from narrowfuzz.ledger import Entry, Ledger
 
 
 def run_command(
@@ -95,7 +96,8 @@ def run_command(
     config = dataclasses.replace(config, part=store.begin())
     options = [text for file in recipe_files for text in ("--recipe-file", str(file))]
     options += ["--te-version", te_version] if te_version else []
-    return _campaign(config, store, loaded, whole, lacking, options, where)
+    known = _applying(loaded, chosen, config) if ledger else []
+    return _campaign(config, store, loaded, known, whole, lacking, options, where)
 
 
 def _printed_ledger(device: str) -> Ledger:
@@ -110,6 +112,18 @@ def _printed_ledger(device: str) -> Ledger:
     )
 
 
+def _applying(ledger: Ledger, chosen: dict[str, AnyRecipe], config: Config) -> list[Entry]:
+    """The entries that what was asked for may show."""
+    from narrowfuzz.advice import applying
+    from narrowfuzz.machine import machine
+
+    arms = [BY_NAME[name] for name in select_arms(config.arms)]
+    device = torch_name(config.device)
+    return applying(
+        (*ledger.entries, *ledger.unnamed), chosen.values(), arms, machine(), device
+    )  # fmt: skip
+
+
 def _universe(chosen: dict[str, AnyRecipe], arms: tuple[str, ...], device: str) -> frozenset[Any]:
     """The pairs of features that this run can meet."""
     from narrowfuzz.coverage import universe
@@ -122,6 +136,7 @@ def _campaign(
     config: Config,
     store: Store,
     ledger: Ledger,
+    applying: list[Entry],
     whole: frozenset[Any],
     lacking: list[str],
     options: list[str],
@@ -145,7 +160,7 @@ def _campaign(
     live = _Live(console, config.minutes)
     tally: Tally = run_campaign(config, store, live.show)
     live.close()
-    print_summary(console, tally, store, ledger, whole, options)
+    print_summary(console, tally, store, ledger, whole, options, applying)
     from narrowfuzz.coverage import missing, table
 
     seen = pairs_seen(tally.counts)

@@ -15,12 +15,15 @@ from rich.table import Table
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.coverage import Pair, missing, table
-from narrowfuzz.ledger import Ledger, known_dir
+from narrowfuzz.ledger import Entry, Ledger, known_dir
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.severity import SEVERITIES
 from narrowfuzz.triage.finding import Finding, report
 from narrowfuzz.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
+#: Entries that are named though the run did not meet them.
+_UNMET = 6
 _JUDGED = ("ok", "diverged", "crashed", "known")
 
 
@@ -53,15 +56,18 @@ def print_summary(
     ledger: Ledger,
     whole: frozenset[Pair],
     options: Sequence[str] = (),
+    applying: Sequence[Entry] = (),
 ) -> None:
     """Everything a reader needs; what matters most comes last, where the screen ends.
 
     ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
-    what a replay needs besides the finding's folder.
+    what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
+    for may show.
     """
     _print_rules(console, tally.counts)
     _print_pairs(console, pairs_seen(tally.counts), whole)
     _print_known(console, tally.counts, ledger)
+    _print_unmet(console, tally.counts, applying)
     if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
         console.print(line, soft_wrap=True)
     for finding in store.findings():
@@ -82,7 +88,7 @@ def print_summary(
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     counts = tally.counts
     by_severity = Counter(f.severity for f in store.findings())
-    words = ", ".join(f"{by_severity[s]} {s}" for s in ("high", "medium", "low") if by_severity[s])
+    words = ", ".join(f"{by_severity[s]} {s}" for s in SEVERITIES if by_severity[s])
     console.print(
         f"\n{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
         f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
@@ -144,8 +150,30 @@ def _short(n: int) -> str:
     return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
 
 
+def _hits(counts: Counter[Any]) -> dict[str, int]:
+    """How often each entry explained something."""
+    return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+
+
+def _print_unmet(console: Console, counts: Counter[Any], applying: Sequence[Entry]) -> None:
+    """What is known of the configuration, and did not come up in this run."""
+    hits = _hits(counts)
+    unmet = [entry for entry in applying if entry.id not in hits]
+    if not unmet:
+        return
+    console.print("\nknown of what was asked for, and not met by this run:")
+    for entry in unmet[:_UNMET]:
+        console.print(
+            f"  {entry.id} ({entry.severity}): {escape(entry.title)}"
+            f"  [dim]What helps: {escape(entry.workaround)}[/]",
+            soft_wrap=True,
+        )
+    if len(unmet) > _UNMET:
+        console.print(f"  and {len(unmet) - _UNMET} more: narrowfuzz list known")
+
+
 def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None:
-    hits = {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+    hits = _hits(counts)
     if not hits:
         return
     console.print("\nknown divergences that still show:")

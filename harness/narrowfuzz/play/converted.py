@@ -16,7 +16,7 @@ from torch import nn
 from narrowfuzz.play.checkpoint import full, numbered, recomputing, reentrant, selective
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch, copies
-from narrowfuzz.play.player import Event, Trace, Training, in_order, keep_state, train
+from narrowfuzz.play.player import Event, Trace, Training, in_order, keep_state, leave, train
 
 
 def play(
@@ -101,6 +101,8 @@ def play(
     if keeps:
         keep_state(trace, run, rate=rate)
         trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
+    if "reload" in happens:
+        leave(run)
     return trace
 
 

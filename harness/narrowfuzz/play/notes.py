@@ -100,8 +100,6 @@ def noted(
         grad_layout=grad_layout, keeps=keeps,
     )  # fmt: skip
     leave(run)
-    run.model = None  # as a model that is gone
-    run.live.clear()
     if keeps:
         trace.results = by_event(trace.kept)
     return trace

@@ -144,7 +144,10 @@ def train(
 
 
 def leave(run: Training) -> None:
-    """Close the regions that are open: some trainings end in one, and so may what raises."""
+    """Let go of the model, which would outlive a training that holds what holds it, and close the
+    regions that are open: some trainings end in one, and so may what raises."""
+    run.live.clear()
+    run.model = run.call = run.backward = run.anew = run.prepare = None
     while run.regions:
         run.regions.pop().close()
 

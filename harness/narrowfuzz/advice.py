@@ -1,0 +1,68 @@
+"""What the ledger says of a configuration, whether a run meets it or not."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+
+from narrowfuzz.arm import COMPILED, Arm
+from narrowfuzz.facts import Fact, may_hold
+from narrowfuzz.ledger import Entry, stands
+from narrowfuzz.machine import Machine
+from narrowfuzz.recipe import AnyRecipe
+from narrowfuzz.severity import SEVERITIES
+
+
+def applying(
+    entries: Iterable[Entry],
+    recipes: Iterable[AnyRecipe],
+    arms: Iterable[Arm],
+    machine: Machine,
+    device: str = "cpu",
+) -> list[Entry]:
+    """The entries that some case of these recipes may show on these arms, the worst first.
+
+    What an entry asks of the data, the model or the shape may always come. What is installed, the
+    machine and the device must be such as it asks for; of other versions it may hold as well.
+    """
+    known = [
+        {**_of_machine(machine), "device": device, **facts}
+        for recipe in recipes
+        for arm in arms
+        for facts in _facts(recipe, arm)
+    ]
+    found = [
+        entry
+        for entry in entries
+        if stands(entry, device) != "absent" and any(_may_show(entry, facts) for facts in known)
+    ]
+    return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
+
+
+def _of_machine(machine: Machine) -> dict[str, Fact]:
+    return {
+        "cpu": frozenset(machine.cpu),
+        "onednn": machine.onednn,
+        "bf16_kernel": machine.kernels.get("bf16", ""),
+        "fp8_kernel": machine.kernels.get("fp8", ""),
+    }
+
+
+def _facts(recipe: AnyRecipe, arm: Arm) -> Iterator[dict[str, Fact]]:
+    """What every case has that climbs to the arm, by what it is compiled with."""
+    rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
+    for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
+        for rung in rungs or ["none"]:
+            checkpoint = arm.checkpoint or "none"
+            yield {"recipe": name, "arm": arm.name, "compile": rung, "checkpoint": checkpoint}
+
+
+def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
+    if not any(fnmatch.fnmatch(str(facts["recipe"]), glob) for glob in entry.recipes):
+        return False
+    # its cases climb lower rungs as well, and may show it there
+    cases = {name: fact for name, fact in facts.items() if name != "arm"}
+    if not may_hold(entry.when, cases):
+        return False
+    everywhere = bool(entry.deviation) or not entry.matches
+    return everywhere or any(may_hold(match.when, facts) for match in entry.matches)

@@ -1,0 +1,62 @@
+"""What the ledger says of a configuration: named whether it is met or not, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from narrowfuzz.advice import applying
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.facts import may_hold
+from narrowfuzz.ledger import Entry, load_entries
+from narrowfuzz.machine import Machine, machine
+from narrowfuzz.recipe import load_every
+from narrowfuzz.severity import SEVERITIES
+
+ROWWISE, MX, TE = "torchao.float8.rowwise", "torchao.mxfp8.floor", "te.delayed"
+
+
+def named(recipe: str, arm: str, here: Machine | None = None) -> list[str]:
+    return [entry.id for entry in entries(recipe, arm, here)]
+
+
+def entries(recipe: str, arm: str, here: Machine | None = None) -> list[Entry]:
+    recipes = [load_every()[recipe]]
+    return applying(load_entries(), recipes, [BY_NAME[arm]], here or machine())
+
+
+def test_the_drift_is_named_where_it_may_show_and_nowhere_else() -> None:
+    """torchtitan 1056: rowwise, compiled, selective checkpointing."""
+    drift = "inductor-recompute-drift"
+    assert drift in named(ROWWISE, "inductor+checkpoint_selective")
+    for recipe, arm in (
+        (ROWWISE, "inductor"), (ROWWISE, "inductor+checkpoint"),
+        (ROWWISE, "eager+checkpoint_selective"), (ROWWISE, "inductor_strict+checkpoint_selective"),
+        (MX, "inductor+checkpoint_selective"), (TE, "eager"),
+    ):  # fmt: skip
+        assert drift not in named(recipe, arm), (recipe, arm)
+
+
+def test_what_is_known_of_a_recipe_is_known_of_one_that_is_based_on_it() -> None:
+    mine = replace(load_every()[ROWWISE], name="mine", based_on=ROWWISE)  # type: ignore[type-var]
+    arms = [BY_NAME["inductor+checkpoint_selective"]]
+    found = {entry.id for entry in applying(load_entries(), [mine], arms, machine())}
+    assert "inductor-recompute-drift" in found
+
+
+def test_the_worst_comes_first() -> None:
+    levels = [SEVERITIES.index(e.severity) for e in entries(ROWWISE, "inductor")]
+    assert levels == sorted(levels) and len(set(levels)) > 1
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_what_a_machine_cannot_show_is_not_named(amx: bool) -> None:
+    kernel = "brg_matmul:avx10_1_512_amx" if amx else "brg_matmul:avx2"
+    cpu = ("amx_bf16", "amx_int8") if amx else ("avx512",)
+    here = replace(machine(), cpu=cpu, kernels={"bf16": kernel})
+    assert ("onednn-amx-row-leak" in named("torch.bf16", "eager", here)) is amx
+
+
+def test_a_fact_that_is_not_known_may_hold() -> None:
+    assert may_hold({"m": "odd", "dtype": "bf16"}, {"dtype": "bf16"})
+    assert not may_hold({"m": "odd", "dtype": "bf16"}, {"dtype": "fp32"})
