@@ -270,11 +270,11 @@ def test_ctrl_c_names_the_lost_cases_that_were_not_looked_into(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_exception_of_ours_ends_the_run_with_2_and_a_note(tmp_path: Path) -> None:
+def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RAISES)
     args = ("--minutes", "5", "--recipe", "mine.raises", "--recipe-file", "mine.py")
     run = campaign(tmp_path / "out", *args, *EAGER, timeout=40)
-    assert run.code == 2, run.output
+    assert run.code == 3, run.output
     assert "a mistake in a plan" in run.output and "note worker 0 raised" in run.output
     assert (tmp_path / "out" / "summary.json").exists()
 

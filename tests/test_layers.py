@@ -120,7 +120,7 @@ MAY_IMPORT = {
     "drawn": {"case", "numerics", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "drawn", "observe_library", "device", "programs"},
     "triage": JUDGED | {"plants"},
-    "campaign": JUDGED | {"advice", "trials", "plants", "triage", "coverage", "te_on_cpu"},
+    "campaign": JUDGED | {"advice", "exits", "trials", "plants", "triage", "coverage", "te_on_cpu"},
     "power": JUDGED | {"plants", "campaign", "coverage"},
 }
 

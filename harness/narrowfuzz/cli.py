@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
-USAGE, INTERRUPTED = 2, 130
+from narrowfuzz.exits import INTERRUPTED, OURS, USAGE
 
 app = typer.Typer(
     add_completion=False,
@@ -45,8 +47,12 @@ def run(
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
     plant: Annotated[str, typer.Option(help="plant this (id or FILE:id)")] = "",
     te_version: TeVersion = "",
+    fail_on: Annotated[
+        str, typer.Option(help="what exit code 1 says: high, medium, low or suspected, or worse")
+    ] = "low",
 ) -> None:
-    """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings."""
+    """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings, 3: not
+    complete."""
     from narrowfuzz.campaign.main import run_command
 
     raise typer.Exit(
@@ -54,7 +60,7 @@ def run(
             minutes=minutes, workers=workers, recipes=tuple(recipe or ()),
             recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), device=device,
             seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
-            te_version=te_version,
+            te_version=te_version, fail_on=fail_on,
         )
     )  # fmt: skip
 
@@ -160,9 +166,11 @@ def doctor() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point. A user's mistake is one sentence on stderr and exit code 2."""
+    """Entry point. A user's mistake is one sentence on stderr and exit code 2, one of ours is a
+    traceback and 3."""
     try:
         code: Any = app(args=argv, standalone_mode=False)
+        sys.stdout.flush()
     except typer.Abort:
         sys.exit(INTERRUPTED)
     except TyperException as error:
@@ -171,6 +179,15 @@ def main(argv: list[str] | None = None) -> None:
         _refuse(error.format_message())
     except ValueError as error:
         _refuse(str(error))
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error.__context__ or error, BrokenPipeError):  # rich raises SystemExit(1)
+            raise
+        # whoever read the output has gone; what is left of it goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OURS)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(OURS)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -19,6 +19,7 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.content import checkout
 from narrowfuzz.device import Device, check_device, choose, default_workers, enter, torch_name
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.exits import CLEAN, FAIL_ON, FOUND, INTERRUPTED, OURS, fails
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
     AnyRecipe,
@@ -27,10 +28,12 @@ from narrowfuzz.recipe import (
     obstacles,
     runnable,
     select,
+    unknown,
 )
 from narrowfuzz.triage.finding import Finding
 
 if TYPE_CHECKING:
+    from narrowfuzz.campaign.supervisor import Tally
     from narrowfuzz.ledger import Entry, Ledger
 
 
@@ -48,8 +51,11 @@ def run_command(
     ledger: bool,
     plant: str,
     te_version: str = "",
+    fail_on: str = "low",
 ) -> int:
     """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
+    if fail_on not in FAIL_ON:
+        raise ValueError(unknown("level", fail_on, FAIL_ON, of="--fail-on"))
     if resume and out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
     select_arms(arms)
@@ -97,7 +103,13 @@ def run_command(
     options = [text for file in recipe_files for text in ("--recipe-file", str(file))]
     options += ["--te-version", te_version] if te_version else []
     known = _applying(loaded, chosen, config) if ledger else []
-    return _campaign(config, store, loaded, known, whole, lacking, options, where)
+    tally = _campaign(config, store, loaded, known, whole, lacking, options, where)
+    if tally.interrupted:
+        return INTERRUPTED
+    if tally.broken:
+        return OURS
+    found = [finding.severity for finding in store.findings()]
+    return FOUND if fails(found, len(store.suspected()), fail_on) else CLEAN
 
 
 def _printed_ledger(device: str) -> Ledger:
@@ -141,14 +153,15 @@ def _campaign(
     lacking: list[str],
     options: list[str],
     device: Device,
-) -> int:
+) -> Tally:
+    """Run it, say and write what came of it."""
     from narrowfuzz.campaign.summary import (
         pairs_seen,
         print_summary,
         rule_counts,
         trials_seen,
     )
-    from narrowfuzz.campaign.supervisor import Tally, run_campaign
+    from narrowfuzz.campaign.supervisor import run_campaign
     from narrowfuzz.environment import describe
     from narrowfuzz.policy import cast_policies
 
@@ -158,7 +171,7 @@ def _campaign(
     }  # fmt: skip
     _print_head(console, config, environment, device.profile(), lacking)
     live = _Live(console, config.minutes)
-    tally: Tally = run_campaign(config, store, live.show)
+    tally = run_campaign(config, store, live.show)
     live.close()
     print_summary(console, tally, store, ledger, whole, options, applying)
     from narrowfuzz.coverage import missing, table
@@ -187,11 +200,7 @@ def _campaign(
             "trials": trials_seen(tally.counts),
         },
     )
-    if tally.interrupted:
-        return 130
-    if tally.broken:
-        return 2
-    return 1 if store.findings() else 0
+    return tally
 
 
 def _print_head(

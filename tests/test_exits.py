@@ -1,0 +1,60 @@
+"""What a run's exit code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from narrowfuzz import cli
+from narrowfuzz.exits import FailOn, fails
+from narrowfuzz.severity import Severity
+
+
+@pytest.mark.parametrize(
+    ("found", "suspected", "fails_on"),
+    [
+        ((), 0, ()),
+        ((), 2, ("suspected",)),
+        (("low",), 0, ("low", "suspected")),
+        (("low", "medium"), 0, ("medium", "low", "suspected")),
+        (("high",), 1, ("high", "medium", "low", "suspected")),
+    ],
+)
+def test_a_run_fails_from_a_level_on(
+    found: tuple[Severity, ...], suspected: int, fails_on: tuple[FailOn, ...]
+) -> None:
+    wrong = [one for one in get_args(FailOn) if fails(found, suspected, one) != (one in fails_on)]
+    assert not wrong
+
+
+def test_a_level_that_does_not_exist_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--fail-on", "hihg"])
+    assert ended.value.code == 2
+    assert "did you mean 'high'?" in capsys.readouterr().err
+
+
+def test_what_we_did_not_expect_is_a_traceback_and_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises(*args: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr("narrowfuzz.listing.known_command", raises)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["known", "some-entry"])
+    assert ended.value.code == 3
+    assert "a mistake of ours" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_gone_is_no_finding() -> None:
+    command = [sys.executable, "-m", "narrowfuzz.cli", "list", "arms"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout is not None and run.stderr is not None
+    run.stdout.close()
+    assert b"Traceback" not in run.stderr.read()
+    assert run.wait(120) == 3
