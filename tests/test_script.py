@@ -340,28 +340,27 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
         recipe = SCALED_MM
     if fault_id in ("scale-through-bf16", "scale-rounded-after-cast"):  # rowwise are powers of two
         recipe = TENSORWISE
-    clean = clean_fingerprints()  # before anything is planted
-    with fault.plant():
-        judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-        for case in draws(recipe):
+    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
+    for case in draws(recipe):
+        with fault.plant():
             judgement = judge.judge(case)
-            found = [
-                (case, v)
-                for v in judgement.causes
-                if (not rules or v.oracle in rules)
-                and fingerprint(v, judgement.family) not in clean[case.id]
-            ]
-            if found:
-                return found
+        wanted = [v for v in judgement.causes if not rules or v.oracle in rules]
+        clean = clean_fingerprints(case) if wanted else set()
+        found = [(case, v) for v in wanted if fingerprint(v, judgement.family) not in clean]
+        if found:
+            return found
     return []
 
 
 @cache
-def clean_fingerprints() -> dict[str, set[str]]:
-    """What the library does by itself on these cases."""
-    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE, SCALED_MM)
-            for c in draws(r)}  # fmt: skip
+def clean_judge() -> Judge:
+    return Judge(recipes(), Ledger([]), select_arms(["eager*"]))
+
+
+@cache
+def clean_fingerprints(case: Case) -> set[str]:
+    """What the library does by itself on this case."""
+    return clean_judge().judge(case).fingerprints()
 
 
 #: Those with a drawn case of their own: tests/test_faults.py.
@@ -380,10 +379,13 @@ ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MORE
 ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
 
 
+#: They ask what the library does by itself on the same cases.
+TOGETHER = pytest.mark.xdist_group("clean fingerprints")
 #: Ten seconds each: their cases raise, or are minimised in many ways.
 SLOW = {"amax-ignores-negatives", "backward-unsupported"}
 
 
+@TOGETHER
 @pytest.mark.parametrize(
     "fault_id",
     [
@@ -405,6 +407,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     assert len(refusals) < len(found), "; ".join(refusals)
 
 
+@TOGETHER
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault_id", "rules"),

@@ -31,6 +31,8 @@ from narrowfuzz.schedule.events import (
 prepare()
 settle()
 
+#: One worker draws for all of them.
+pytestmark = pytest.mark.xdist_group("state faults")
 NAME = "reference.delayed"
 #: Within so many different schedules each fault is found.
 BUDGET = 400
