@@ -28,7 +28,7 @@ from narrowfuzz.campaign.supervisor import Tally, _record_loss
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.device import Device
 from narrowfuzz.triage.finding import Finding, finding_id
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript, run_script
 
 pytestmark = pytest.mark.xdist_group("campaign")
 FLOAT8 = "torchao.float8.rowwise"
@@ -181,7 +181,7 @@ def test_two_causes_with_one_smallest_case_are_two_findings() -> None:
 
 
 @pytest.mark.slow
-def test_its_script_shows_the_fault_and_only_the_fault(gained: Run) -> None:
+def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: RunScript) -> None:
     script = gained.folder / "findings" / gained.finding("O5").id / "repro.py"
     text = script.read_text()
     imported = {
@@ -193,7 +193,7 @@ def test_its_script_shows_the_fault_and_only_the_fault(gained: Run) -> None:
     assert {n.split(".")[0] for n in imported} <= {*sys.stdlib_module_names, "torch", "torchao"}
     literals = [line for line in text.splitlines() if line.strip(' ",').isalnum()]
     assert len(text.splitlines()) - len(literals) <= 60
-    planted, clean = run_script(script, plant=("", "gemm-gain")), run_script(script)
+    planted, clean = scripts(script, plant=("", "gemm-gain")), scripts(script)
     assert planted.shown, planted
     assert clean.code == 0, clean
 
@@ -210,7 +210,9 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 
 
 @pytest.mark.slow
-def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
+def test_an_aborted_worker_costs_one_worker_and_names_its_case(
+    tmp_path: Path, scripts: RunScript
+) -> None:
     # with the ledger: the libraries' own refusals must not be taken for the abort
     args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
     run = campaign(tmp_path / "out", *args, "--plant", "kernel-aborts")
@@ -224,8 +226,8 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
     assert run.summary["cases"] > 0
     assert "raised" not in run.output
     script = run.folder / "findings" / finding.id / "repro.py"
-    assert run_script(script, plant=("", "kernel-aborts")).crashed
-    assert run_script(script).code == 0
+    assert scripts(script, plant=("", "kernel-aborts")).crashed
+    assert scripts(script).code == 0
 
 
 @pytest.mark.heavy  # what follows the loss is what follows an abort

@@ -538,7 +538,7 @@ def test_triage_keeps_the_rungs_the_divergence_needs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (2.0, 1)])
 def test_a_layer_that_gets_no_gradient_has_a_script(
-    tmp_path: Path, factor: float, code: int
+    tmp_path: Path, scripts: RunScript, factor: float, code: int
 ) -> None:
     """Under no_grad no gradient comes back: its script runs forward, and checks the output."""
     spec = Spec(recipe=FLOAT8, m=2, k=16, n=4, grad_mode="no_grad")
@@ -551,7 +551,7 @@ def test_a_layer_that_gets_no_gradient_has_a_script(
     verdict = verdict_of("O5", "eager", expect=only, layer="up")
     path = tmp_path / "repro.py"
     path.write_text(write_script(whole, verdict.of_linear(), recipes()[FLOAT8], layer))
-    run = run_script(path)
+    run = scripts(path)
     assert run.code == code, run.output
 
 
@@ -560,12 +560,14 @@ def test_a_layer_that_gets_no_gradient_has_a_script(
     "text",
     ["import no_such_library", "raise RuntimeError('not this')", "torch.ones(2) @ torch.ones(3)"],
 )
-def test_what_is_not_its_subject_ends_a_script_with_125(tmp_path: Path, text: str) -> None:
+def test_what_is_not_its_subject_ends_a_script_with_125(
+    tmp_path: Path, scripts: RunScript, text: str
+) -> None:
     case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", m=1, k=1, n=1), data=DataSpec())
     script = write_script(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
     path = tmp_path / "repro.py"
     path.write_text(script.replace("torch.set_num_threads(1)", f"torch.set_num_threads(1)\n{text}"))
-    run = run_script(path)
+    run = scripts(path)
     assert run.code == 125 and not run.shown, run.output
 
 
