@@ -147,10 +147,10 @@ def _imports(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Fields of our own records that have a default, which nobody mentions."""
-    nodes = [node for one in body for node in ast.walk(one)]
-    records = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name in ("Trace", "Training")]
+    records = [n for n in body if isinstance(n, ast.ClassDef) and n.name in ("Trace", "Training")]
     if not records:
         return
+    nodes = [node for one in body for node in ast.walk(one)]
     said = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     said |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
     for field in (field for record in records for field in record.body):
