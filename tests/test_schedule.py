@@ -90,7 +90,7 @@ def drawn(
 
 @cache
 def many() -> tuple[Spec, ...]:
-    return drawn(1000)
+    return drawn(2000)
 
 
 def few() -> tuple[Spec, ...]:

@@ -345,27 +345,27 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
         recipe = SCALED_MM
     if fault_id in ("scale-through-bf16", "scale-rounded-after-cast"):  # rowwise are powers of two
         recipe = TENSORWISE
-    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-    for case in draws(recipe):
-        with fault.plant():
+    clean = clean_fingerprints(recipe)  # before anything is planted
+    with fault.plant():
+        judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
+        for case in draws(recipe):
             judgement = judge.judge(case)
-        wanted = [v for v in judgement.causes if not rules or v.oracle in rules]
-        clean = clean_fingerprints(case) if wanted else set()
-        found = [(case, v) for v in wanted if fingerprint(v, judgement.family) not in clean]
-        if found:
-            return found
+            found = [
+                (case, v)
+                for v in judgement.causes
+                if (not rules or v.oracle in rules)
+                and fingerprint(v, judgement.family) not in clean[case.id]
+            ]
+            if found:
+                return found
     return []
 
 
 @cache
-def clean_judge() -> Judge:
-    return Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-
-
-@cache
-def clean_fingerprints(case: Case) -> set[str]:
-    """What the library does by itself on this case."""
-    return clean_judge().judge(case).fingerprints()
+def clean_fingerprints(recipe: str) -> dict[str, set[str]]:
+    """What the library does by itself on the recipe's cases."""
+    judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
+    return {case.id: judge.judge(case).fingerprints() for case in draws(recipe)}
 
 
 #: Those with a drawn case of their own: tests/test_faults.py.
