@@ -28,18 +28,22 @@ from narrowfuzz.campaign.supervisor import Tally, _record_loss
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.device import Device
 from narrowfuzz.triage.finding import Finding, finding_id
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript, run_script
 
 pytestmark = pytest.mark.xdist_group("campaign")
 FLOAT8 = "torchao.float8.rowwise"
 EAGER = ("--arm", "eager", "--workers", "1", "--seed", "1")
-#: A lost worker's case is minimised in processes of their own; here not for long.
+#: A lost worker's case is minimised in processes of their own; here not for long. What ends a hunt
+#: may end a campaign, too.
 COMMAND = """
-import sys
+import functools, json, sys
+import narrowfuzz.campaign.main
 import narrowfuzz.triage.loss
 from narrowfuzz.cli import main
-narrowfuzz.triage.loss._SECONDS = 6.0
-main(sys.argv[1:])
+narrowfuzz.triage.loss._SECONDS = 2.0
+ends = json.loads(sys.argv[1])
+narrowfuzz.campaign.main.Config = functools.partial(narrowfuzz.campaign.main.Config, **ends)
+main(sys.argv[2:])
 """
 RAISES = """
 import dataclasses
@@ -76,10 +80,10 @@ class Run:
         return load_finding(self.folder / "findings" / found[0])
 
 
-def start(out: Path, *args: str) -> subprocess.Popen[str]:
-    """A campaign in a process group of its own."""
+def start(out: Path, *args: str, **ends: int) -> subprocess.Popen[str]:
+    """A campaign in a process group of its own, which the time or a count ``ends``."""
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "run", "--out", str(out), *args],
+        [sys.executable, "-c", COMMAND, json.dumps(ends), "run", "--out", str(out), *args],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         cwd=out.parent, env=dict(os.environ, OMP_NUM_THREADS="1"),
     )  # fmt: skip
@@ -113,8 +117,8 @@ def group(pgid: int) -> list[int]:
     return alive
 
 
-def campaign(out: Path, *args: str, timeout: float = 90.0) -> Run:
-    return finish(start(out, *args), out, timeout)
+def campaign(out: Path, *args: str, timeout: float = 90.0, **ends: int) -> Run:
+    return finish(start(out, *args, **ends), out, timeout)
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40.0) -> None:
@@ -139,7 +143,8 @@ def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) ->
     assert environment["versions"]["torch"] != "absent" and environment["policies"]
     assert "New findings: 0" in run.output and "Traceback" not in run.output
 
-    again = campaign(out, "--minutes", "0.12", "--recipe", "torch.fp32", *EAGER, "--resume")
+    resumed = ("--minutes", "1", "--recipe", "torch.fp32", *EAGER, "--resume")
+    again = campaign(out, *resumed, cases=20)
     assert again.code == 0, again.output
     assert again.summary["cases"] > 0
 
@@ -148,8 +153,8 @@ def test_a_clean_campaign_ends_with_0_and_says_what_it_judged(tmp_path: Path) ->
 def gained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A campaign under a planted gain of 3 %."""
     out = tmp_path_factory.mktemp("campaign") / "out"
-    args = ("--minutes", "0.12", "--recipe", FLOAT8, "--no-ledger", "--plant", "gemm-gain")
-    return campaign(out, *args, *EAGER)
+    args = ("--minutes", "1", "--recipe", FLOAT8, "--no-ledger", "--plant", "gemm-gain")
+    return campaign(out, *args, *EAGER, stop_after=1)
 
 
 @pytest.mark.slow
@@ -181,7 +186,7 @@ def test_two_causes_with_one_smallest_case_are_two_findings() -> None:
 
 
 @pytest.mark.slow
-def test_its_script_shows_the_fault_and_only_the_fault(gained: Run) -> None:
+def test_its_script_shows_the_fault_and_only_the_fault(gained: Run, scripts: RunScript) -> None:
     script = gained.folder / "findings" / gained.finding("O5").id / "repro.py"
     text = script.read_text()
     imported = {
@@ -193,7 +198,7 @@ def test_its_script_shows_the_fault_and_only_the_fault(gained: Run) -> None:
     assert {n.split(".")[0] for n in imported} <= {*sys.stdlib_module_names, "torch", "torchao"}
     literals = [line for line in text.splitlines() if line.strip(' ",').isalnum()]
     assert len(text.splitlines()) - len(literals) <= 60
-    planted, clean = run_script(script, plant=("", "gemm-gain")), run_script(script)
+    planted, clean = scripts(script, plant=("", "gemm-gain")), scripts(script)
     assert planted.shown, planted
     assert clean.code == 0, clean
 
@@ -210,10 +215,12 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 
 
 @pytest.mark.slow
-def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
+def test_an_aborted_worker_costs_one_worker_and_names_its_case(
+    tmp_path: Path, scripts: RunScript
+) -> None:
     # with the ledger: the libraries' own refusals must not be taken for the abort
-    args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
-    run = campaign(tmp_path / "out", *args, "--plant", "kernel-aborts")
+    args = ("--minutes", "0.2", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
+    run = campaign(tmp_path / "out", *args, "--plant", "kernel-aborts", stop_after=1)
     assert run.code == 1, run.output
     finding = run.finding("contract")
     assert finding.severity == "medium" and "SIGABRT" in finding.sentence
@@ -224,8 +231,8 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(tmp_path: Path) -
     assert run.summary["cases"] > 0
     assert "raised" not in run.output
     script = run.folder / "findings" / finding.id / "repro.py"
-    assert run_script(script, plant=("", "kernel-aborts")).crashed
-    assert run_script(script).code == 0
+    assert scripts(script, plant=("", "kernel-aborts")).crashed
+    assert scripts(script).code == 0
 
 
 @pytest.mark.heavy  # what follows the loss is what follows an abort

@@ -10,6 +10,9 @@ from narrowfuzz import factors
 from narrowfuzz.case import Checkpoint, Compile, ModelName
 from narrowfuzz.recipe import load_recipes, runnable
 
+#: One worker draws for all of them.
+pytestmark = pytest.mark.xdist_group("drawn factors")
+
 
 class Row(NamedTuple):
     drawn: str

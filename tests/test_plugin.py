@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from narrowfuzz.oracles import OF_CONVERTED
+from narrowfuzz.triage.verify import RunScript
 
 pytest_plugins = ("pytester",)
 
@@ -41,6 +43,19 @@ RECIPES = [dataclasses.replace(honest, name="mine.liar", plan=plan)]
 """
 
 
+#: A session of its own in the suite's folder, in a copy of a process that has imported torch.
+SESSION = """
+import os, sys, pytest
+os.environ.pop("PYTEST_ADDOPTS", None)
+os.chdir({folder!r})
+for number, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+{call}
+"""
+#: Session or command, with its arguments: the result.
+Run = Callable[..., pytest.RunResult]
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -48,12 +63,29 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
-def run(suite: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return suite.runpytest_subprocess("-p", "no:cacheprovider", *args)
+@pytest.fixture
+def called(suite: pytest.Pytester, scripts: RunScript) -> Run:
+    """Runs a call that ends the process."""
+
+    def run(call: str) -> pytest.RunResult:
+        script = suite.path / "session"
+        script.write_text(SESSION.format(folder=str(suite.path), call=call))
+        ended = scripts(script)
+        assert ended.code is not None, ended
+        out, err = ((suite.path / name).read_text().splitlines() for name in ("out", "err"))
+        return pytest.RunResult(ended.code, out, err, 0.0)
+
+    return run
 
 
-def test_its_options_are_in_the_help(suite: pytest.Pytester) -> None:
-    result = run(suite, "--help")
+@pytest.fixture
+def run(called: Run) -> Run:
+    """Runs the suite with these options."""
+    return lambda *args: called(f"sys.exit(pytest.main({['-p', 'no:cacheprovider', *args]!r}))")
+
+
+def test_its_options_are_in_the_help(run: Run) -> None:
+    result = run("--help")
     for option in ("profile", "recipe", "recipe-file", "device", "no-ledger"):
         result.stdout.fnmatch_lines([f"*--nf-{option}*"])
 
@@ -62,7 +94,7 @@ def test_the_checkouts_conftest_goes_with_an_installed_plugin(suite: pytest.Pyte
     """The checkout's conftest loads it where no entry point does; both together are no clash."""
     suite.makeconftest((Path(__file__).resolve().parents[1] / "conftest.py").read_text())
     suite.makepyfile("def test_nothing(): pass")
-    run(suite).assert_outcomes(passed=1)
+    suite.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
@@ -74,28 +106,34 @@ def test_the_checkouts_conftest_goes_with_an_installed_plugin(suite: pytest.Pyte
         (["--nf-device", "tpu"], "*--device must be one of cpu, cuda, simulated*"),
     ],
 )
-def test_a_bad_option_is_a_usage_error(suite: pytest.Pytester, args: list[str], says: str) -> None:
+def test_a_bad_option_is_a_usage_error(
+    suite: pytest.Pytester, run: Run, args: list[str], says: str
+) -> None:
     suite.makepyfile(PROPERTY.format(rules=["O6"]))
-    result = run(suite, *args)
+    result = run(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([says])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
 @pytest.mark.slow
-def test_a_property_that_holds_passes_and_one_never_judged_fails(suite: pytest.Pytester) -> None:
+def test_a_property_that_holds_passes_and_one_never_judged_fails(
+    suite: pytest.Pytester, run: Run
+) -> None:
     suite.makepyfile(PROPERTY.format(rules=["O6", "O1", "O3"]))
-    result = run(suite, "--nf-profile", "smoke", "--nf-recipe", "torch.fp32")
+    result = run("--nf-profile", "smoke", "--nf-recipe", "torch.fp32")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["narrowfuzz: profile smoke, torch *", "*O3: no case was judged*"])
 
 
 @pytest.mark.slow
-def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytester) -> None:
+def test_a_failure_says_what_where_how_far_and_how_to_replay(
+    suite: pytest.Pytester, run: Run, called: Run
+) -> None:
     suite.makepyfile(PROPERTY.format(rules=["O3"]))
     Path("mine.py").write_text(LIAR)
     result = run(
-        suite, "--nf-profile", "smoke", "--nf-recipe", "mine.*", "--nf-recipe-file", "mine.py",
+        "--nf-profile", "smoke", "--nf-recipe", "mine.*", "--nf-recipe-file", "mine.py",
         "--nf-no-ledger",
     )  # fmt: skip
     result.assert_outcomes(failed=1)
@@ -112,32 +150,32 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(suite: pytest.Pytes
     # (pytest repeats the message in its summary where the environment says CI)
     line = next(text for text in result.outlines if '{"data"' in text)
     Path("case.json").write_text(line[line.index('{"data"') :].strip())
-    replay = suite.run(
-        sys.executable, "-m", "narrowfuzz.cli", "replay", "case.json", "--recipe-file", "mine.py",
-        "--arm", "eager",
-    )  # fmt: skip
+    command = ["replay", "case.json", "--recipe-file", "mine.py", "--arm", "eager"]
+    replay = called(f"from narrowfuzz.cli import main; main({command!r})")
     assert replay.ret == 1
     replay.stdout.fnmatch_lines(["*rule O3, arm eager, mine.liar*"])
 
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_it_runs_under_xdist(suite: pytest.Pytester) -> None:
+def test_it_runs_under_xdist(suite: pytest.Pytester, run: Run) -> None:
     pytest.importorskip("xdist")
     suite.makepyfile(PROPERTY.format(rules=["O6", "O5"]))
-    result = run(suite, "-n", "2", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
+    result = run("-n", "2", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
     result.assert_outcomes(passed=2)
 
 
 @pytest.mark.slow
-def test_a_profile_that_draws_no_such_case_skips_with_the_reason(suite: pytest.Pytester) -> None:
+def test_a_profile_that_draws_no_such_case_skips_with_the_reason(
+    suite: pytest.Pytester, run: Run
+) -> None:
     suite.makepyfile(
         """
         def test_compiled(harness):
             harness.check_compiled(("O6",), "inductor")
         """
     )
-    result = run(suite, "-rs", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
+    result = run("-rs", "--nf-profile", "smoke", "--nf-recipe", "torch.bf16")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*profile smoke draws no inductor cases*"])
 

@@ -34,6 +34,8 @@ from narrowfuzz.schedule.stimulus import census, histogram, repair, weakness
 from narrowfuzz.schedule.story import FEATURES
 from narrowfuzz.schedule.text import lines
 
+#: One worker draws for all of them.
+pytestmark = pytest.mark.xdist_group("drawn schedules")
 EVERYTHING = Carries(
     layers=tuple(LIBRARY.values()),
     layouts=get_args(Layout),

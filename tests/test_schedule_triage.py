@@ -46,7 +46,7 @@ from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.script_schedule import write_schedule_script
 from narrowfuzz.triage.triage import needed, triage
-from narrowfuzz.triage.verify import ScriptRun, run_script
+from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
 from te_on_cpu.environment import CHOICE, ensure
 
@@ -249,7 +249,9 @@ def possible_at(
         yield Verdict("O3", arm, seen.role, "diverged", at=operand, expect=expect)
 
 
-def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) -> None:
+def test_triage_confirms_in_a_fresh_process_and_tells_the_story(
+    tmp_path: Path, scripts: RunScript
+) -> None:
     tried, case = judge(), case_of(LARGE)
     with find_plant(FAULTS, "no_commit").plant():
         verdict = cause_of(tried.judge(case), "O14")
@@ -259,7 +261,7 @@ def test_triage_confirms_in_a_fresh_process_and_tells_the_story(tmp_path: Path) 
     assert result.finding.severity == "medium" and result.finding.reach == "gaussian"
     assert Store(tmp_path).add(result.finding, result.script) == "new"
     check_folder(tmp_path, result.finding.id)
-    clean = run_script(tmp_path / "findings" / result.finding.id / "repro.py")
+    clean = scripts(tmp_path / "findings" / result.finding.id / "repro.py")
     assert clean.code == 0, clean.output
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.cli import main
 from narrowfuzz.plants.legal_plain import PLANTS
 from narrowfuzz.power import hunt as hunting
 from narrowfuzz.power import score as scoring
@@ -121,9 +122,13 @@ def test_a_fault_file_is_hunted_and_what_cannot_be_is_named(tmp_path: Path) -> N
         (("--arm", "no-such-arm"), "unknown arm"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(args: tuple[str, ...], sentence: str) -> None:
-    done = run(*args)
-    assert done.returncode == 2 and sentence in done.stderr and not done.stdout
+def test_what_cannot_be_asked_for_is_refused(
+    args: tuple[str, ...], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *args])
+    out, err = capfd.readouterr()
+    assert ended.value.code == 2 and sentence in err and not out
 
 
 class TestRecall:

@@ -66,7 +66,7 @@ def literal_lines(tree: ast.Module) -> int:
 
 def assert_stands_alone(text: str, limit: int = MAX_LINES) -> None:
     tree = ast.parse(text)
-    compile(text, "repro.py", "exec")
+    compile(tree, "repro.py", "exec")
     assert len(text.splitlines()) - literal_lines(tree) <= limit, text
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -142,6 +142,9 @@ SPECS = {
 }  # fmt: skip
 
 
+#: Arms whose scripts are made as those of others: every kind of recompute is there in eager code
+#: and in Inductor's. One Spec takes them all.
+REPEATS = {a.name for a in LADDER if a.recomputes and a.stage not in ("eager", "inductor")}
 #: Their scripts are those of others, in other layouts and of another class.
 SELDOM = {"transposed", "wrapper"}
 
@@ -206,6 +209,8 @@ def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
         assert_stands_alone(write_script(case, of_relation(oracle, case), recipe), MAX_PLAYED_LINES)
         return
     for arm in arms_of(oracle):
+        if name != "rich" and arm in REPEATS:
+            continue
         verdict = verdict_of(oracle, arm)
         assert_stands_alone(write_script(case, verdict, recipe), MAX_PLAYED_LINES)
 
@@ -340,7 +345,7 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
         recipe = SCALED_MM
     if fault_id in ("scale-through-bf16", "scale-rounded-after-cast"):  # rowwise are powers of two
         recipe = TENSORWISE
-    clean = clean_fingerprints()  # before anything is planted
+    clean = clean_fingerprints(recipe)  # before anything is planted
     with fault.plant():
         judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
         for case in draws(recipe):
@@ -357,11 +362,10 @@ def causes(fault_id: str, rules: tuple[str, ...] = ()) -> list[tuple[Case, Verdi
 
 
 @cache
-def clean_fingerprints() -> dict[str, set[str]]:
-    """What the library does by itself on these cases."""
+def clean_fingerprints(recipe: str) -> dict[str, set[str]]:
+    """What the library does by itself on the recipe's cases."""
     judge = Judge(recipes(), Ledger([]), select_arms(["eager*"]))
-    return {c.id: judge.judge(c).fingerprints() for r in (FLOAT8, MX, TENSORWISE, SCALED_MM)
-            for c in draws(r)}  # fmt: skip
+    return {case.id: judge.judge(case).fingerprints() for case in draws(recipe)}
 
 
 #: Those with a drawn case of their own: tests/test_faults.py.
@@ -380,10 +384,13 @@ ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MORE
 ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
 
 
+#: They ask what the library does by itself on the same cases.
+TOGETHER = pytest.mark.xdist_group("clean fingerprints")
 #: Ten seconds each: their cases raise, or are minimised in many ways.
 SLOW = {"amax-ignores-negatives", "backward-unsupported"}
 
 
+@TOGETHER
 @pytest.mark.parametrize(
     "fault_id",
     [
@@ -405,6 +412,7 @@ def test_a_first_cause_of_every_planted_fault_has_a_script(fault_id: str) -> Non
     assert len(refusals) < len(found), "; ".join(refusals)
 
 
+@TOGETHER
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault_id", "rules"),
@@ -535,7 +543,7 @@ def test_triage_keeps_the_rungs_the_divergence_needs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (2.0, 1)])
 def test_a_layer_that_gets_no_gradient_has_a_script(
-    tmp_path: Path, factor: float, code: int
+    tmp_path: Path, scripts: RunScript, factor: float, code: int
 ) -> None:
     """Under no_grad no gradient comes back: its script runs forward, and checks the output."""
     spec = Spec(recipe=FLOAT8, m=2, k=16, n=4, grad_mode="no_grad")
@@ -548,7 +556,7 @@ def test_a_layer_that_gets_no_gradient_has_a_script(
     verdict = verdict_of("O5", "eager", expect=only, layer="up")
     path = tmp_path / "repro.py"
     path.write_text(write_script(whole, verdict.of_linear(), recipes()[FLOAT8], layer))
-    run = run_script(path)
+    run = scripts(path)
     assert run.code == code, run.output
 
 
@@ -557,12 +565,14 @@ def test_a_layer_that_gets_no_gradient_has_a_script(
     "text",
     ["import no_such_library", "raise RuntimeError('not this')", "torch.ones(2) @ torch.ones(3)"],
 )
-def test_what_is_not_its_subject_ends_a_script_with_125(tmp_path: Path, text: str) -> None:
+def test_what_is_not_its_subject_ends_a_script_with_125(
+    tmp_path: Path, scripts: RunScript, text: str
+) -> None:
     case = Case(spec=Spec(recipe="torch.fp32", dtype="fp32", m=1, k=1, n=1), data=DataSpec())
     script = write_script(case, verdict_of("O5", "eager"), recipes()["torch.fp32"])
     path = tmp_path / "repro.py"
     path.write_text(script.replace("torch.set_num_threads(1)", f"torch.set_num_threads(1)\n{text}"))
-    run = run_script(path)
+    run = scripts(path)
     assert run.code == 125 and not run.shown, run.output
 
 

@@ -32,7 +32,7 @@ def spent(dear: float, *, cases: int = 0) -> dict[str, float]:
 
     def serve(batch: tuple[Case, ...]) -> None:
         recipe = batch[0].spec.recipe
-        cost = 0.1 * (dear if recipe == DEAR else 1.0)
+        cost = 0.3 * (dear if recipe == DEAR else 1.0)
         clock.now += cost
         seconds[recipe] += cost
 

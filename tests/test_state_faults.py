@@ -31,9 +31,11 @@ from narrowfuzz.schedule.events import (
 prepare()
 settle()
 
+#: One worker draws for all of them.
+pytestmark = pytest.mark.xdist_group("state faults")
 NAME = "reference.delayed"
 #: Within so many different schedules each fault is found.
-BUDGET = 400
+BUDGET = 200
 
 #: The rules by which the first case that shows a fault may show it.
 FOUND_BY: dict[str, set[str]] = {

@@ -19,6 +19,8 @@ from narrowfuzz.recipe import load_recipes, runnable
 from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, of_rung, partly_recomputed, specs
 from narrowfuzz.strategies import SPIKES, WILD, batches, cases, data_specs, often
 
+#: One worker draws for all of them.
+pytestmark = pytest.mark.xdist_group("drawn specs")
 #: As a campaign on CPU draws them.
 RECIPES = {n: able for n, r in load_recipes().items() if (able := runnable(r, "cpu"))}
 ALL = list(RECIPES.values())
@@ -279,7 +281,7 @@ def test_most_cases_are_aligned_so_that_most_of_them_run() -> None:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_without_wild_shapes_no_recipe_may_refuse(name: str) -> None:
     recipe = RECIPES[name]
-    for spec in drawn(specs([recipe], wild_shapes=False), 300):
+    for spec in drawn(specs([recipe], wild_shapes=False), 100):
         shape = (spec.batch, spec.m, spec.k, spec.n)
         assert recipe.refusal(spec, "cpu") == "", shape
         assert min(spec.tokens, spec.k, spec.n) > 0, shape

@@ -94,8 +94,11 @@ def _old_imports(file: Path) -> str:
 
     A user's project may have a package of that name: only what names ours is meant.
     """
+    source = file.read_bytes()
+    if _OLD_NAME.encode() not in source:
+        return ""  # most files, which are loaded often
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return ""  # running it says what is wrong, with the line
     for node in ast.walk(tree):

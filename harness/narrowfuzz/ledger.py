@@ -9,11 +9,12 @@ versions it names; on others it is tried: its script says whether it still shows
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -132,6 +133,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 Standing = Literal["named", "other", "absent"]
 
 
+class Installed(NamedTuple):
+    """A package that can be imported."""
+
+    version: str
+    #: False: not as its distribution brought it, but a checkout.
+    released: bool
+
+
 class Ledger:
     """Entries that hold here: those that name what is installed, and of the others those that
     ``shows`` says still show."""
@@ -183,7 +192,8 @@ def load_ledger(
 
     Raises ValueError naming a file that is not valid.
     """
-    standing = [(entry, stands(entry, device)) for entry in load_entries()]
+    installed = functools.cache(_installed)  # entries speak of the same few packages
+    standing = [(entry, stands(entry, device, installed)) for entry in load_entries()]
     return Ledger(
         [entry for entry, how in standing if how == "named"],
         unnamed=[entry for entry, how in standing if how == "other"],
@@ -229,24 +239,32 @@ def _check(entry: Entry) -> None:
             raise ValueError(f"bad version {wanted!r}") from None
 
 
-def stands(entry: Entry, device: str = "cpu") -> Standing:
-    """How an entry stands to what is installed, and to the device that the run is for."""
+def stands(
+    entry: Entry,
+    device: str = "cpu",
+    installed: Callable[[str], Installed | None] | None = None,
+) -> Standing:
+    """How an entry stands to what is ``installed``, and to the device that the run is for."""
     named = device in entry.devices
     for package, wanted in entry.versions.items():
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            if importlib.util.find_spec(package) is None:
-                return "absent"
-            named = False
-            continue
-        if not _released(package):
-            named = False
-        elif package in entry.absent_in and _within(version, entry.absent_in[package]):
+        found = (installed or _installed)(package)
+        if found is None:
             return "absent"
-        elif not _within(version, wanted):
+        if not found.released:
+            named = False
+        elif package in entry.absent_in and _within(found.version, entry.absent_in[package]):
+            return "absent"
+        elif not _within(found.version, wanted):
             named = False
     return "named" if named else "other"
+
+
+def _installed(package: str) -> Installed | None:
+    """What is there of a package; None: nothing."""
+    try:
+        return Installed(importlib.metadata.version(package), _released(package))
+    except importlib.metadata.PackageNotFoundError:
+        return None if importlib.util.find_spec(package) is None else Installed("", False)
 
 
 def _within(version: str, wanted: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case import Spec, fields_of
 from narrowfuzz.catalog import FIELDS_OF_CONVERTED
 from narrowfuzz.schedule.events import (
     Backward,
@@ -106,7 +106,7 @@ class Standing:
 def check_fields(spec: Spec, others: Collection[str], of: str) -> None:
     """Raise ValueError naming a field that is set and would say nothing: one of the ``others``,
     which are ``of`` another kind of model, or a number of steps beside events."""
-    for info in msgspec.structs.fields(Spec):
+    for info in fields_of(Spec):
         if info.name in others and (value := getattr(spec, info.name)) != info.default:
             raise ValueError(
                 f"{info.name} {value!r} is of {of}, and {spec.recipe} has none: leave it out"
@@ -201,7 +201,7 @@ def _partner(events: Sequence[Event], opened: int) -> int:
 
 def simpler(event: Event) -> Iterator[Event]:
     """The event with one field at its default, each in turn."""
-    for info in msgspec.structs.fields(event):
+    for info in fields_of(type(event)):
         if info.name == "of":
             if len(event.of) > 1:  # type: ignore[union-attr]
                 yield msgspec.structs.replace(event, of=event.of[:1])  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import AnyCheckpoint, Spec
+from narrowfuzz.case import AnyCheckpoint, Spec, fields_of
 from narrowfuzz.catalog import LIBRARY
 from narrowfuzz.schedule.altered import around_forwards
 from narrowfuzz.schedule.events import Close, Event, Forward, Open, Settings, Wraps
@@ -134,7 +134,7 @@ def _difference(old: Event, new: Event) -> str:
 
 
 def _default(struct: type[msgspec.Struct], name: str) -> Any:
-    return next(info.default for info in msgspec.structs.fields(struct) if info.name == name)
+    return next(info.default for info in fields_of(struct) if info.name == name)
 
 
 def _with(spec: Spec, **changes: Any) -> Spec:

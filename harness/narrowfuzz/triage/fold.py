@@ -11,13 +11,15 @@ from typing import Any
 class Fold(ast.NodeTransformer):
     """Puts constants in, and drops what they decide."""
 
-    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+    def __init__(
+        self, values: Mapping[str, ast.expr], given: Collection[str], taking: Collection[str]
+    ) -> None:
         self.values = values
         self.everywhere = values
         #: What the script itself defines: no constant, and never None.
-        self.given = {value.id for value in values.values() if isinstance(value, ast.Name)}
+        self.given = given
         #: Functions that lose the arguments that are put in.
-        self.taking: set[str] = set()
+        self.taking = taking
         #: How deep inside functions this is.
         self.inside = 0
 

@@ -6,7 +6,6 @@ Branches that are never taken are left out, so a script shows what happens and n
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import inspect
 import pickle
@@ -37,29 +36,76 @@ def pasted(
     names, defined = list(dict.fromkeys(names)), _definitions(sources)
     functions = {n: d for n, d in defined.items() if isinstance(d, ast.FunctionDef)}
     first = functions.get(names[0])
-    fold = Fold(_values(first, constants, open) if first and constants else {})
-    fold.taking = {name for name, node in functions.items() if node.args.kwonlyargs}
-    copies: dict[int, ast.stmt] = {}
+    values = _values(first, constants, open) if first and constants else {}
+    given = frozenset(filter(str.isidentifier, values.values()))
+    taking = frozenset(name for name, node in functions.items() if node.args.kwonlyargs)
 
-    def own(node: ast.stmt) -> ast.stmt:
-        """A copy, one for all names that a statement defines, with the constants put in."""
-        if id(node) not in copies:
-            mine = pickle.loads(pickle.dumps(node))  # ten times faster than a deep copy
-            folds = constants and isinstance(mine, ast.FunctionDef)
-            copies[id(node)] = fold.visit(mine) if folds else mine
-        return copies[id(node)]
+    def fold(node: ast.stmt) -> ast.stmt:
+        if not constants or not isinstance(node, ast.FunctionDef):
+            return node
+        mine = tuple((n, v) for n, v in values.items() if "." in n or n in _takes(node))
+        return _folded(node, mine, given, taking)
 
-    folded = _reachable(names, defined, own)
+    folded = _reachable(names, defined, fold)
     answers = {name: value for name in folded if (value := _answer(defined[name]))}
-    for name in folded if answers else ():
-        defined[name] = Answers(answers).visit(defined[name])
     for name in folded:
-        defined[name] = Tidy().visit(defined[name])
+        used = _free(defined[name])
+        asked = tuple((n, answer) for n, answer in answers.items() if n in used)
+        defined[name] = _tidied(defined[name], asked)
     needed = _reachable(names, defined)
     assert needed <= folded, needed - folded
     kept = dict.fromkeys(node for name, node in defined.items() if name in needed)
-    text = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in kept)
+    return "\n".join(filter(None, map(_text, kept)))
+
+
+# Scripts of one model share most of what they paste, and a statement is folded, tidied and printed
+# once for all of them. So whoever changes one takes a copy.
+_shared = functools.lru_cache(maxsize=512)
+
+
+@_shared
+def _folded(
+    node: ast.FunctionDef,
+    values: tuple[tuple[str, str], ...],
+    given: frozenset[str],
+    taking: frozenset[str],
+) -> ast.stmt:
+    """With the values put in that it takes, and what they decide gone."""
+    return Fold({n: _expression(v) for n, v in values}, given, taking).visit(_copy(node))  # type: ignore[no-any-return]
+
+
+@_shared
+def _tidied(node: ast.stmt, answers: tuple[tuple[str, ast.Constant], ...]) -> ast.stmt:
+    """With what the functions that it asks answer, and without what has no effect."""
+    mine = _copy(node)
+    return Tidy().visit(Answers(dict(answers)).visit(mine) if answers else mine)  # type: ignore[no-any-return]
+
+
+@_shared
+def _text(node: ast.stmt) -> str:
+    text = ast.unparse(ast.fix_missing_locations(node))
     return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+def _copy(node: ast.stmt) -> ast.stmt:
+    return pickle.loads(pickle.dumps(node))  # type: ignore[no-any-return]  # ten times faster than a deep copy
+
+
+@functools.lru_cache(maxsize=1024)
+def _as_printed(expression: str) -> str:
+    return ast.unparse(_expression(expression))
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+@_shared
+def _takes(node: ast.FunctionDef) -> frozenset[str]:
+    """Names of arguments that can be put into it: its own, and those that it hands on."""
+    own = {argument.arg for argument in node.args.kwonlyargs}
+    calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+    return frozenset(own | {k.arg for call in calls for k in call.keywords if k.arg})
 
 
 def _answer(node: ast.stmt) -> ast.Constant | None:
@@ -101,15 +147,16 @@ def _imports(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _idle_fields(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Fields of our own records that have a default, which nobody mentions."""
+    records = [n for n in body if isinstance(n, ast.ClassDef) and n.name in ("Trace", "Training")]
+    if not records:
+        return
     nodes = [node for one in body for node in ast.walk(one)]
     said = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     said |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
-    for node in nodes:
-        if isinstance(node, ast.ClassDef) and node.name in ("Trace", "Training"):
-            for field in node.body:
-                named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-                if named and field.value is not None and field.target.id not in said:  # type: ignore[union-attr, attr-defined]
-                    yield field
+    for field in (field for record in records for field in record.body):
+        named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if named and field.value is not None and field.target.id not in said:  # type: ignore[union-attr, attr-defined]
+            yield field
 
 
 def _lines_of(node: ast.stmt) -> range:
@@ -126,7 +173,8 @@ def named_in(text: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
-def definitions_of(text: str) -> set[str]:
+@functools.lru_cache(maxsize=64)
+def definitions_of(text: str) -> frozenset[str]:
     """Names of its functions, classes and constants."""
     found: set[str] = set()
     for node in ast.parse(text).body:
@@ -136,12 +184,12 @@ def definitions_of(text: str) -> set[str]:
             found |= {
                 n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
             }
-    return found
+    return frozenset(found)
 
 
 def _definitions(sources: Iterable[Source]) -> dict[str, ast.stmt]:
     """Functions, classes, constants and imports by name, in order, without annotations and
-    docstrings. They are shared: who changes one takes a copy."""
+    docstrings."""
     defined: dict[str, ast.stmt] = {}
     for source in sources:
         text = source.read_text() if isinstance(source, Path) else inspect.getsource(source)
@@ -180,13 +228,13 @@ def _ours(node: ast.stmt) -> bool:
 
 def _values(
     function: ast.FunctionDef, constants: Mapping[str, str], open: Collection[str]
-) -> dict[str, ast.expr]:
-    """Every keyword-only argument that does not stay open, as it is put in."""
-    values = {name: ast.parse(text, mode="eval").body for name, text in constants.items()}
+) -> dict[str, str]:
+    """Source text of every keyword-only argument that does not stay open, as it is put in."""
+    values = {name: _as_printed(text) for name, text in constants.items()}
     arguments = function.args
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         if default is not None and argument.arg not in open:
-            values.setdefault(argument.arg, copy.deepcopy(default))
+            values.setdefault(argument.arg, ast.unparse(default))
     missing = [a.arg for a in arguments.kwonlyargs if a.arg not in {*values, *open}]
     assert not missing, f"no value for {missing}"
     return values
@@ -209,20 +257,25 @@ def _reachable(
     return found
 
 
-def _free(definition: ast.stmt) -> set[str]:
+@_shared
+def _free(definition: ast.stmt) -> frozenset[str]:
     """Names that it reads and does not bind itself; scripts evaluate no annotation."""
-    annotations = {id(n.annotation) for n in ast.walk(definition) if isinstance(n, ast.AnnAssign)}
-    nodes: list[ast.AST] = []
+    read: set[str] = set()
+    bound: set[str] = set()
     left: list[ast.AST] = [definition]
     while left:
-        nodes.append(left.pop())
-        left += [n for n in ast.iter_child_nodes(nodes[-1]) if id(n) not in annotations]
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    inside = [n for n in nodes[1:] if isinstance(n, ast.Import | ast.ImportFrom)]
-    bound |= {alias.asname or alias.name for node in inside for alias in node.names}
-    return {node.id for node in names} - bound
+        node = left.pop()
+        if isinstance(node, ast.Name):
+            read.add(node.id)
+            if isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and node is not definition:
+            bound |= {alias.asname or alias.name for alias in node.names}
+        skipped = node.annotation if isinstance(node, ast.AnnAssign) else None
+        left += [child for child in ast.iter_child_nodes(node) if child is not skipped]
+    return frozenset(read - bound)
 
 
 def _plain(node: ast.stmt) -> ast.stmt:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case import Spec, fields_of
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.stateful import Stateful
@@ -84,7 +84,7 @@ def _function(owner: str, name: str, given: Any) -> tuple[Any, dict[str, str]]:
     """The function, and source text of what a partial of it puts in."""
     keywords: dict[str, Any] = {}
     positional: tuple[Any, ...] = ()
-    if isinstance(given, partial):
+    if isinstance(given, functools.partial):
         given, keywords, positional = given.func, given.keywords, given.args
     function = inspect.unwrap(given)
     if getattr(function, "__closure__", None) or not _is_plain(function):
@@ -121,7 +121,7 @@ def _of_spec(recipe: Recipe, spec: Spec) -> dict[str, str]:
 
 def _plain_fields(name: str, fields: msgspec.Struct) -> dict[str, str]:
     """Source text of its fields that are no records themselves, by how they are read."""
-    given = {f.name: getattr(fields, f.name) for f in msgspec.structs.fields(fields)}
+    given = {f.name: getattr(fields, f.name) for f in fields_of(type(fields))}
     plain = {k: v for k, v in given.items() if isinstance(v, str | int | bool)}
     return {f"{name}.{field}": repr(value) for field, value in plain.items()}
 
@@ -135,13 +135,22 @@ def _backend(recipe: Recipe, spec: Spec) -> str:
     return next((s.backend for s in named if recipe.plan(s) == plan), recipe.backends[0])
 
 
-def _sources(function: Any) -> Iterator[Source]:
+@functools.lru_cache(maxsize=64)
+def _sources(function: Any) -> tuple[Source, ...]:
     """Its file, and the files of ours that it imports from."""
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("narrowfuzz."):
-            yield importlib.import_module(node.module or "")
+    ours = [
+        importlib.import_module(node.module)
+        for node in _imports(textwrap.dedent(inspect.getsource(function)))
+        if node.module and node.module.startswith("narrowfuzz.")
+    ]
     file = Path(function.__code__.co_filename)
-    yield file
-    for node in ast.walk(ast.parse(file.read_text())):  # of a folder's other files
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            yield file.with_name(f"{node.module}.py")
+    beside = [  # of a folder's other files
+        file.with_name(f"{node.module}.py")
+        for node in _imports(file.read_text())
+        if node.module and node.level == 1
+    ]
+    return (*ours, file, *beside)
+
+
+def _imports(text: str) -> Iterator[ast.ImportFrom]:
+    return (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
