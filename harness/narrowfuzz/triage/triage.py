@@ -238,9 +238,9 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
 
 def _story(judge: Judge, case: Case, verdict: Verdict) -> Story | None:
     """Of a library's layers, event by event."""
-    if case.spec.layer and isinstance(seen := judge.observe(case), LibraryEvidence):
-        return tell(seen, verdict)
-    return None
+    eager = frozenset(arm.name for arm in judge.rungs(case.spec) if not arm.compiler)
+    evidence = judge.observe(case, eager, repeat=False)
+    return tell(evidence, verdict) if isinstance(evidence, LibraryEvidence) else None
 
 
 def _playable(judge: Judge, spec: Spec) -> bool:
