@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from narrowfuzz import vectors
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import ScriptRun, tidy
 
@@ -67,9 +68,12 @@ def _serve(requests: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     with os.fdopen(requests) as lines:
         for line in lines:
+            request = json.loads(line)
+            if "torch.compile(" in Path(request["path"]).read_text():
+                vectors.ask()  # once, for all copies
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _keep(**json.loads(line))
+                _keep(**request)
     os._exit(0)
 
 
@@ -100,6 +104,7 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    vectors.tell(Path(folder))
     sys.argv = [path]
     code = 0
     try:
