@@ -28,7 +28,7 @@ from narrowfuzz.coverage import Pair, pairs
 from narrowfuzz.judge import Judgement
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.specs import FACTORS, FRAGILE, WIDE, partly_recomputed, specs
+from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 
@@ -103,6 +103,8 @@ class Generator:
         eager = kind == "none"
         draws = MODEL_DRAWS if eager and wanted != "linears" else self.draws
         vary = self.vary - {"model"} if wanted == "linears" else self.vary
+        if wanted == "linears" and not eager and self.rng.random() < 0.5:
+            vary &= DIRECT  # one that runs once meets all rules, operand by operand
         largest = 128 if eager and self.rng.random() < 0.3 else 64
         if self.swarms and self.rng.random() < 0.75:
             vary = self._swarm(vary)
@@ -126,8 +128,8 @@ class Generator:
                 return
             chosen = max(drawn, key=worth)
             if not eager:
-                if self.close and self.rng.random() < _CLOSE_CHANCE:
-                    chosen = self._closest(kind)
+                if self.rng.random() < _CLOSE_CHANCE:
+                    chosen = self._closest(kind, wanted) or chosen
                 key = compile_key(chosen[0].spec)
                 if key in self.served:
                     return
@@ -245,9 +247,18 @@ class Generator:
             return -1
         return len({p for case in batch for p in pairs(case)} - self.seen)
 
-    def _closest(self, kind: Compile) -> tuple[Case, ...]:
-        """The eager case nearest to its bound, taken to a compiled rung; each is taken once."""
-        self.close.sort(key=lambda item: item[0])
-        _, case = self.close.pop()
-        spec = msgspec.structs.replace(case.spec, compile=kind, kernels="default")
-        return (msgspec.structs.replace(case, spec=spec),)
+    def _closest(self, kind: Compile, wanted: Models) -> tuple[Case, ...]:
+        """The eager case nearest to its bound that such a slice may compile, taken to a compiled
+        rung; each is taken once. Empty without one."""
+        able = {"linears": ("linear",), "small": self.small, "models": self.models}
+        some = (*self.models, "linear") if wanted == "either" else able.get(wanted, ())
+        near = max(
+            (one for one in self.close if one[1].spec.model in some),
+            key=lambda one: one[0],
+            default=None,
+        )
+        if near is None:
+            return ()
+        self.close.remove(near)
+        spec = msgspec.structs.replace(near[1].spec, compile=kind, kernels="default")
+        return (msgspec.structs.replace(near[1], spec=spec),)

@@ -50,9 +50,9 @@ FIRST: tuple[Slice, ...] = (
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
 #: models, any models, and blocks that partial recompute may break take turns.
 AGAIN: tuple[Slice, ...] = (
-    _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS,
+    _SMALL, _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS,
     _BLOCKS, _MODELS, _PARTITIONED, _MODELS, _SMALL, _LINEARS,
-    _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0), _SMALL,
+    _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0),
 )  # fmt: skip
 
 
