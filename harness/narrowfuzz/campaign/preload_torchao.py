@@ -1,5 +1,4 @@
-"""Imported once by the fork server of workers that run on the CPU, so that they start with torchao
-and Inductor.
+"""Imported once by the fork server of workers that run on the CPU, so that they start with torchao.
 
 Importing torchao asks for the GPU, which starts CUDA, and no process that was forked after that can
 use it: where workers run on GPUs, each imports it for itself.
@@ -8,8 +7,6 @@ use it: where workers run on GPUs, each imports it for itself.
 from __future__ import annotations
 
 import contextlib
-
-import torch._inductor.compile_fx  # noqa: F401
 
 with contextlib.suppress(ImportError):  # a recipe that needs it says so when it is used
     import torchao.float8

@@ -70,7 +70,9 @@ def _serve(requests: int) -> None:
         for line in lines:
             request = json.loads(line)
             if "torch.compile(" in Path(request["path"]).read_text():
-                vectors.ask()  # once, for all copies
+                import torch._inductor.compile_fx  # noqa: F401 - once, for all copies
+
+                vectors.ask()
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _keep(**request)
