@@ -69,14 +69,27 @@ def _serve(requests: int) -> None:
     with os.fdopen(requests) as lines:
         for line in lines:
             request = json.loads(line)
-            if "torch.compile(" in Path(request["path"]).read_text():
-                import torch._inductor.compile_fx  # noqa: F401 - once, for all copies
-
-                vectors.ask()
+            if _compiles(request["path"]):
+                _load_inductor()  # once, for all copies
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 _keep(**request)
     os._exit(0)
+
+
+def _compiles(path: str) -> bool:
+    try:
+        return "torch.compile(" in Path(path).read_text()
+    except OSError:  # whoever asked has given up
+        return False
+
+
+def _load_inductor() -> None:
+    import torch._inductor.compile_fx  # noqa: F401
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no child of it ever fails
+    vectors.ask()
+    signal.signal(signal.SIGCHLD, before)
 
 
 def _keep(path: str, plant: list[str] | None, timeout: float, folder: str) -> None:
