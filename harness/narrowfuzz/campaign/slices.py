@@ -23,7 +23,7 @@ class Slice(NamedTuple):
     seconds: float
     models: Models = "either"
     #: A compiled model is judged on data until that has taken this share of compiling it.
-    data: float = 0.5
+    data: float = 0.75
     #: It serves so many draws, however fast it was to compile.
     least: int = 20
 
@@ -39,8 +39,8 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 #: shows, most of a library's linears or small models show, on little data, and much of it without
 #: code being generated. Forty eager models take as long as ten linears, and a slice sees few of the
 #: models there are.
-_FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.0, least=6)
-_FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.0) for one in (_COMPILED_LINEARS, _SMALL))
+_FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
+_FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
     _LINEARS, _MODELS, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
     _LINEARS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
