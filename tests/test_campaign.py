@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -24,10 +25,10 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.store import Store, claim, load_finding, release
 from narrowfuzz.campaign.summary import rule_counts
-from narrowfuzz.campaign.supervisor import Tally, _record_loss
+from narrowfuzz.campaign.supervisor import Tally, _Handle, _record_loss, _take
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.device import Device
-from narrowfuzz.triage.finding import Finding, finding_id
+from narrowfuzz.triage.finding import Finding, Triaged, finding_id
 from narrowfuzz.triage.verify import RunScript, run_script
 
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -460,6 +461,35 @@ class TestStore:
         store = Store(tmp_path / "out")
         assert [store.add(finding("high", seed=i), "") for i in range(2)] == ["new", "new"]
 
+    def test_a_smaller_case_takes_the_place_of_a_larger(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        missed, large, small = (
+            msgspec.structs.replace(finding("high", seed=i), fingerprint="one") for i in range(3)
+        )
+        store.add(suspected(missed), "")
+        store.add(large, "large")
+        assert store.replace(large.id, small, "small") == "new"
+        assert store.findings() == [small]
+        assert [f.id for f in store.sightings(small.id)] == [missed.id]
+        assert not (store.out / "findings" / large.id).exists()
+
+    def test_what_stays_as_it_is_stays(self, tmp_path: Path) -> None:
+        store, kept = Store(tmp_path / "out"), finding("high")
+        store.add(kept, "a script")
+        assert store.replace(kept.id, kept, "a script") == "new"
+        assert store.findings() == [kept]
+
+    def test_a_smaller_case_may_need_what_another_needs(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "out")
+        first, large, small = (
+            msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=needs)
+            for i, needs in enumerate([["switch"], [], ["switch"]])
+        )
+        assert [store.add(f, "") for f in (first, large)] == ["new", "new"]
+        assert store.replace(large.id, small, "") == "sighting"
+        assert store.findings() == [first]
+        assert store.sightings(first.id) == [small]
+
     @pytest.mark.parametrize("tail", ["x", "y" * 300, "(RuntimeError in <lambda>)", "ü:*?"])
     def test_any_fingerprint_can_be_claimed(self, tmp_path: Path, tail: str) -> None:
         store = Store(tmp_path / "out")
@@ -470,6 +500,37 @@ class TestStore:
         store = Store(tmp_path / "out")
         assert claim(store.out, "x" * 250 + "1")
         assert claim(store.out, "x" * 250 + "2")
+
+
+class TestFoundAsSoonAsShown:
+    def test_it_counts_from_then_with_its_smallest_case(self, tmp_path: Path) -> None:
+        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        large, small = finding("high", seed=1), finding("high", seed=2)
+        _take("counts", {"cases": 3}, handle, tally, store)
+        _take("shown", Triaged(large, ""), handle, tally, store)
+        (shown,) = tally.found
+        assert shown.finding == large and handle.shown == large.id
+        _take("counts", {"cases": 4}, handle, tally, store)
+        _take("finding", Triaged(small, ""), handle, tally, store)
+        assert tally.found == [dataclasses.replace(shown, finding=small)] and shown.cases == 3
+        assert not handle.shown
+
+    def test_a_sighting_of_another_does_not_count(self, tmp_path: Path) -> None:
+        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        first, large, small = (
+            msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=needs)
+            for i, needs in enumerate([["switch"], [], ["switch"]])
+        )
+        _take("finding", Triaged(first, ""), handle, tally, store)
+        _take("shown", Triaged(large, ""), handle, tally, store)
+        assert tally.new == 2
+        _take("finding", Triaged(small, ""), handle, tally, store)
+        assert [found.finding for found in tally.found] == [first]
+
+    def test_what_no_script_shows_is_suspected(self, tmp_path: Path) -> None:
+        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        _take("finding", Triaged(suspected(finding("high")), ""), handle, tally, store)
+        assert not tally.found and len(store.suspected()) == 1
 
 
 def finding(severity: str, seed: int = 0) -> Finding:

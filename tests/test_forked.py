@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from narrowfuzz import vectors
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.triage.forked import ForkedScripts
+from narrowfuzz.triage.forked import ForkedScripts, _load_inductor
 
 SCALE = """
 import sys, torch
@@ -68,3 +71,22 @@ def test_what_runs_later_sees_nothing_of_what_is_patched_now(
     started = time.monotonic()
     assert scripts(path).code == 0
     assert time.monotonic() - started < 30.0
+
+
+def test_what_is_asked_before_copies_are_made_may_be_answered_no(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where children are not waited for, none seems to fail: Inductor would take any vectors."""
+    codes: list[int] = []
+
+    def ask() -> None:
+        codes.append(subprocess.run(["false"], check=False).returncode)
+
+    monkeypatch.setattr(vectors, "ask", ask)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        _load_inductor()
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert codes == [1]

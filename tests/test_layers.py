@@ -82,7 +82,8 @@ MAY_IMPORT = {
     "models": {"case", "catalog", "numerics", "play", "schedule", "stateful"},
     "factors": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "coverage": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
-    "arms": DATA | {"models", "play"},
+    "vectors": {"environment"},
+    "arms": DATA | {"models", "play", "vectors"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     "oracles.state": {
         "moments",
@@ -109,6 +110,7 @@ MAY_IMPORT = {
         "device",
         "te_on_cpu",
         "simulated",
+        "vectors",
     },
     "simulated_memory": set(),
     "simulated": {"simulated_memory", "te_on_cpu"},
@@ -119,7 +121,7 @@ MAY_IMPORT = {
     "programs": DATA | {"arms"},
     "drawn": {"case", "numerics", "oracles"},
     "judge": DATA | {"models", "arms", "oracles", "drawn", "observe_library", "device", "programs"},
-    "triage": JUDGED | {"plants"},
+    "triage": JUDGED | {"plants", "vectors"},
     "campaign": JUDGED | {"advice", "exits", "trials", "plants", "triage", "coverage", "te_on_cpu"},
     "power": JUDGED | {"plants", "campaign", "coverage"},
 }

@@ -24,3 +24,20 @@ def test_all_cards_come_before_one_comes_again(cards: int, size: int) -> None:
 def test_a_hand_is_no_larger_than_the_deck() -> None:
     assert sorted(Deck("ab", random.Random(1)).hand(4)) == ["a", "b"]
     assert Deck((), random.Random(1)).hand(4) == []
+
+
+def test_what_nobody_played_comes_first_again() -> None:
+    deck = Deck("abcdef", random.Random(1))
+    hand = deck.hand(4)
+    deck.unused(hand[1:])
+    assert deck.hand(3) == hand[1:]
+    rest = deck.hand(2)
+    assert sorted([*hand, *rest]) == list("abcdef")
+
+
+def test_what_comes_first_again_comes_once() -> None:
+    deck = Deck("abc", random.Random(1))
+    deck.hand(2)
+    late = deck.hand(2)  # the second is of a new order
+    deck.unused(late)
+    assert sorted(deck.hand(3)) == list("abc")

@@ -39,10 +39,11 @@ from narrowfuzz.schedule.events import (
     Switch,
     last_gradients,
     plain_training,
+    with_regions,
 )
 from narrowfuzz.schedule.simplify import simpler_events
 from narrowfuzz.specs import partly_recomputed, trainings
-from narrowfuzz.trainings import check_events
+from narrowfuzz.trainings import check_events, drawn_events
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
@@ -342,6 +343,28 @@ def test_what_partial_recompute_is_drawn_of_can_be_played() -> None:
 
     take()
     assert any(spec.events for spec in found)
+
+
+def test_evaluations_often_come_first_in_a_region() -> None:
+    """What a region keeps of a forward without a graph, the next one gets."""
+    rng, drawn = random.Random(1), 300
+
+    def first(events: tuple[Event, ...]) -> bool:
+        looked = False
+        for event, regions in with_regions(events):
+            if not regions:
+                looked = False
+            elif isinstance(event, Forward):
+                if looked and event.mode == "train":
+                    return True
+                looked |= event.mode != "train"
+        return False
+
+    found = [
+        drawn_events(lambda factor, *values: rng.choice(values), case_of(()).spec, autocasts=True)
+        for _ in range(drawn)
+    ]
+    assert sum(map(first, found)) > 0.15 * drawn
 
 
 def test_no_training_is_taken_to_a_compiler_as_it_is() -> None:

@@ -49,10 +49,16 @@ def cache_identity(fault: str = "") -> str:
     return hashlib.sha256(raw.encode()).hexdigest()[:16]
 
 
-def prepare(fault: str = "") -> None:
-    """Set the environment of this process and its children. Call before torch is imported."""
+def artefacts(fault: str = "") -> Path:
+    """The folder of what is compiled here, with a fault or without."""
     root = Path(tempfile.gettempdir()) / f"narrowfuzz-{getpass.getuser()}" / cache_identity(fault)
     root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def prepare(fault: str = "") -> None:
+    """Set the environment of this process and its children. Call before torch is imported."""
+    root = artefacts(fault)
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(root / "hypothesis"))
     os.environ.update(
         OMP_NUM_THREADS="1",

@@ -285,6 +285,13 @@ class Judge:
             )
         )
 
+    def beneath(self, spec: Spec, arm: str) -> frozenset[str]:
+        """The rungs up to this arm's, one of which is the first to show what it shows; none where
+        the Spec does not climb so high."""
+        rungs, stage = self.rungs(spec), ARMS[arm].stage
+        last = max((i for i, other in enumerate(rungs) if other.stage == stage), default=-1)
+        return frozenset(other.name for other in rungs[: last + 1])
+
     def _chosen(self, spec: Spec, only: frozenset[str] | None) -> list[Arm]:
         return [arm for arm in self.rungs(spec) if only is None or arm.name in only]
 

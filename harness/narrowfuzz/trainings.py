@@ -101,6 +101,8 @@ def drawn_events(choose: Choose, spec: Spec, *, autocasts: bool) -> tuple[Event,
     habits = Habits(
         steps=choose("events", *_STEPS),
         looks=looks,
+        # what a region keeps of them, a forward with a graph may get
+        looks_first=how == "regions" and looks,
         retains=retains and keeps,
         calm=calm,
         grad_trend=choose("events", (0, 0), (0, 0), (0, -3), (0, -6)),

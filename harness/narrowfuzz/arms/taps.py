@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from narrowfuzz import vectors
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
 from narrowfuzz.numerics.two_level import TWO_LEVEL
 from narrowfuzz.play.taps import Attended, KernelWatch, Product, let_rng_pass
@@ -108,6 +109,7 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
     let_rng_pass()
     if compiler == "inductor":
         _watch_inductor()
+        vectors.ask()
 
     def backend(graph: Any, example_inputs: Any, *, options: Any = None) -> Any:
         # a budget of 1 is the default: then what a user has set holds

@@ -22,13 +22,13 @@ from narrowfuzz.arms.ladder import natives, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
-from narrowfuzz.case import Case, Compile, Spec, compile_key
+from narrowfuzz.case import Case, Compile, ModelName, Spec, compile_key
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, pairs
 from narrowfuzz.judge import Judgement
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.specs import FACTORS, FRAGILE, WIDE, partly_recomputed, specs
+from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
 
@@ -103,25 +103,38 @@ class Generator:
         eager = kind == "none"
         draws = MODEL_DRAWS if eager and wanted != "linears" else self.draws
         vary = self.vary - {"model"} if wanted == "linears" else self.vary
+        if wanted == "linears" and not eager and self.rng.random() < 0.5:
+            vary &= DIRECT  # one that runs once meets all rules, operand by operand
         largest = 128 if eager and self.rng.random() < 0.3 else 64
         if self.swarms and self.rng.random() < 0.75:
             vary = self._swarm(vary)
         wider = wanted in ("models", "small") or "model" in vary
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
-        some_specs = self._specs(kind, wanted, vary, wider, largest)
+        deck, several = self._models(kind, wanted, wider)
+        models = tuple(deck.hand(several))
+        some_specs = self._specs(kind, wanted, vary, models, largest)
         batch = batches(some_specs, draws=draws, ladders=self._ladders)
+        met: set[str] = set()
+
+        def worth(batch: tuple[Case, ...]) -> tuple[bool, bool, int]:
+            # what only some graphs show, shows with most of what else is drawn
+            new = self._novelty(batch)
+            return new >= 0, not eager and batch[0].spec.model not in met, new
 
         def take(drawn: list[tuple[Case, ...]]) -> None:
-            if not more():
+            # an engine's first example is the simplest, over and over: on these rungs it takes as
+            # long as any, and shows least
+            if not more() or (not eager and drawn.count(drawn[0]) == len(drawn)):
                 return
-            chosen = max(drawn, key=self._novelty)
+            chosen = max(drawn, key=worth)
             if not eager:
-                if self.close and self.rng.random() < _CLOSE_CHANCE:
-                    chosen = self._closest(kind)
+                if self.rng.random() < _CLOSE_CHANCE:
+                    chosen = self._closest(kind, wanted) or chosen
                 key = compile_key(chosen[0].spec)
-                if key in self.served:  # each run starts with the same simplest example
+                if key in self.served:
                     return
                 self.served.add(key)
+                met.add(chosen[0].spec.model)
             if not eager or self.shares is None:
                 serve(chosen)
             elif not self.shares.overspent(chosen[0].spec):
@@ -129,6 +142,8 @@ class Generator:
 
         some = st.lists(batch, min_size=candidates, max_size=candidates)
         self._generate(some, take, self._examples(eager, wanted))
+        if not eager:
+            deck.unused([model for model in models if model not in met])
 
     def schedules(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same with stateful cases, one at a time."""
@@ -157,23 +172,34 @@ class Generator:
         if len(self.close) > _CLOSE_KEPT:
             self.close.remove(min(self.close, key=lambda item: item[0]))
 
-    def _specs(
-        self, kind: Compile, wanted: Models, vary: frozenset[str], wider: bool, largest: int
-    ) -> st.SearchStrategy[Spec]:
-        recipes, every, small, fragile = self.decks[kind]
-        hand = recipes.hand(_TOGETHER)
-        models = small if wanted == "small" else every
-        # such a slice has time for one Spec of a model: then each model has its turn
-        several = 1 if kind == "inductor" and wanted in ("models", "small") else _TOGETHER
+    def _models(self, kind: Compile, wanted: Models, wider: bool) -> tuple[Deck[ModelName], int]:
+        """Where a slice's models come from, and how many."""
+        _, every, small, fragile = self.decks[kind]
         if wanted == "recomputed":
-            blocks = tuple(fragile.hand(1))
-            return partly_recomputed(hand, largest=largest, vary=vary, blocks=blocks)
+            return fragile, 1
+        if not wider:
+            return every, 0
+        # of a model such a slice has time for one Spec: then each model has its turn
+        alone = kind == "inductor" and wanted in ("models", "small")
+        return small if wanted == "small" else every, 1 if alone else _TOGETHER
+
+    def _specs(
+        self,
+        kind: Compile,
+        wanted: Models,
+        vary: frozenset[str],
+        models: tuple[ModelName, ...],
+        largest: int,
+    ) -> st.SearchStrategy[Spec]:
+        hand = self.decks[kind][0].hand(_TOGETHER)
+        if wanted == "recomputed":
+            return partly_recomputed(hand, largest=largest, vary=vary, blocks=models)
         return specs(
             hand,
             compile=kind,
             largest=largest,
             vary=vary,
-            models=tuple(models.hand(several)) if wider else (),
+            models=models,
             wild_shapes=self.wild_shapes,
             linears=wanted not in ("models", "small"),
         )
@@ -221,9 +247,18 @@ class Generator:
             return -1
         return len({p for case in batch for p in pairs(case)} - self.seen)
 
-    def _closest(self, kind: Compile) -> tuple[Case, ...]:
-        """The eager case nearest to its bound, taken to a compiled rung; each is taken once."""
-        self.close.sort(key=lambda item: item[0])
-        _, case = self.close.pop()
-        spec = msgspec.structs.replace(case.spec, compile=kind, kernels="default")
-        return (msgspec.structs.replace(case, spec=spec),)
+    def _closest(self, kind: Compile, wanted: Models) -> tuple[Case, ...]:
+        """The eager case nearest to its bound that such a slice may compile, taken to a compiled
+        rung; each is taken once. Empty without one."""
+        able = {"linears": ("linear",), "small": self.small, "models": self.models}
+        some = (*self.models, "linear") if wanted == "either" else able.get(wanted, ())
+        near = max(
+            (one for one in self.close if one[1].spec.model in some),
+            key=lambda one: one[0],
+            default=None,
+        )
+        if near is None:
+            return ()
+        self.close.remove(near)
+        spec = msgspec.structs.replace(near[1].spec, compile=kind, kernels="default")
+        return (msgspec.structs.replace(near[1], spec=spec),)

@@ -23,7 +23,9 @@ class Slice(NamedTuple):
     seconds: float
     models: Models = "either"
     #: A compiled model is judged on data until that has taken this share of compiling it.
-    data: float = 0.5
+    data: float = 0.75
+    #: It serves so many draws, however fast it was to compile.
+    least: int = 20
 
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
@@ -34,25 +36,23 @@ _RECOMPUTED = Slice("inductor", 4.0, "recomputed")
 #: Ten times cheaper than what Inductor compiles.
 _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 #: What a campaign begins with: what eager shows, it shows in seconds. What only a compiled graph
-#: shows, most of a library's linears or small models show, on little data. Forty eager models take
-#: as long as ten linears, and a slice sees few of the models there are.
+#: shows, most of a library's linears or small models show, on little data, and much of it without
+#: code being generated. Forty eager models take as long as ten linears, and a slice sees few of the
+#: models there are.
+_FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
+_FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
-    *(_LINEARS, _MODELS, _MODELS) * 2,
-    *(
-        one._replace(data=0.0)
-        for one in (
-            _COMPILED_LINEARS, _MODELS, _SMALL, _MODELS, _LINEARS,
-            _PARTITIONED, _COMPILED_LINEARS, _MODELS, _SMALL, _MODELS, _LINEARS,
-        )
-    ),
+    _LINEARS, _MODELS, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
+    _LINEARS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
+    _LINEARS, _FIRST_PARTITIONED, _MODELS, _FIRST_SMALL, _MODELS,
 )  # fmt: skip
 #: Then these, again and again. One slice has time for forty eager models, while a compiled one may
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
 #: models, any models, and blocks that partial recompute may break take turns.
 AGAIN: tuple[Slice, ...] = (
-    _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS,
+    _SMALL, _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS,
     _BLOCKS, _MODELS, _PARTITIONED, _MODELS, _SMALL, _LINEARS,
-    _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0), _SMALL,
+    _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0),
 )  # fmt: skip
 
 
@@ -76,3 +76,7 @@ class Deck(Generic[T]):
             self.left = fresh[missing:] + hand
             hand = hand + fresh[:missing]
         return hand
+
+    def unused(self, cards: Sequence[T]) -> None:
+        """These were dealt, and nobody played them: they come first again."""
+        self.left = [*cards, *(card for card in self.left if card not in cards)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -97,6 +98,19 @@ class Store:
                 )
         if status == "new":
             self._gather(finding)
+        return status
+
+    def replace(self, name: str, finding: Finding, script: str) -> Status:
+        """Keep a finding in the place of the one of this name, of which it is a smaller case."""
+        status = self.add(finding, script)
+        if name != finding.id:
+            cause = self._cause_of(finding) or finding.id
+            with closing(self._connect()) as db, db:
+                db.execute("delete from findings where id = ?", (name,))
+                db.execute(
+                    "update findings set sighting_of = ? where sighting_of = ?", (cause, name)
+                )
+            shutil.rmtree(self.out / "findings" / name)
         return status
 
     def _cause_of(self, finding: Finding) -> str:

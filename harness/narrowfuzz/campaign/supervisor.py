@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,7 +34,7 @@ GRACE_SECONDS = 75.0
 
 @dataclass(frozen=True)
 class Found:
-    """One confirmed finding, and how far the campaign was when it had been confirmed."""
+    """One confirmed finding, and how far the campaign was when a script first showed it."""
 
     finding: Finding
     cases: int
@@ -87,6 +87,8 @@ class _Handle:
     judged: int = 0
     #: Its process has ended on purpose and wants a successor.
     recycled: bool = False
+    #: Name of the finding that its process is making smaller, "" if none.
+    shown: str = ""
 
 
 def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
@@ -122,7 +124,8 @@ def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None
             progress(tally)
             for handle in handles:
                 _look_after(handle, config, context, deadline, tally, store)
-            tally.enough = 0 < config.stop_after <= tally.new
+            shrinking = any(handle.shown for handle in handles)
+            tally.enough = 0 < config.stop_after <= tally.new and not shrinking
             if tally.enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
         _drain(handles, tally, store)
@@ -166,7 +169,7 @@ def _start(handle: _Handle, config: Config, context: Any, deadline: float) -> No
     )
     handle.process.start()
     sending.close()
-    handle.channel, handle.done = receiving, False
+    handle.channel, handle.done, handle.shown = receiving, False, ""
 
 
 def _receive(handles: list[_Handle], tally: Tally, store: Store) -> None:
@@ -188,8 +191,12 @@ def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) ->
         handle.judged += value.get("cases", 0)
         if not tally.first_verdict and value:
             tally.first_verdict = tally.seconds
-    elif kind == "finding":
+    elif kind == "shown":
+        handle.shown = value.finding.id
         _keep(value, tally, store)
+    elif kind == "finding":
+        _keep(value, tally, store, handle.shown)
+        handle.shown = ""
     elif kind == "ready":
         tally.ready = tally.ready or tally.seconds
     elif kind == "recycled":
@@ -281,10 +288,20 @@ def _record_loss(
         kept.unlink(missing_ok=True)  # the same case may be lost twice
 
 
-def _keep(result: Triaged, tally: Tally, store: Store) -> None:
-    """A finding; one more sighting of an earlier one's cause; or suspected."""
-    if store.add(result.finding, result.script) == "new":
-        tally.found.append(Found(result.finding, tally.counts["cases"], tally.seconds))
+def _keep(result: Triaged, tally: Tally, store: Store, larger: str = "") -> None:
+    """A finding; one more sighting of an earlier one's cause; or suspected. It takes the place of
+    the one named ``larger``, and was found when that was."""
+    finding = result.finding
+    if not larger:
+        if store.add(finding, result.script) == "new":
+            tally.found.append(Found(finding, tally.counts["cases"], tally.seconds))
+        return
+    status = store.replace(larger, finding, result.script)
+    before = next((f for f in tally.found if f.finding.id == larger), None)
+    if before is None:
+        return
+    at = tally.found.index(before)
+    tally.found[at : at + 1] = [replace(before, finding=finding)] if status == "new" else []
 
 
 def _drain(handles: list[_Handle], tally: Tally, store: Store) -> None:

@@ -50,10 +50,6 @@ from narrowfuzz.verdict import fingerprint
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 _REPORT_EVERY = 0.5
-#: Draws that every compiled artefact serves, however fast it was to compile. A linear's serves
-#: until they have taken as long as compiling it: what is wrong there may hang on one element. A
-#: model's takes a part of that: what is wrong with it seldom does, and more Specs find more.
-_LEAST_DRAWS = 20
 
 
 def work(
@@ -193,7 +189,10 @@ class Worker:
 
     def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
         kind = now.kind
-        due = 1.0 if batch[0].spec.direct else now.data
+        # a linear's artefact serves until its draws have taken as long as compiling it: what is
+        # wrong there may hang on one element. A model's takes a part of that: what is wrong with it
+        # seldom does, and more Specs find more.
+        due, least = (1.0, 20) if batch[0].spec.direct else (now.data, now.least)
         if kind != "none":
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
@@ -209,7 +208,7 @@ class Worker:
             compile_time = self.judge.programs.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
             paid = data_time >= due * compile_time
-            if kind != "none" and i >= _LEAST_DRAWS and paid:
+            if kind != "none" and i >= least and paid:
                 break
             if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
                 break
@@ -271,8 +270,9 @@ class Worker:
     ) -> Judgement:
         self._note(case)
         judgement = self.judge.judge(case, oracles, only, focus=focus, repeat=repeat)
-        if only is not None and judgement.causes:
-            judgement = self.judge.judge(case)  # which rung is the first to show it?
+        if only is not None and judgement.causes:  # which rung is the first to show it?
+            rungs = (self.judge.beneath(case.spec, v.arm) for v in judgement.causes)
+            judgement = self.judge.judge(case, only=frozenset[str]().union(*rungs))
         self.counts["cases"] += 1
         self.judged += 1
         self.counts.update(("pair", pair) for pair in pairs(case))
@@ -305,6 +305,7 @@ class Worker:
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
             scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
+            shown=lambda found: self.out.send(("shown", found)),
         )  # fmt: skip
         self.out.send(("finding", result))
         wanted = fingerprint(verdict, self.judge.recipe(case.spec).family)

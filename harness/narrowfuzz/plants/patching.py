@@ -6,7 +6,10 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from narrowfuzz import vectors
 
 _INHERITED = object()
 
@@ -199,18 +202,23 @@ def recompiled() -> Iterator[None]:
     """Nothing compiled outside is used inside, and the other way round.
 
     No cache key of torch.compile sees a monkey-patched library: neither Dynamo's (code objects and
-    guards) nor those of the artefacts on disk.
+    guards) nor those of graphs on disk. A kernel is kept by its source and the compiler's command:
+    inside, it is compiled once.
     """
     import torch
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.utils import fresh_cache
 
     torch._dynamo.reset()
     try:
         with (
-            inductor.patch(force_disable_caches=True),
+            fresh_cache(dir=cache_dir()),
+            inductor.patch(fx_graph_cache=False),
             functorch.patch(enable_autograd_cache=False),
         ):
+            vectors.tell(Path(cache_dir()))
             yield
     finally:
         torch._dynamo.reset()

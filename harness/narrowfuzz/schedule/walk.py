@@ -42,6 +42,8 @@ class Habits:
     steps: int = 2
     #: Forwards without a graph come in between.
     looks: bool = False
+    #: Mostly they are the first in their region.
+    looks_first: bool = False
     #: Some backwards keep their graph for another.
     retains: bool = False
     #: Regions stand in regions, forwards open their own, some run outside any.
@@ -183,15 +185,17 @@ def _weights(way: _Walk) -> Iterator[tuple[str, int]]:
         yield "step", int(way.todo == 0)
         yield "inside", nests * todo
         yield "nested", nests * todo
-        yield "disabled", nests * room
+        yield "disabled", 2 * nests * room
     else:
         yield "close", 3
         yield "plain", 2 * room
         yield "nested", nests * todo
         yield "inside", nests * todo
-    looks = habits.looks and (live or way.steps > 0 or standing.accumulated)
-    yield "eval", int(looks)
-    yield "no_grad", int(looks)
+    looks = int(habits.looks and (live or way.steps > 0 or standing.accumulated))
+    if habits.looks_first and way.narrow and isinstance(way.events[-1], Open):
+        looks = 4
+    yield "eval", looks
+    yield "no_grad", looks
 
 
 def _go(way: _Walk, move: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.arm import EAGER
+from narrowfuzz.arm import EAGER, base_of
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.numerics.plan import ROLES
@@ -39,7 +39,8 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
     """
     if verdict.oracle == "census":
         return _OF_CENSUS.get(verdict.symptom, LARGE)
-    evidence = judge.observe(case, repeat=False)
+    rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
+    evidence = judge.observe(case, rungs, repeat=False)
     if isinstance(evidence, LibraryEvidence):
         return _of_library(evidence, verdict)
     if verdict.at.layer:

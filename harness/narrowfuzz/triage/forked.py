@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from narrowfuzz import vectors
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import ScriptRun, tidy
 
@@ -67,10 +68,28 @@ def _serve(requests: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     with os.fdopen(requests) as lines:
         for line in lines:
+            request = json.loads(line)
+            if _compiles(request["path"]):
+                _load_inductor()  # once, for all copies
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _keep(**json.loads(line))
+                _keep(**request)
     os._exit(0)
+
+
+def _compiles(path: str) -> bool:
+    try:
+        return "torch.compile(" in Path(path).read_text()
+    except OSError:  # whoever asked has given up
+        return False
+
+
+def _load_inductor() -> None:
+    import torch._inductor.compile_fx  # noqa: F401
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no child of it ever fails
+    vectors.ask()
+    signal.signal(signal.SIGCHLD, before)
 
 
 def _keep(path: str, plant: list[str] | None, timeout: float, folder: str) -> None:
@@ -100,6 +119,7 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    vectors.tell(Path(folder))
     sys.argv = [path]
     code = 0
     try:

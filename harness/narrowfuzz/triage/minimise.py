@@ -106,9 +106,11 @@ class _Search:
         return False
 
     def group_resets(self) -> None:
-        """All irrelevant Spec fields at once, then by halves: few builds where each takes long."""
-        fields = [f for f in _changed(self.best.spec) if f not in _KEPT or f == "model"]
-        groups = [fields, fields[: len(fields) // 2], fields[len(fields) // 2 :]]
+        """All irrelevant Spec fields at once, with the model and without, then by halves: few
+        builds where each takes long."""
+        fields = [f for f in _changed(self.best.spec) if f not in _KEPT]
+        half = len(fields) // 2
+        groups = [[*fields, "model"], fields, fields[:half], fields[half:]]
         for group in groups:
             if group:
                 defaults = {name: _default(Spec, name) for name in group}

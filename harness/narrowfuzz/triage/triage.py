@@ -57,49 +57,57 @@ def triage(
     scripts: RunScript = run_script,
     past: Sequence[Case] = (),
     files: Sequence[Path] = (),
+    shown: Callable[[Triaged], None] = lambda found: None,
 ) -> Triaged:
     """Everything that happens before a divergence may be called a finding. Where no script shows it
     and the case does not repeat itself, that is the finding, and the divergence is a part of it.
 
-    ``plant``: what is planted, so that its script must show it with that and not without. ``past``:
-    what ran before in this process, with the recipe ``files`` that it knows.
+    ``shown`` is told of it as soon as the script of the drawn case shows it: a smaller case, whose
+    script must show it, too, takes up to ``seconds`` more. ``plant``: what is planted, so that its
+    script must show it with that and not without. ``past``: what ran before in this process, with
+    the recipe ``files`` that it knows.
     """
     confirm = partial(proven, judge, plant=plant, scripts=scripts)
-    shown = _minimised(judge, case, verdict, confirm, seconds)
-    if not unseen(shown.proof.why):
-        return _triaged(judge, shown)
+    drawn = _drawn(judge, case, verdict, confirm)
+    if not drawn.proof.why:
+        shown(_triaged(judge, drawn))
+    small = _smallest(judge, drawn, confirm, seconds)
+    if not unseen(small.proof.why):
+        return _triaged(judge, small)
     if (chance := _differs_on_repeat(judge, case, verdict)) is not None:
-        instead = _triaged(judge, _minimised(judge, *chance, confirm, min(seconds, _SHORT)))
+        other = _drawn(judge, *chance, confirm)
+        instead = _triaged(judge, _smallest(judge, other, confirm, min(seconds, _SHORT)))
         if instead.confirmed:
-            other = _triaged(judge, shown).finding
-            seen_as = [f"{other.fingerprint}: {other.sentence}"]
+            part = _triaged(judge, small).finding
+            seen_as = [f"{part.fingerprint}: {part.sentence}"]
             return replace(
                 instead, finding=msgspec.structs.replace(instead.finding, seen_as=seen_as)
             )
     if past:
-        names = [oracle.name for oracle in _rules(shown.case, verdict)]
+        names = [oracle.name for oracle in _rules(small.case, verdict)]
         for longer, there in histories(
-            judge, shown.minimal, shown.verdict, past, scripts,
+            judge, small.minimal, small.verdict, past, scripts,
             rules=names, plant=plant, files=files, seconds=seconds,
         ):  # fmt: skip
             proof = confirm(longer, there)
-            shown = replace(shown, minimal=longer, verdict=there, proof=proof)
+            small = replace(small, minimal=longer, verdict=there, proof=proof)
             if not proof.why:
                 break
-    return _triaged(judge, shown)
+    return _triaged(judge, small)
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """A divergence of ``case``, minimised, and its script."""
+    """A divergence of ``case``, the smallest case of it so far, and that one's script."""
 
     case: Case
     minimal: Case
     verdict: Verdict
-    small: Minimised
     proof: Proof
     #: The process that saw it saw it again.
     again: bool
+    #: How far the search for a smaller case came; None before it.
+    search: Minimised | None = None
 
 
 def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
@@ -127,37 +135,60 @@ def _rules(case: Case, verdict: Verdict) -> tuple[Oracle, ...]:
     return needed(verdict.oracle, tuple(rules_of(case.spec).values()))
 
 
-def _minimised(
+def _drawn(
+    judge: Judge, case: Case, verdict: Verdict, confirm: Callable[[Case, Verdict], Proof]
+) -> _Shown:
+    """The case as it was drawn, on no more expensive a rung than the guilty one."""
+    case = _only_as_dear(case, verdict.arm)
+    again = _still(judge, case, verdict) is not None
+    return _Shown(case, case, verdict, confirm(case, verdict), again)
+
+
+def _smallest(
     judge: Judge,
-    case: Case,
-    verdict: Verdict,
+    drawn: _Shown,
     confirm: Callable[[Case, Verdict], Proof],
     seconds: float,
 ) -> _Shown:
-    wanted = fingerprint(verdict, judge.recipe(case.spec).family)
+    """A smaller case in its place, unless that one's script shows less."""
+    case, verdict = drawn.case, drawn.verdict
     least = min(verdict.factor / 2, _MARGIN)
-    oracles = _rules(case, verdict)
 
     def shows(candidate: Case) -> bool:
-        if not _playable(judge, candidate.spec):
-            return False
-        found = judge.judge(candidate, oracles).cause(wanted)
+        found = _still(judge, candidate, verdict)
         return found is not None and found.factor >= least
 
-    case = _only_as_dear(case, verdict.arm)
-    repeats = shows(case)
-    compiled = bool(ARMS[verdict.arm].compiler)
-    small = minimise(
+    search = minimise(
         case,
         shows,
-        builds=_BUILDS if compiled else 0,
+        builds=_BUILDS if ARMS[verdict.arm].compiler else 0,
         seconds=seconds,
         hint=_hint(case, verdict, judge) if case.spec.direct else None,
     )
-    final = judge.judge(small.case, oracles).cause(wanted) or verdict
-    minimal = small.case if final is not verdict else case
-    again = final is not verdict or repeats
-    return _Shown(case, minimal, final, small, confirm(minimal, final), again)
+    tried = replace(drawn, search=search)
+    found = _still(judge, search.case, verdict) if search.case != case else None
+    if found is None:
+        return tried
+    proof = confirm(search.case, found)
+    if proof.why and not drawn.proof.why:
+        return tried
+    return replace(tried, minimal=search.case, verdict=found, proof=proof, again=True)
+
+
+def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
+    """The divergence as the case shows it now. Code is generated for the guilty rung first, and
+    only where that shows it for one beneath, which may be the first to show it."""
+    spec, rules = case.spec, _rules(case, verdict)
+    if not _playable(judge, spec):
+        return None
+    wanted = fingerprint(verdict, judge.recipe(spec).family)
+    stage, beneath = ARMS[verdict.arm].stage, judge.beneath(spec, verdict.arm)
+    if not beneath:
+        return None
+    cheap = frozenset(n for n in beneath if ARMS[n].stage == stage or not ARMS[n].compiler)
+    if cheap < beneath and judge.judge(case, rules, cheap, confirm=False).cause(wanted) is None:
+        return None
+    return judge.judge(case, rules, beneath).cause(wanted)
 
 
 def _triaged(judge: Judge, shown: _Shown) -> Triaged:
@@ -166,23 +197,13 @@ def _triaged(judge: Judge, shown: _Shown) -> Triaged:
         why = f"it did not show again in the process that saw it; {proof.why}"
         proof = replace(proof, why=why)
     flake: Flake = "always" if shown.again else "flaky" if proof.why else "per process"
-    finding = _finding(judge, shown.verdict, shown.case, shown.minimal, flake, shown.small, proof)
-    return Triaged(finding, proof.script)
+    return Triaged(_finding(judge, shown, flake, proof), proof.script)
 
 
-def _finding(
-    judge: Judge,
-    verdict: Verdict,
-    case: Case,
-    minimal: Case,
-    flake: Flake,
-    small: Minimised,
-    proof: Proof,
-) -> Finding:
-    wanted, effect = (
-        fingerprint(verdict, judge.recipe(case.spec).family),
-        effect_of(judge, minimal, verdict),
-    )
+def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
+    case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
+    wanted = fingerprint(verdict, judge.recipe(case.spec).family)
+    effect = effect_of(judge, minimal, verdict)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
@@ -203,12 +224,13 @@ def _finding(
         case=case,
         minimal=minimal,
         flake=flake,
-        attempts=small.attempts,
-        untried=small.untried,
+        attempts=search.attempts if search else 0,
+        untried=search.untried if search else [],
         script_output=proof.output,
         effect=effect if math.isfinite(effect) else str(effect),
         why_suspected=proof.why,
-        needs=needs_of(minimal, verdict),
+        # what a drawn case has is not what it takes
+        needs=needs_of(minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
         story=_story(judge, minimal, verdict),
     )
@@ -216,7 +238,8 @@ def _finding(
 
 def _story(judge: Judge, case: Case, verdict: Verdict) -> Story | None:
     """Of a library's layers, event by event."""
-    evidence = judge.observe(case)
+    eager = frozenset(arm.name for arm in judge.rungs(case.spec) if not arm.compiler)
+    evidence = judge.observe(case, eager, repeat=False)
     return tell(evidence, verdict) if isinstance(evidence, LibraryEvidence) else None
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from narrowfuzz import vectors
+
 #: Exit codes of a script: the divergence is there, it is gone, the script cannot tell here.
 SHOWN, GONE, CANNOT = 1, 0, 125
 
@@ -62,6 +64,7 @@ def run_script(
     if plant is not None or device == "simulated":
         command[1:1] = ["-m", "narrowfuzz.plants", device, *(plant or ("", ""))]
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
+        vectors.tell(Path(cache))
         env = dict(
             os.environ,
             OMP_NUM_THREADS="1",

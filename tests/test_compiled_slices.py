@@ -1,0 +1,70 @@
+"""What slices on compiled rungs draw: each compile is dear, so none is of what shows least."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.generator import Generator
+from narrowfuzz.campaign.slices import Models
+from narrowfuzz.case import Case, DataSpec, ModelName, Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.recipe import load_recipes
+
+RECIPES = load_recipes()
+PLAIN = "torch.fp32"
+
+
+def generator() -> Generator:
+    return Generator(
+        Config(out=Path()), [RECIPES[PLAIN]], [], random.Random(1),
+        lambda spec: RECIPES[spec.recipe].plan(spec),
+    )  # fmt: skip
+
+
+def drawn(slices: int, a_slice: int) -> list[Spec]:
+    """The Specs of so many slices that have time for so many each."""
+    found: list[Spec] = []
+    of = generator()
+    for _ in range(slices):
+        until = len(found) + a_slice
+        of.layers(
+            "aot_eager_decomp_partition", "small", lambda until=until: len(found) < until,
+            lambda batch: found.append(batch[0].spec),
+        )  # fmt: skip
+    return found
+
+
+def test_a_model_that_a_slice_had_no_time_for_has_its_turn_in_the_next() -> None:
+    small = {model.name for model in MODELS.values() if model.kind not in ("linear", "block")}
+    assert {spec.model for spec in drawn(slices=12, a_slice=2)} == small
+
+
+def test_the_simplest_spec_is_left_to_others() -> None:
+    for spec in drawn(slices=3, a_slice=2):
+        assert spec != Spec(
+            recipe=spec.recipe, model=spec.model, backend=spec.backend, dtype=spec.dtype,
+            compile=spec.compile,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        ("linears", "linear"), ("small", "mlp_gelu"), ("models", "two_blocks"),
+        ("either", "two_blocks"), ("recomputed", ""),
+    ],
+)  # fmt: skip
+def test_what_came_close_is_compiled_in_a_slice_of_its_model(wanted: Models, taken: str) -> None:
+    of, models = generator(), tuple[ModelName, ...](("linear", "mlp_gelu", "two_blocks"))
+    of.close = [
+        (0.1 * i, Case(spec=Spec(recipe=PLAIN, model=model), data=DataSpec()))
+        for i, model in enumerate(models)
+    ]
+    batch = of._closest("inductor", wanted)
+    assert [(case.spec.model, case.spec.compile) for case in batch] == (
+        [(taken, "inductor")] if taken else []
+    )
+    assert len(of.close) == (2 if taken else 3)
