@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles.schedule import OF_LIBRARY
+from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.recipe import load_every, load_stateful
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Step
 from narrowfuzz.strategies import schedule_cases

@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "expect",
         "numerics",
         "oracles.oracle",
-        "oracles.schedule_evidence",
+        "oracles.library.evidence",
     }
     | {"schedule", "trace", "verdict"},
     # models: the host of state faults; te_on_cpu: what the library's own are planted on; simulated:

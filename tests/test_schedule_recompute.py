@@ -21,8 +21,9 @@ from narrowfuzz.moments import (
     SlotName,
 )
 from narrowfuzz.numerics.delayed import Policy, Slot
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_rules import check_balance, check_recompute
+from narrowfuzz.oracles.library.contract import check_balance
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.library.recompute import check_recompute
 from narrowfuzz.oracles.state.machine import check_machine
 from narrowfuzz.oracles.state.symptoms import circumstances, unfinished
 from narrowfuzz.play.library import Cast

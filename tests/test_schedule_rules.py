@@ -21,8 +21,9 @@ from narrowfuzz.moments import (
 )
 from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_rules import check_contract, check_reload
+from narrowfuzz.oracles.library.contract import check_contract
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.library.twins import check_reload
 from narrowfuzz.oracles.state.library import Library
 from narrowfuzz.oracles.state.machine import check_machine
 from narrowfuzz.oracles.state.outcome import outcome

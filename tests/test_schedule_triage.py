@@ -24,8 +24,8 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.models import delayed
 from narrowfuzz.models.delayed_subject import carries
 from narrowfuzz.moments import CastSeen, ProductSeen
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
-from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, address_of
+from narrowfuzz.oracles.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.plants.delayed_operands import PLANTS as OPERANDS
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant
@@ -44,7 +44,7 @@ from narrowfuzz.schedule.events import (
 )
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
-from narrowfuzz.triage.script_schedule import write_schedule_script
+from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -131,7 +131,7 @@ def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
         assert again is not None
         recipe = tried.recipe(case.spec)
         scripts = [
-            write_schedule_script(tried.observe(c), v, recipe)
+            write_library_script(tried.observe(c), v, recipe)
             for c, v in ((case, verdict), (small, again))
         ]
         assert [run_here(script, tmp_path) for script in scripts] == [1, 1]
@@ -148,7 +148,7 @@ def test_a_script_of_a_backward_in_high_precision(fault: str, tmp_path: Path) ->
     with operands_fault(fault).plant():
         verdict = cause_of(tried.judge(case), "O22")
         recipe = tried.recipe(case.spec)
-        script = write_schedule_script(tried.observe(case), verdict, recipe)
+        script = write_library_script(tried.observe(case), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
 
@@ -164,7 +164,7 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
         tried = judge()
         verdict = tried.judge(case).causes[0]
         recipe = tried.recipe(case.spec)
-        script = write_schedule_script(tried.observe(after), verdict, recipe)
+        script = write_library_script(tried.observe(after), verdict, recipe)
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
     assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
@@ -178,7 +178,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
     with find_plant(FAULTS, "scale_doubled").plant():
         verdict = tried.judge(case).causes[0]
         evidence = tried.observe(msgspec.structs.replace(case, history=(bare,)))
-        script = write_schedule_script(evidence, verdict, tried.recipe(case.spec))
+        script = write_library_script(evidence, verdict, tried.recipe(case.spec))
     assert "bias=False" in script and "bias=True" in script
 
 
@@ -192,7 +192,7 @@ def test_scripts_of_a_clean_schedule_hold(spec: Spec) -> None:
     evidence, recipe = tried.observe(case), tried.recipe(case.spec)
     with tempfile.TemporaryDirectory() as folder:
         for verdict in sample(list(possible(evidence))):
-            script = write_schedule_script(evidence, verdict, recipe)
+            script = write_library_script(evidence, verdict, recipe)
             assert run_here(script, Path(folder)) == 0, (verdict, script)
 
 
@@ -358,7 +358,7 @@ def test_reach_is_the_wildest_stimulus(values: str, reach: str) -> None:
 
 
 def test_only_the_rules_that_explain_are_needed() -> None:
-    from narrowfuzz.oracles.schedule import OF_LIBRARY
+    from narrowfuzz.oracles.library.table import OF_LIBRARY
 
     names = [oracle.name for oracle in needed("O14", OF_LIBRARY)]
     assert "O14" in names and "contract" in names and "R20" not in names

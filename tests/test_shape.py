@@ -9,8 +9,8 @@ from pathlib import Path
 
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.oracles.schedule import OF_LIBRARY
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.power.probe import falsifying
 from narrowfuzz.power.reads import FALSIFIES

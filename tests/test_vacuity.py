@@ -21,8 +21,8 @@ from narrowfuzz.moments import At
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, FORMATS, Format, decode, round_to
 from narrowfuzz.oracles import BY_NAME, OF_CONVERTED
 from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.oracles.oracle import Oracle, plain
-from narrowfuzz.oracles.schedule import OF_LIBRARY
 from narrowfuzz.play.library import Cast
 from narrowfuzz.power import falsify, reads, schedules
 from narrowfuzz.power.perturbation import outputs

@@ -36,8 +36,8 @@ from narrowfuzz.oracles.applied import checks
 from narrowfuzz.oracles.causes import explained
 from narrowfuzz.oracles.contract import accepted
 from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle, plain
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import AnyRecipe, Recipe, of_kind, unknown
 from narrowfuzz.trace import Trace

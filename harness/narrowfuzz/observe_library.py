@@ -10,7 +10,7 @@ import msgspec
 from narrowfuzz.arm import BY_NAME, Arm
 from narrowfuzz.arms.library import run_library
 from narrowfuzz.case import Case, Spec
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.schedule.story import features
 from narrowfuzz.stateful import Subject
 from narrowfuzz.trace import Trace

@@ -210,7 +210,7 @@ class Harness:
 
     def check_schedules(self, rules: tuple[str, ...]) -> None:
         """As ``check``, on schedules of the stateful recipes that patch nothing."""
-        from narrowfuzz.oracles.schedule import OF_LIBRARY
+        from narrowfuzz.oracles.library.table import OF_LIBRARY
         from narrowfuzz.strategies import schedule_cases
 
         __tracebackhide__ = True

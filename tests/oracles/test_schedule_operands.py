@@ -15,8 +15,8 @@ from narrowfuzz.moments import (
     Side,
     SlotName,
 )
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_operands import check_operands
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.library.operands import check_operands
 from narrowfuzz.schedule.events import Backward, Event, Forward, Layout, Open
 from narrowfuzz.trace import Trace
 

@@ -17,6 +17,7 @@ from narrowfuzz.oracles.gemm import (
 )
 from narrowfuzz.oracles.gradient_sum import check_gradient_sum
 from narrowfuzz.oracles.ladder import check_ladder
+from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.oracles.oracle import Oracle, Reads
 from narrowfuzz.oracles.own_backward import check_own_backward
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
@@ -44,7 +45,6 @@ from narrowfuzz.oracles.relations_values import (
     check_scaling,
 )
 from narrowfuzz.oracles.repeat import check_repeat
-from narrowfuzz.oracles.schedule import OF_LIBRARY
 from narrowfuzz.oracles.special import check_finite, check_nan_provenance
 from narrowfuzz.oracles.whole import check_ratio, check_strict
 

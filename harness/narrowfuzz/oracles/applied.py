@@ -10,8 +10,8 @@ from narrowfuzz.address import At
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.kernels import check_kernels, check_weight_copies
 from narrowfuzz.oracles.layers import layer_evidences
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Check, Oracle
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.verdict import Verdict
 
 #: Where, which rule, and what it looks at.

@@ -18,8 +18,8 @@ from narrowfuzz.moments import (
     Wrong,
 )
 from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Reads
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.power.falsify import GAIN, NUMBERS, Numbers
 from narrowfuzz.power.perturbation import Perturbation
 from narrowfuzz.trace import RunError, Trace

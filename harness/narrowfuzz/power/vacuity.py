@@ -19,9 +19,9 @@ from narrowfuzz.ledger import load_ledger
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.oracles import OF_CONVERTED
 from narrowfuzz.oracles.applied import checks
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.oracles.schedule import OF_LIBRARY
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.power import reads, schedules
 from narrowfuzz.power.cases import examples, ready
 from narrowfuzz.power.perturbation import remembering

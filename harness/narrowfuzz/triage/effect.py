@@ -15,7 +15,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import product
 from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.layers import layer_evidences
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.severity import LARGE, SMALL
 from narrowfuzz.verdict import Verdict
 

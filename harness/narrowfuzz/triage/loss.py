@@ -11,14 +11,14 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.device import torch_name
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.recipe import AnyRecipe, Recipe, load_every
 from narrowfuzz.severity import severity
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.script_schedule import write_schedule_script
+from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
 from narrowfuzz.verdict import Status, Verdict, fingerprint
 
@@ -133,4 +133,4 @@ def _script(case: Case, verdict: Verdict, recipe: AnyRecipe, device: str) -> str
         return write_script(case, verdict, recipe, device=torch_name(device))
     # its runs would take this process along
     unseen = LibraryEvidence(case, "current", lambda settings: None, {}, {})
-    return write_schedule_script(unseen, verdict, recipe, device=torch_name(device))
+    return write_library_script(unseen, verdict, recipe, device=torch_name(device))

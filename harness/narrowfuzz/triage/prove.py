@@ -15,12 +15,12 @@ from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.script_played import write_played_script
-from narrowfuzz.triage.script_schedule import write_schedule_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 from narrowfuzz.verdict import Verdict
 
@@ -68,7 +68,7 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     if not isinstance(recipe, Recipe):
         evidence = judge.observe(case)
         assert isinstance(evidence, LibraryEvidence)
-        yield partial(write_schedule_script, evidence, verdict, recipe, device=device)
+        yield partial(write_library_script, evidence, verdict, recipe, device=device)
         return
     # what was handed another tensor was not the layer's doing
     own = at.layer and (verdict.oracle != "O13" or at.side)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from narrowfuzz.moments import SlotName
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, place
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, place
 from narrowfuzz.schedule.text import heading, lines
 from narrowfuzz.trace import Trace
 from narrowfuzz.triage.finding import State, Story

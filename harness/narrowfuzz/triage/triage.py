@@ -18,8 +18,8 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.oracles import OF_CONVERTED, rules_of
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import (
     Finding,

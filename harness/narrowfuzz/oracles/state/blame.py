@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import plain
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
 from narrowfuzz.oracles.state.machine import check_machine
 from narrowfuzz.verdict import Verdict
 

@@ -18,7 +18,7 @@ from itertools import groupby
 
 from narrowfuzz.moments import Moment, SlotName
 from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.oracles.schedule_evidence import Progress
+from narrowfuzz.oracles.library.evidence import Progress
 from narrowfuzz.oracles.state.difference import followed
 from narrowfuzz.oracles.state.library import Library
 from narrowfuzz.oracles.state.outcome import Outcome, outcome

@@ -10,8 +10,8 @@ from narrowfuzz.expect import Is, Own, State, bits
 from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import fresh
 from narrowfuzz.numerics.follow import Move
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, steps_of
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, steps_of
 from narrowfuzz.oracles.state.fold import Turn, expected
 from narrowfuzz.oracles.state.outcome import Outcome
 from narrowfuzz.oracles.state.plan import Begin, Commit, Lose, Quantise, Resize

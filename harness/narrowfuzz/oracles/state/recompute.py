@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from narrowfuzz.moments import Moment, SlotName
-from narrowfuzz.oracles.schedule_evidence import Progress
+from narrowfuzz.oracles.library.evidence import Progress
 from narrowfuzz.oracles.state.library import Library
 from narrowfuzz.oracles.state.plan import Numbered
 from narrowfuzz.oracles.state.run import Deviations, Run

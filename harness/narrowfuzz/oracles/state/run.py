@@ -11,7 +11,7 @@ import numpy as np
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.moments import Direction
 from narrowfuzz.numerics.delayed import FMAX, Policy
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.schedule.events import Layout, Settings, Wraps
 
 #: As-built deviations that hold, by name.

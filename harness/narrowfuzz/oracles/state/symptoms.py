@@ -10,8 +10,8 @@ import numpy as np
 from narrowfuzz.case import Spec
 from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, steps_of
 from narrowfuzz.oracles.oracle import number
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, steps_of
 from narrowfuzz.oracles.state.run import by_library
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Switch
 from narrowfuzz.trace import Trace

@@ -1,4 +1,4 @@
-"""O3 of a schedule: products multiply what they should, at the scale it was quantised with.
+"""O3 of a library's layers: products multiply what they should, at the scale it was quantised with.
 
 A forward multiplies its own casts; a backward those of the forwards it goes through, and the
 gradients it quantises itself. Kept weights are the casts of the forward that kept them.
@@ -16,8 +16,8 @@ from narrowfuzz.address import At as Address
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import MadeBy
 from narrowfuzz.moments import At, CastSeen, ProductSeen, Side
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, address_of
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
 from narrowfuzz.schedule.events import Backward, Forward
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict

@@ -1,4 +1,4 @@
-"""What the rules of a schedule look at, and how its regions stand event by event."""
+"""What the rules of a library's layers look at, and how regions stand event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""O22 of a schedule: a backward leaves every gradient, and in high precision those of its forward.
+"""O22 of a library's layers: a backward leaves every gradient, in high precision those of its
+forward.
 
 The last linear of the last layer is y = h W^T + b, as in ``own_backward``; where the forward ran
 outside every region, nothing is quantised and the same bound holds. A library's fused layers, whose
@@ -16,9 +17,9 @@ from narrowfuzz.address import At
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import Present
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, steps_of
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.own_backward import allowed, compared, sides
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, steps_of
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict

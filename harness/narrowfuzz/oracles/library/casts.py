@@ -1,4 +1,4 @@
-"""O2 of a schedule: what was quantised became the codes and scales of the definition."""
+"""O2 of a library's layers: what was quantised became the codes and scales of the definition."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from narrowfuzz.address import At
 from narrowfuzz.expect import Is, bits
 from narrowfuzz.moments import CastSeen, Wrong
 from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
+from narrowfuzz.oracles.library.evidence import LibraryEvidence, address_of
 from narrowfuzz.oracles.oracle import number, plain
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence, address_of
 from narrowfuzz.verdict import Verdict
 
 

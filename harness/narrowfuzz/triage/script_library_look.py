@@ -11,10 +11,10 @@ from narrowfuzz.address import At
 from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import FMAX
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.library.own_backward import LAST, first_step
+from narrowfuzz.oracles.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.oracles.own_backward import allowed, largest
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_own_backward import LAST, first_step
-from narrowfuzz.oracles.schedule_rules import ALONE, PLAIN, THROUGH
 from narrowfuzz.oracles.state.machine import moves
 from narrowfuzz.play.library import Where
 from narrowfuzz.schedule.events import Backward

@@ -6,19 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from narrowfuzz.oracles.library.casts import check_casts
+from narrowfuzz.oracles.library.contract import check_balance, check_contract
+from narrowfuzz.oracles.library.operands import check_operands
+from narrowfuzz.oracles.library.own_backward import check_own_backward
+from narrowfuzz.oracles.library.precision import check_precision
+from narrowfuzz.oracles.library.recompute import check_recompute
+from narrowfuzz.oracles.library.twins import check_company, check_reload, check_twin
 from narrowfuzz.oracles.oracle import Oracle, Reads
-from narrowfuzz.oracles.schedule_casts import check_casts
-from narrowfuzz.oracles.schedule_operands import check_operands
-from narrowfuzz.oracles.schedule_own_backward import check_own_backward
-from narrowfuzz.oracles.schedule_rules import (
-    check_balance,
-    check_company,
-    check_contract,
-    check_precision,
-    check_recompute,
-    check_reload,
-    check_twin,
-)
 from narrowfuzz.oracles.state.machine import check_machine
 
 _START = frozenset({"contract"})

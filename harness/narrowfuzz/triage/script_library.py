@@ -15,15 +15,15 @@ from narrowfuzz.arms import events_data
 from narrowfuzz.arms.training import calling, events_of, plain, training
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics import delayed, follow
-from narrowfuzz.oracles.schedule_evidence import LibraryEvidence
-from narrowfuzz.oracles.schedule_rules import through_reloads
+from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.library.twins import through_reloads
 from narrowfuzz.play import check, dtypes, layers, library, notes, player
 from narrowfuzz.schedule.events import Backward, Forward, numbered
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
+from narrowfuzz.triage.script_library_look import Look, look_at
 from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
-from narrowfuzz.triage.script_schedule_look import Look, look_at
 from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
@@ -66,7 +66,7 @@ class Run:
         return found
 
 
-def write_schedule_script(
+def write_library_script(
     evidence: LibraryEvidence, verdict: Verdict, recipe: Stateful, *, device: str = "cpu"
 ) -> str:
     """The script's text, for a device as torch calls it. Raises ValueError for a finding no script

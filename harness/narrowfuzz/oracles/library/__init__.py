@@ -1,0 +1,1 @@
+"""Rules of a library's own layers."""
