@@ -185,7 +185,7 @@ def _weights(way: _Walk) -> Iterator[tuple[str, int]]:
         yield "step", int(way.todo == 0)
         yield "inside", nests * todo
         yield "nested", nests * todo
-        yield "disabled", nests * room
+        yield "disabled", 2 * nests * room
     else:
         yield "close", 3
         yield "plain", 2 * room
