@@ -35,7 +35,13 @@ TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, install
 
 @app.command()
 def run(
-    minutes: Annotated[float, typer.Option(help="how long to look for findings")] = 2.0,
+    minutes: Annotated[
+        float | None, typer.Option(help="how long to look for findings; 2 if nothing is given")
+    ] = None,
+    cases: Annotated[
+        int,
+        typer.Option(help="how many cases instead: the same with the same seed and workers"),
+    ] = 0,
     workers: Annotated[int, typer.Option(help="worker processes; 0: one per core or GPU")] = 0,
     recipe: Globs = None,
     recipe_file: Files = None,
@@ -57,7 +63,7 @@ def run(
 
     raise typer.Exit(
         run_command(
-            minutes=minutes, workers=workers, recipes=tuple(recipe or ()),
+            minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
             recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), device=device,
             seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
             te_version=te_version, fail_on=fail_on,

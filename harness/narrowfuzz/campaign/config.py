@@ -29,7 +29,8 @@ class Config:
     models: tuple[ModelName, ...] = ()
     #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
     wild_shapes: bool = True
-    #: Stop after so many judged cases, all workers together; 0: when the time is up.
+    #: Stop after so many judged cases, all workers together; 0: when the time is up. Where they are
+    #: counted no clock steers the draws: equal versions and arms give equal cases on any machine.
     cases: int = 0
     #: A worker silent for this long is killed and its case becomes a finding.
     hang_seconds: float = 600.0
@@ -40,8 +41,9 @@ class Config:
     #: A worker that has compiled so much is replaced by a fresh process: each costs 2-3 MB.
     recycle_compiles: int = 150
     #: Where recipes need processes of their own, a worker tests one kind this long, then is
-    #: replaced by one that tests the next.
+    #: replaced by one that tests the next; where cases are counted, after so many.
     turn_seconds: float = 60.0
+    turn_cases: int = 100
     #: End after so many findings; 0: when the time is up.
     stop_after: int = 0
 
@@ -52,7 +54,8 @@ class Config:
             raise ValueError(f"--workers must be between 1 and 64, got {self.workers}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be between 0 and 2^32 - 1, got {self.seed}")
-        assert self.cases >= 0
+        if self.cases < 0:
+            raise ValueError(f"--cases must be at least 0, got {self.cases}")
 
     @property
     def share(self) -> int:

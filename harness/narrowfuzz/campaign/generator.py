@@ -42,8 +42,9 @@ _CANDIDATES, _EAGER_CANDIDATES = 6, 3
 _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 #: Chance that a slice may vary a factor: rare pairs need the other factors to stand still.
 _SWARM = 0.6
-#: Eager Specs in a slice where the number of cases is given: many slices see many models.
-_FEW_LINEARS, _FEW_MODELS = 2, 8
+#: Examples in a slice where the number of cases is given: many slices see many models. Of compiled
+#: ones the first is the simplest, and left out.
+_FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED = 2, 8, 20, 2
 #: Recipes, and models besides the linear, in one slice.
 _TOGETHER = 4
 _SCHEDULE_SECONDS = 10.0
@@ -75,14 +76,14 @@ class Generator:
         self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
         self.draws = config.draws
         self.wild_shapes = config.wild_shapes
-        #: So many cases in all leave no time for factors to stand still.
-        self.swarms = not config.cases
+        #: Cases are counted: no clock steers the draws, nor what a machine makes of them, and there
+        #: are too few for factors to stand still.
+        self.counted = bool(config.cases)
         #: What the slices may vary of a Spec.
         self.vary = FACTORS if self.models else FACTORS - {"model"}
         if not natives(select_arms(config.arms), config.device):
             self.vary -= {"kernels"}
-        #: Who has had which seconds of eager slices; None where cases are counted, which no clock
-        #: may steer.
+        #: Who has had which seconds of eager slices; None where cases are counted.
         self.shares = None if config.cases else Shares(clock)
         #: Pairs of features that have run.
         self.seen: set[Pair] = set()
@@ -106,7 +107,7 @@ class Generator:
         if wanted == "linears" and not eager and self.rng.random() < 0.5:
             vary &= DIRECT  # one that runs once meets all rules, operand by operand
         largest = 128 if eager and self.rng.random() < 0.3 else 64
-        if self.swarms and self.rng.random() < 0.75:
+        if not self.counted and self.rng.random() < 0.75:
             vary = self._swarm(vary)
         wider = wanted in ("models", "small") or "model" in vary
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
@@ -148,7 +149,7 @@ class Generator:
     def schedules(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same with stateful cases, one at a time."""
         vary = SCHEDULE_FACTORS
-        if self.swarms and self.rng.random() < 0.5:
+        if not self.counted and self.rng.random() < 0.5:
             vary = self._swarm(vary)
 
         def take(case: Case) -> None:
@@ -157,12 +158,13 @@ class Generator:
                 self.played.add(key)
                 serve((case,))
 
-        self._generate(schedule_cases(self.stateful, vary=vary), take, 100)
+        many = 100 if not (self.counted and self.recipes) else _FEW_SCHEDULES
+        self._generate(schedule_cases(self.stateful, vary=vary), take, many)
 
     def remember(self, case: Case, judgement: Judgement) -> None:
         """What has run is less novel; what came close to its bound may be worth compiling."""
         self.seen.update(pairs(case))
-        if case.spec.compile != "none" or case.spec.events:
+        if self.counted or case.spec.compile != "none" or case.spec.events:
             return  # a graph cannot play every event
         shares = (v.factor for v in judgement.verdicts if v.oracle == "O6" and v.status == "ok")
         share = max(shares, default=0.0)
@@ -235,10 +237,10 @@ class Generator:
     def _examples(self, eager: bool, wanted: Models) -> int:
         """How many Specs a slice has at most: few where the cases are counted, so that they see
         linears and models alike."""
+        if not self.counted:
+            return 40 if eager else 6
         if not eager:
-            return 6
-        if self.swarms:
-            return 40
+            return _FEW_COMPILED
         return _FEW_LINEARS if wanted == "linears" else _FEW_MODELS
 
     def _novelty(self, batch: tuple[Case, ...]) -> int:

@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from narrowfuzz.ledger import Entry, Ledger
 
 
+#: A run that counts cases ends when these are judged.
+_MOST_MINUTES = 60.0 * 24 * 7
+
+
 def run_command(
     *,
-    minutes: float,
+    minutes: float | None,
+    cases: int,
     workers: int,
     recipes: tuple[str, ...],
     recipe_files: tuple[Path, ...],
@@ -85,9 +90,12 @@ def run_command(
     lacking += [f"{name}: only if named, as it patches a library" for name in unasked]
     loaded = _printed_ledger(where.torch) if ledger else Ledger([])
     folder = _output(out, resume)
+    if minutes is None:
+        minutes = _MOST_MINUTES if cases else 2.0
     config = Config(
         out=folder,
         minutes=minutes,
+        cases=cases,
         workers=workers or default_workers(device),
         seed=secrets.randbelow(2**32) if seed is None else seed,
         recipes=tuple(chosen),
@@ -170,10 +178,12 @@ def _campaign(
         **describe(), "device": device.describe(), "policies": cast_policies(device.torch),
     }  # fmt: skip
     _print_head(console, config, environment, device.profile(), lacking)
-    live = _Live(console, config.minutes)
+    live = _Live(console, config)
     tally = run_campaign(config, store, live.show)
     live.close()
-    print_summary(console, tally, store, ledger, whole, options, applying)
+    print_summary(
+        console, tally, store, ledger, whole, options, applying, counted=bool(config.cases)
+    )
     from narrowfuzz.coverage import missing, table
 
     seen = pairs_seen(tally.counts)
@@ -182,6 +192,7 @@ def _campaign(
         "summary.json",
         {
             "cases": tally.counts["cases"],
+            "cases_digest": tally.digest,
             "specs": tally.counts["specs"],
             "compiles": tally.counts["compiles"],
             "seconds": round(tally.seconds, 1),
@@ -239,8 +250,8 @@ def _brief(finding: Finding) -> dict[str, str]:
 class _Live:
     """One line that keeps moving: on a terminal in place, elsewhere every ten seconds."""
 
-    def __init__(self, console: Console, minutes: float) -> None:
-        self.minutes, self.last = minutes, 0.0
+    def __init__(self, console: Console, config: Config) -> None:
+        self.config, self.last = config, 0.0
         self.status = console.status("starting workers") if console.is_terminal else None
         self.every = 0.25 if self.status else 10.0
         if self.status:
@@ -254,8 +265,10 @@ class _Live:
             return
         self.last = time.monotonic()
         counts, seconds = tally.counts, tally.seconds
+        asked, minutes = self.config.cases, self.config.minutes
+        of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
         line = (
-            f"{seconds:4.0f} s of {self.minutes * 60:.0f}   {counts['cases']} cases "
+            f"{seconds:4.0f} s{of_time}   {counts['cases']}{of_cases} cases "
             f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
             f"{counts['compiles']} compiles   {tally.new} findings"
         )

@@ -57,12 +57,14 @@ def print_summary(
     whole: frozenset[Pair],
     options: Sequence[str] = (),
     applying: Sequence[Entry] = (),
+    *,
+    counted: bool = False,
 ) -> None:
     """Everything a reader needs; what matters most comes last, where the screen ends.
 
     ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
     what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
-    for may show.
+    for may show. ``counted``: the number of cases was given, so that another run may have the same.
     """
     _print_rules(console, tally.counts)
     _print_pairs(console, pairs_seen(tally.counts), whole)
@@ -94,6 +96,7 @@ def print_summary(
         f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
         f"[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}; "
         f"suspected, without a script that shows them: {len(suspected)}. "
+        f"{f'Digest of the cases: {tally.digest}. ' if counted else ''}"
         f"Output: {escape(str(store.out))}",
         soft_wrap=True,
     )

@@ -6,6 +6,7 @@ a second. The supervisor itself never runs a case.
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing as mp
 import signal
 import sys
@@ -59,6 +60,8 @@ class Tally:
     first_verdict: float = 0.0
     #: As many are found as were asked for: what is not looked into yet stays so.
     enough: bool = False
+    #: A hash of the ids of the cases of each process that came to its end: worker, generation.
+    digests: dict[tuple[int, int], str] = field(default_factory=dict)
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
@@ -68,6 +71,11 @@ class Tally:
     @property
     def new(self) -> int:
         return len(self.found)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all cases: worker by worker, each in the order in which it judged them."""
+        return hashlib.sha256(repr(sorted(self.digests.items())).encode()).hexdigest()[:16]
 
     @property
     def seconds(self) -> float:
@@ -199,6 +207,8 @@ def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) ->
         handle.shown = ""
     elif kind == "ready":
         tally.ready = tally.ready or tally.seconds
+    elif kind == "digest":
+        tally.digests[value[:2]] = value[2]
     elif kind == "recycled":
         handle.recycled = True
     elif kind == "note":

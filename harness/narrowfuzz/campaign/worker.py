@@ -6,6 +6,7 @@ worker and still names its case.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import os
@@ -91,12 +92,15 @@ class Worker:
         device: Device,
     ) -> None:
         self.config, self.deadline, self.out = config, deadline, out
+        self.number, self.generation = number, generation
         #: Made while nothing is planted or patched yet.
         copies = config.plant and forks(device.name)
         self.scripts: RunScript = (
             ForkedScripts() if copies else partial(run_script, device=device.name)
         )
-        self.judged = judged
+        self.judged = self.judged_before = judged
+        #: Of the ids of the cases that it has judged, in order.
+        self.digest = hashlib.sha256()
         every = load_every(config.recipe_files)
         chosen = select(every, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
@@ -145,12 +149,10 @@ class Worker:
         rungs = rungs_of(self.arms, self.judge.device.name)
         again = self.generator.slices(AGAIN, rungs)
         first = self.generator.slices(FIRST, rungs) if self.starts else []
-        only = len({one.kind for one in (*first, *again)}) == 1
         for now in itertools.chain(first, itertools.cycle(again)):
             if time.monotonic() >= self.deadline or self.over:
                 break
-            # counted in cases, draws must not hang on the clock
-            seconds = math.inf if self.config.cases and only else now.seconds
+            seconds = math.inf if self.config.cases else now.seconds
             self.serve(now, min(self.deadline, time.monotonic() + seconds))
 
     def serve(self, now: Slice, until: float) -> None:
@@ -169,8 +171,12 @@ class Worker:
     def worn_out(self) -> bool:
         """True once compiled code has cost this process more memory than a fresh one would, or its
         turn is over."""
-        turn = self.takes_turns and time.monotonic() - self.began > self.config.turn_seconds
-        return turn or self.judge.programs.compiles >= self.config.recycle_compiles
+        turn = time.monotonic() - self.began > self.config.turn_seconds
+        if self.config.cases:
+            turn = self.judged - self.judged_before >= self.config.turn_cases
+        return (
+            turn and self.takes_turns
+        ) or self.judge.programs.compiles >= self.config.recycle_compiles
 
     @property
     def has_enough(self) -> bool:
@@ -207,12 +213,12 @@ class Worker:
                 break
             compile_time = self.judge.programs.compile_seconds - compiling - self.triage_compiling
             data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
-            paid = data_time >= due * compile_time
+            paid = bool(self.config.cases) or data_time >= due * compile_time
             if kind != "none" and i >= least and paid:
                 break
             if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
                 break
-            if not self._draw(case, arms, i).ran:
+            if not (self._draw(case, arms, i).ran or self.config.cases):
                 break  # a program that raises does so on every draw
         self.counts["compiles"] += self.judge.programs.compiles - compiles
         if self.judge.programs.compiles > compiles:
@@ -275,6 +281,7 @@ class Worker:
             judgement = self.judge.judge(case, only=frozenset[str]().union(*rungs))
         self.counts["cases"] += 1
         self.judged += 1
+        self.digest.update(case.id.encode())
         self.counts.update(("pair", pair) for pair in pairs(case))
         self.generator.remember(case, judgement)
         if why := self.judge.unseen.get(case.spec.recipe):
@@ -320,4 +327,5 @@ class Worker:
         self.counts.clear()
         self.reported = time.monotonic()
         if final:
+            self.out.send(("digest", (self.number, self.generation, self.digest.hexdigest())))
             self.out.send((final, None))
