@@ -7,7 +7,7 @@ import sys
 from typing import get_args
 
 import pytest
-from narrowfuzz import cli
+from narrowfuzz import __version__, cli
 from narrowfuzz.exits import FailOn, fails
 from narrowfuzz.severity import Severity
 
@@ -36,6 +36,15 @@ def test_a_level_that_does_not_exist_is_refused_before_anything_starts(
         cli.main(["run", "--fail-on", "hihg"])
     assert ended.value.code == 2
     assert "did you mean 'high'?" in capsys.readouterr().err
+
+
+def test_the_version_is_said_and_nothing_heavy_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.split() == ["narrowfuzz", __version__]
 
 
 def test_what_we_did_not_expect_is_a_traceback_and_3(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.program import run_error
+from narrowfuzz.trace import message_of
 
 
 def a_library(root: Path) -> Path:
@@ -51,3 +52,10 @@ def test_an_error_that_no_library_raised_has_no_frame_of_one() -> None:
         torch.ones(2, 3) @ torch.ones(2, 4)
     assert in_libraries(list(extract_tb(caught.value.__traceback__))) == []
     assert run_error(caught.value, "forward").where == "?"
+
+
+def test_what_colours_a_terminal_is_no_part_of_a_message() -> None:
+    said = "Weights only load failed, \x1b[1mdo those steps only if you trust it\x1b[0m\n\x07"
+    error = ValueError(said)
+    assert message_of(error) == "Weights only load failed, do those steps only if you trust it\n"
+    assert run_error(error, "forward").message == message_of(error)

@@ -20,6 +20,25 @@ app = typer.Typer(
     help="Find numerical bugs of narrow-precision training before a long run dies of them.",
 )
 
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from narrowfuzz import __version__
+
+        print(f"narrowfuzz {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="say it and leave"),
+    ] = False,
+) -> None:
+    """Find numerical bugs of narrow-precision training before a long run dies of them."""
+
+
 Globs = Annotated[list[str] | None, typer.Option("--recipe", help="recipes to test (glob)")]
 Files = Annotated[list[Path] | None, typer.Option("--recipe-file", help="file defining RECIPES")]
 DeviceName = Annotated[

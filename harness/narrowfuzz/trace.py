@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -116,6 +117,15 @@ class AttentionCall:
     scale: float
     #: Of q, k and v.
     dtype: str = "fp32"
+
+
+#: What colours a terminal, and all else that is no text.
+_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says, as plain text."""
+    return _CODES.sub("", str(error))
 
 
 @dataclass(frozen=True)

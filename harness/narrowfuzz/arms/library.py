@@ -26,7 +26,7 @@ from narrowfuzz.play import library, player
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.schedule.events import Backward, Reload, numbered
 from narrowfuzz.stateful import Subject
-from narrowfuzz.trace import ErrorPhase, RunError, Trace
+from narrowfuzz.trace import ErrorPhase, RunError, Trace, message_of
 
 
 def run_library(
@@ -161,7 +161,7 @@ def _error(raised: Exception, spec: Spec, event: int) -> RunError:
     return RunError(
         _phase(spec, event),
         type(raised).__name__,
-        str(raised),
+        message_of(raised),
         f"{module}.{last.name}",
         "".join(traceback.format_exception(raised))[-4000:],
         event,

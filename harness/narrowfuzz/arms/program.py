@@ -39,7 +39,7 @@ from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.taps import Attended, AttentionWatch, Product
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
-from narrowfuzz.trace import ErrorPhase, RunError, Trace
+from narrowfuzz.trace import ErrorPhase, RunError, Trace, message_of
 
 
 class Program:
@@ -333,7 +333,7 @@ def run_error(error: BaseException, phase: ErrorPhase) -> RunError:
     return RunError(
         phase=phase,
         type=type(error).__name__,
-        message=str(error)[:4000],
+        message=message_of(error)[:4000],
         where=where,
         traceback="".join(tb.format_exception(error))[-8000:],
     )
