@@ -160,11 +160,16 @@ class Recipe:
 AnyRecipe = Recipe | Stateful
 
 
+#: Names that such a sentence has room for.
+_NAMED = 30
+
+
 def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
     """The sentence for a name that does not exist, with the nearest match."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known[:_NAMED])}{more}"
     return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
 
 
