@@ -11,6 +11,8 @@ from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
+from narrowfuzz.severity import SMALL
+from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import ScriptRun
@@ -103,3 +105,13 @@ def test_what_shows_first_shows_on_no_higher_rung(arm: str, names: set[str]) -> 
     rungs = {a.name for a in judge.rungs(Spec(recipe="torch.bf16", compile="inductor"))}
     spec = Spec(recipe="torch.bf16", compile="inductor")
     assert judge.beneath(spec, arm) == names & rungs
+
+
+def test_what_has_no_plan_has_an_effect_too() -> None:
+    """MXFP8 that takes a dimension of no whole blocks: nothing says what it should have been."""
+    spec = Spec(recipe="torchao.mxfp8.rceil_wgrad_with_hp", m=159, k=129, n=64)
+    case = Case(spec=spec, data=DataSpec(seed=3))
+    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    with builtin_faults()["mx-ragged-block-dropped"].plant():
+        (cause,) = judge.judge(case).causes
+        assert effect_of(judge, case, cause) == SMALL

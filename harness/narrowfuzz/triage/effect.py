@@ -12,7 +12,7 @@ from narrowfuzz.arm import EAGER, base_of
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.numerics.reference import product
+from narrowfuzz.numerics.reference import Undivided, product
 from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
@@ -66,6 +66,15 @@ def _of_linear(evidence: Evidence, arm: str) -> float:
     trace = evidence.traces.get(arm)
     if trace is None or trace.error is not None:
         return SMALL
+    try:
+        expected, truth = _by_plan(evidence)
+    except Undivided:  # it ran although its plan has no blocks for it
+        return SMALL
+    return _excess(trace.outputs, expected, truth)
+
+
+def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Each result as the plan has it, and unquantised."""
     expected, truth = {}, {}
     for role in ROLES:
         name = str(role)
@@ -76,7 +85,7 @@ def _of_linear(evidence: Evidence, arm: str) -> float:
         bias = evidence.tensors.get("bias") if role == "output" else None
         added = 0.0 if bias is None else bias.reshape(1, -1).astype(np.float64)
         expected[name], truth[name] = product(x, y) + added, product(a, b) + added
-    return _excess(trace.outputs, expected, truth)
+    return expected, truth
 
 
 def _of_model(evidence: Evidence, arm: str) -> float:
