@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.facts import Context, holds
+from narrowfuzz.facts import OF_MACHINE, Context, holds
 from narrowfuzz.ledger import Entry, known_dir, load_entries, stands
 from narrowfuzz.machine import machine
 from narrowfuzz.triage.verify import CANNOT, RunScript, run_script
@@ -78,7 +78,7 @@ def test_a_known_divergence_still_shows(entry: Entry, scripts: RunScript) -> Non
 
 def here(entry: Entry) -> bool:
     """Does this machine have what the entry's predicate asks of one?"""
-    of_machine = ("cpu", "bf16_kernel", "fp8_kernel", "onednn", "device")
+    of_machine = {*OF_MACHINE, "device"}
     asks = {name: condition for name, condition in entry.when.items() if name in of_machine}
     case = Case(spec=Spec(recipe=""), data=DataSpec())
     return holds(asks, Context(case, machine(), entry.devices[0]))

@@ -44,6 +44,10 @@ FINGERPRINT = "O3--operand--eager--scale byte one too small--torchao.mxfp8"
 VERDICT = Verdict("O5", "eager", "output", "diverged", "wrong value", got="0.5")
 
 
+def never(cure: str) -> bool:
+    raise AssertionError(f"an entry without a cure was asked for {cure!r}")
+
+
 def entry(**changes: Any) -> Entry:
     import msgspec
 
@@ -81,7 +85,7 @@ def test_a_valid_entry_loads_with_its_defaults(known: Any) -> None:
 
 
 def test_an_empty_ledger_is_a_ledger(known: Any) -> None:
-    assert load_ledger().match(FINGERPRINT, CASE, VERDICT) == ""
+    assert load_ledger().match(FINGERPRINT, CASE, VERDICT, never) == ""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,24 @@ def test_a_local_version_suffix_does_not_matter(
 def test_an_entry_matches_by_fingerprint_recipe_and_backend(
     changes: dict[str, Any], hits: bool
 ) -> None:
-    assert (Ledger([entry(**changes)]).match(FINGERPRINT, CASE, VERDICT) == "an-entry") is hits
+    assert (
+        Ledger([entry(**changes)]).match(FINGERPRINT, CASE, VERDICT, never) == "an-entry"
+    ) is hits
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_entry_with_a_cure_explains_only_what_is_gone_under_it(gone: bool) -> None:
+    asked: list[str] = []
+
+    def cured(cure: str) -> bool:
+        asked.append(cure)
+        return gone
+
+    ledger = Ledger([entry(cure="without_slp_vectorizer")])
+    assert ledger.match("O4--another", CASE, VERDICT, cured) == ""
+    assert not asked, "a cure costs a run: nothing that the entry could explain has come"
+    assert ledger.match(FINGERPRINT, CASE, VERDICT, cured) == ("an-entry" if gone else "")
+    assert asked == ["without_slp_vectorizer"]
 
 
 def test_severity_follows_from_what_the_entry_says() -> None:
@@ -219,16 +240,16 @@ def test_a_tried_entry_explains_what_it_still_shows(known: Any, still: bool) -> 
 
     ledger = load_ledger(shows)
     other = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
-    assert ledger.match(FINGERPRINT, other, VERDICT) == "" and ledger.deviations(other) == {}
+    assert ledger.match(FINGERPRINT, other, VERDICT, never) == "" and ledger.deviations(other) == {}
     assert not asked, "nothing it could explain has come"
-    assert ledger.match(FINGERPRINT, CASE, VERDICT) == ("an-entry" if still else "")
+    assert ledger.match(FINGERPRINT, CASE, VERDICT, never) == ("an-entry" if still else "")
     assert ledger.deviations(CASE) == ({"bias_ignored": "an-entry"} if still else {})
     assert set(asked) == {"an-entry"}
 
 
 def test_the_first_entry_that_fits_explains_a_finding() -> None:
     entries = [entry(id="other", recipes=["torch.*"]), entry(id="a"), entry(id="b")]
-    assert Ledger(entries).match(FINGERPRINT, CASE, VERDICT) == "a"
+    assert Ledger(entries).match(FINGERPRINT, CASE, VERDICT, never) == "a"
 
 
 def test_deviations_are_followed_where_their_entry_holds() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec, Spike
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.facts import Context, holds
+from narrowfuzz.facts import OF_MACHINE, Context, holds
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Entry, load_entries, load_ledger, stands
 from narrowfuzz.machine import machine
@@ -147,6 +147,16 @@ NEIGHBOURS = {
             )
         },
     ),
+    "rowwise-inverse-scale-overflow, in a sum": Neighbour(
+        _ROWWISE | {"backend": "real", "model": "used_twice", "m": 16, "k": 16, "n": 16},
+        fault("tied-gradient-doubled"),
+        {
+            "spikes": (
+                Spike(tensor="input", row=0, col=0, bits=_HUGE),
+                Spike(tensor="grad_output", row=1, col=0, bits=_HUGE),
+            )
+        },
+    ),
     "rowwise-noncontiguous-3d": Neighbour(
         _ROWWISE | {"batch": 2, "input_layout": "transposed"}, raising(_AXIS, "AssertionError")
     ),
@@ -189,12 +199,17 @@ def judged(case: Case) -> Judgement:
     return Judge(judge().recipes, judge().ledger).judge(case)
 
 
+def entry_of(name: str) -> Entry:
+    """The entry whose id stands before the comma: a rule may meet it in a second kind of case."""
+    return ENTRIES[name.partition(",")[0]]
+
+
 def needs_what_it_was_seen_on(name: str) -> None:
     """Skip where this machine has another kernel than the entry asks for, or none."""
-    case, entry = NEIGHBOURS[name].case, ENTRIES[name]
+    case, entry = NEIGHBOURS[name].case, entry_of(name)
     if stands(entry) != "named":
         pytest.skip("it names other versions")
-    of_machine = {f: entry.when[f] for f in ("cpu", "bf16_kernel") if f in entry.when}
+    of_machine = {f: entry.when[f] for f in OF_MACHINE if f in entry.when}
     if not holds(of_machine, Context(case, machine())):
         pytest.skip(f"another machine than it was seen on: {of_machine}")
     if void := judge().observe(case, repeat=False).void:
@@ -206,7 +221,7 @@ def test_the_entry_explains_its_case(name: str) -> None:
     needs_what_it_was_seen_on(name)
     found = judged(NEIGHBOURS[name].case)
     assert not found.causes
-    assert name in {verdict.explained_by for verdict in found.known}
+    assert entry_of(name).id in {verdict.explained_by for verdict in found.known}
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
@@ -224,4 +239,6 @@ def test_every_entry_that_explains_something_has_a_neighbour() -> None:
         here = "cpu" in entry.devices  # others: tests/simulated_checks.py
         return bool(globs or entry.deviation) and not compiled and not emulated and here
 
-    assert {id for id, entry in ENTRIES.items() if explains(entry)} == set(NEIGHBOURS)
+    assert {id for id, entry in ENTRIES.items() if explains(entry)} == {
+        entry_of(name).id for name in NEIGHBOURS
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from narrowfuzz.case import Case, DataSpec, Spec
@@ -89,3 +90,44 @@ def test_a_limited_onednn_is_seen(isa: str) -> None:
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
     )  # fmt: skip
     assert "amx" not in done.stdout
+
+
+def compiler_of(cxx: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("CXX", str(cxx))
+    machine.cache_clear()
+    try:
+        return machine().compiler
+    finally:
+        machine.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("names", "tunes", "expected"),
+    [
+        ("g++ (Debian) 12.2.0", "  -mtune=    generic", "g++ 12.2.0 -mtune=generic"),
+        ("g++ (Debian) 12.2.0", "", "g++ 12.2.0"),
+        ("Debian clang version 12.2.0", "", "clang 12.2.0"),
+    ],
+)
+def test_what_compiles_is_named(
+    names: str, tunes: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cxx = tmp_path / "cxx"
+    cxx.write_text(
+        f"""#!/bin/sh
+case "$1" in
+  --version) echo '{names}' ;;
+  -dumpfullversion) echo 12.2.0 ;;
+  *) echo '{tunes}' ;;
+esac
+"""
+    )
+    cxx.chmod(0o755)
+    assert compiler_of(cxx, monkeypatch) == expected
+
+
+def test_a_machine_without_a_compiler_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compiler_of(tmp_path / "nothing", monkeypatch) == ""
+    assert compiler_of(Path("/bin/false"), monkeypatch) == ""

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 
 from narrowfuzz.arm import COMPILED, Arm
-from narrowfuzz.facts import Fact, may_hold
+from narrowfuzz.facts import OF_MACHINE, Fact, may_hold
 from narrowfuzz.ledger import Entry, stands
 from narrowfuzz.machine import Machine
 from narrowfuzz.recipe import AnyRecipe
@@ -25,8 +25,9 @@ def applying(
     What an entry asks of the data, the model or the shape may always come. What is installed, the
     machine and the device must be such as it asks for; of other versions it may hold as well.
     """
+    here = {name: read(machine) for name, read in OF_MACHINE.items()}
     known = [
-        {**_of_machine(machine), "device": device, **facts}
+        {**here, "device": device, **facts}
         for recipe in recipes
         for arm in arms
         for facts in _facts(recipe, arm)
@@ -37,15 +38,6 @@ def applying(
         if stands(entry, device) != "absent" and any(_may_show(entry, facts) for facts in known)
     ]
     return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
-
-
-def _of_machine(machine: Machine) -> dict[str, Fact]:
-    return {
-        "cpu": frozenset(machine.cpu),
-        "onednn": machine.onednn,
-        "bf16_kernel": machine.kernels.get("bf16", ""),
-        "fp8_kernel": machine.kernels.get("fp8", ""),
-    }
 
 
 def _facts(recipe: AnyRecipe, arm: Arm) -> Iterator[dict[str, Fact]]:

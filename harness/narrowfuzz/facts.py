@@ -54,6 +54,10 @@ def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
     return lambda context: None if context.verdict is None else read(context.verdict)
 
 
+def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:
+    return lambda context: read(context.machine)
+
+
 #: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity.
 _INFINITE_IN_BF16 = 0x7F7F8000
 
@@ -76,6 +80,14 @@ _SPEC = (
 )  # fmt: skip
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
+OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {
+    "cpu": lambda machine: frozenset(machine.cpu),
+    "compiler": lambda machine: machine.compiler,
+    "onednn": lambda machine: machine.onednn,
+    "bf16_kernel": lambda machine: machine.kernels.get("bf16", ""),
+    "fp8_kernel": lambda machine: machine.kernels.get("fp8", ""),
+}
+
 FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_spec(name) for name in _SPEC},
     "autocast": lambda context: bool(context.case.spec.narrowed),
@@ -88,10 +100,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),
     "device": lambda context: context.device,
-    "cpu": lambda context: frozenset(context.machine.cpu),
-    "onednn": lambda context: context.machine.onednn,
-    "bf16_kernel": lambda context: context.machine.kernels.get("bf16", ""),
-    "fp8_kernel": lambda context: context.machine.kernels.get("fp8", ""),
+    **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
 }
 
 _COMPARED = re.compile(r"(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)\Z")

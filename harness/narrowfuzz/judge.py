@@ -21,6 +21,7 @@ from narrowfuzz.arms.training import AFTER
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
+from narrowfuzz.cures import CURES
 from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.drawn import Drawn, drawn_together
@@ -86,6 +87,8 @@ class Judge:
     unseen: dict[str, str] = field(default_factory=dict)
     #: Draws that were made together, until they are judged.
     _drawn: dict[Case, Drawn] = field(default_factory=dict)
+    #: Cure -> who judges under it, with programs of its own.
+    _under: dict[str, Judge] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.programs = Programs(self.recipes, self.device.torch)
@@ -242,6 +245,26 @@ class Judge:
                 return False
         return True
 
+    def known_as(self, case: Case, verdict: Verdict) -> str:
+        """Id of the ledger's entry that explains what diverged, or ""."""
+        name = fingerprint(verdict, self.recipe(case.spec).family)
+        known, cured = self.as_known(case, verdict), partial(self._cured, case, verdict)
+        return self.ledger.match(name, known, verdict, cured)
+
+    def _cured(self, case: Case, verdict: Verdict, cure: str) -> bool:
+        """True if the verdict's rule holds, on the verdict's arm, where the cure is in force."""
+        judge = self._under.setdefault(
+            cure, Judge(self.recipes, Ledger([]), self.arms, device=self.device)
+        )
+        arms = frozenset({base_of(case.spec).name, verdict.arm})
+        rule = [rules_of(case.spec)[verdict.oracle]]
+        with CURES[cure]():
+            again = judge.judge(case, rule, arms, confirm=False)
+        return not again.causes and any(
+            (v.oracle, v.arm, v.status) == (verdict.oracle, verdict.arm, "ok")
+            for v in again.verdicts
+        )
+
     def recipe(self, spec: Spec) -> AnyRecipe:
         """The Spec's recipe. Raises ValueError with the nearest match."""
         if spec.recipe not in self.recipes:
@@ -344,8 +367,7 @@ class Judge:
             elif verdict.status in BAD:
                 root = explained(verdict, roots, rules, single=single)
                 if root is None:
-                    named = fingerprint(verdict, family), self.as_known(case, verdict)
-                    entry = self.ledger.match(*named, verdict)
+                    entry = self.known_as(case, verdict)
                     verdict = verdict.known(entry) if entry else verdict
                     roots.append(verdict)
                 elif root.status == "known":

@@ -21,6 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from narrowfuzz.case import Case
 from narrowfuzz.content import content_dir
+from narrowfuzz.cures import CURES
 from narrowfuzz.facts import Condition, Context, check_predicate, holds
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
@@ -101,6 +102,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     #: Stand-alone script beside the entry: exits 1 while the divergence is there.
     script: str
     deviation: str = ""
+    #: One of ``CURES``: what the case must no longer show under it, or the entry does not explain
+    #: it. "" where the predicates tell.
+    cure: str = ""
     #: What must hold for the deviation, and for every match.
     when: dict[str, Condition] = {}
     #: None and no deviation: confirmed by hand, and no case expresses it yet.
@@ -166,11 +170,16 @@ class Ledger:
             if entry.deviation and entry.fits(context) and self._holds(entry)
         }
 
-    def match(self, fingerprint: str, case: Case, verdict: Verdict) -> str:
-        """Id of the entry that explains a finding, or ""."""
+    def match(
+        self, fingerprint: str, case: Case, verdict: Verdict, cured: Callable[[str], bool]
+    ) -> str:
+        """Id of the entry that explains a finding, or ""; ``cured`` says of an entry's cure whether
+        the finding is gone under it."""
         context = self._context(case, verdict)
         for entry in (*self.entries, *self.unnamed):
-            if entry.explains(fingerprint, context) and self._holds(entry):
+            if not entry.explains(fingerprint, context) or not self._holds(entry):
+                continue
+            if not entry.cure or cured(entry.cure):
                 return entry.id
         return ""
 
@@ -220,6 +229,8 @@ def _check(entry: Entry) -> None:
     every = DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS
     if entry.deviation and entry.deviation not in every:
         raise ValueError(f"no deviation {entry.deviation!r}")
+    if entry.cure and entry.cure not in CURES:
+        raise ValueError(f"no cure {entry.cure!r}: there are {', '.join(CURES)}")
     if entry.data not in DATA:
         raise ValueError(f"data {entry.data!r} is none of {', '.join(DATA)}")
     if not (entry.links or entry.searched):

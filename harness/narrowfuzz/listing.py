@@ -186,6 +186,7 @@ def _torch_facts(console: Console) -> None:
     here = machine()
     console.print(f"{'cpu':12} {torch.backends.cpu.get_cpu_capability()}: {', '.join(here.cpu)}")
     console.print(f"{'oneDNN':12} {here.onednn or 'absent'}")
+    console.print(f"{'compiler':12} {here.compiler or 'none: nothing that Inductor writes runs'}")
     for kind, kernel in here.kernels.items():
         console.print(f"{'multiplies':12} {kind}: {kernel or 'nothing'}")
     for kind, error in here.lacks.items():

@@ -1,7 +1,9 @@
-"""What the machine is, as far as results depend on it: CPU features, and which kernel multiplies.
+"""What the machine is, as far as results depend on it: CPU features, which kernel multiplies, and
+which C++ compiler builds what Inductor writes.
 
 Two CPUs that run one wheel do not run the same kernels: oneDNN picks them by instruction set, and a
-bug may sit in one of them alone. So findings, ledger entries and ``doctor`` say what was there.
+bug may sit in one of them alone, or in what one compiler makes of them. So findings, ledger entries
+and ``doctor`` say what was there.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +41,9 @@ class Machine:
     kernels: dict[str, str]
     #: What the library says where it has no kernel for an ordinary multiply, by what it multiplies.
     lacks: dict[str, str]
+    #: What Inductor compiles C++ with, "" where there is none: ``g++ 12.2.0 -mtune=generic``, where
+    #: the CPU that GCC tunes for is what -march=native makes of this one.
+    compiler: str = ""
 
     def without(self, kind: str) -> str:
         """Why nothing can be multiplied in this way here, "" if something can."""
@@ -53,7 +60,7 @@ class Machine:
 
 @functools.cache
 def machine() -> Machine:
-    """What this machine is; probed on the first call, in a few milliseconds.
+    """What this machine is; probed on the first call, in some tens of milliseconds.
 
     Not while another thread writes to standard output: oneDNN prints there what it runs, and the
     probe catches it.
@@ -67,6 +74,7 @@ def machine() -> Machine:
         onednn=found.group(1) if found else "",
         kernels={name: kernel for name, (kernel, _) in told.items()},
         lacks={name: error for name, (_, error) in told.items() if error},
+        compiler=_compiler(),
     )
 
 
@@ -127,6 +135,27 @@ def _features() -> tuple[str, ...]:
 def _usual(flag: str) -> str:
     """torch's name of a feature that Linux writes otherwise."""
     return {"avx512f": "avx512_f"}.get(flag, flag)
+
+
+def _compiler() -> str:
+    """As torch._inductor.config.cpp.cxx chooses it, without importing that: it takes a second."""
+    cxx = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    version = _said_by(cxx, "-dumpfullversion", "-dumpversion").strip()
+    if not version:
+        return ""
+    if "clang" in _said_by(cxx, "--version"):
+        return f"clang {version}"
+    tuned = re.search(r"-mtune=\s+(\S+)", _said_by(cxx, "-march=native", "-Q", "--help=target"))
+    return f"g++ {version}" + (f" -mtune={tuned[1]}" if tuned else "")
+
+
+def _said_by(*command: str) -> str:
+    """Its standard output, "" where it cannot run or fails."""
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ran.stdout
 
 
 #: What a machine is asked to multiply.

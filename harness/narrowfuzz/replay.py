@@ -87,7 +87,7 @@ def _tell(console: Console, judge: Judge, judgement: Judgement, wanted: str) -> 
     explained = {v.explained_by for v in judge.judge(judgement.case).known}
     found = {fingerprint(v, judgement.family): v for v in judgement.causes}
     for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted):
-        entry = judge.ledger.match(name, judge.as_known(judgement.case, verdict), verdict)
+        entry = judge.known_as(judgement.case, verdict)
         how = "diverges otherwise now" if wanted and name != wanted else "still failing"
         console.print(f"{how}: {escape(verdict.sentence())}", soft_wrap=True)
         console.print(f"  rule {verdict.oracle}, arm {verdict.arm}, {judgement.case.spec.recipe}")

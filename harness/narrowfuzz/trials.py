@@ -103,6 +103,7 @@ def _identity(entry: Entry, device: str) -> str:
         hashlib.sha256((known_dir() / entry.script).read_bytes()).hexdigest(),
         *(f"{package} {source_hash(package)}" for package in sorted({"torch", *entry.versions})),
         " ".join(here.cpu),
+        here.compiler,
         *([] if device == "cpu" else [device]),
         json.dumps(here.kernels, sort_keys=True),
     ]

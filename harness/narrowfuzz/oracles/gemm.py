@@ -210,8 +210,8 @@ def within(
         lo, hi = interval(evidence, arm, role, centre, radius, None)
         if (bounds.contains(lo, hi, got) | skip).all():
             return plain(oracle, arm, role, "ok").known(entry)
-    follows = "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale
-    if follows and not (bad & ~evidence.reference.rescale_overflows(role)).any():
+    excused = rescaled(evidence, role)
+    if excused is not None and not (bad & ~excused).any():
         return plain(oracle, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     return Verdict(
@@ -219,6 +219,14 @@ def within(
         number(got[at]), Within(bits(lo[at]), bits(hi[at])),
         factor=_factor(got[at], centre[at], radius, at, bias),
     )  # fmt: skip
+
+
+def rescaled(evidence: Evidence, role: Role) -> Any:
+    """The elements that a factor of both scales, computed as one number, may make Inf or NaN; None
+    where the reference does not follow that deviation."""
+    if "rescale_overflow" in evidence.deviations and evidence.plan.gemms[role].post_scale:
+        return evidence.reference.rescale_overflows(role)
+    return None
 
 
 def _passed(oracle: str, arm: str, role: Role, share: float) -> Verdict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from narrowfuzz.expect import Within, bits, number
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.gemm import NOTHING, centre_and_radius, interval, observed
+from narrowfuzz.oracles.gemm import NOTHING, centre_and_radius, interval, observed, rescaled
 from narrowfuzz.oracles.layers import given_of, layer_evidence
 from narrowfuzz.oracles.oracle import first, plain
 from narrowfuzz.schedule.events import last_gradients
@@ -77,17 +78,21 @@ def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCa
     dtype = FORMATS[evidence.spec.dtype]
     unit = max(dtype.unit_roundoff, *(FORMATS[call.dtype].unit_roundoff for call in calls))
     with np.errstate(all="ignore"):
-        low, high = (np.sum([share[end] for share in seen], axis=0) for end in (0, 1))
-        size = np.sum([np.maximum(np.abs(lo), np.abs(hi)) for lo, hi, _ in seen], axis=0)
+        low = np.sum([share.low for share in seen], axis=0)
+        high = np.sum([share.high for share in seen], axis=0)
+        size = np.sum([np.maximum(np.abs(s.low), np.abs(s.high)) for s in seen], axis=0)
         slack = len(seen) * unit / (1.0 - len(seen) * unit) * size
         lo, hi = (round_to(end, dtype, overflow="ieee") for end in (low - slack, high + slack))
-        skip = np.logical_or.reduce([share[2] for share in seen]) | ~(size < dtype.max * 0.5)
+        skip = np.logical_or.reduce([share.unknown for share in seen]) | ~(size < dtype.max * 0.5)
     if got.size and skip.all():
         return plain(_NAME, arm, _ROLE, "inconclusive", "every sum may overflow or is NaN")
     bad = ~(bounds.contains(lo, hi, got) | skip)
     if not bad.any():
         told = (bounds.excludes_zero(lo, hi) & ~skip).any()
         return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive", "" if told else NOTHING)
+    excused = [share.rescaled for share in seen if share.rescaled is not None]
+    if excused and not (bad & ~np.logical_or.reduce(excused)).any():
+        return plain(_NAME, arm, _ROLE, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     middle, radius = (low[at] + high[at]) / 2, (high[at] - low[at]) / 2 + slack[at]
     return Verdict(
@@ -98,13 +103,24 @@ def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCa
     )  # fmt: skip
 
 
-def _share(evidence: Evidence, arm: str, call: LayerCall) -> tuple[F64, F64, F64] | None:
-    """What one call may have added to the weight's gradient, and where nothing is known of it;
-    None where its operands were not seen."""
+class _Share(NamedTuple):
+    """What one call may have added to the weight's gradient."""
+
+    low: F64
+    high: F64
+    #: Where nothing is known of it.
+    unknown: Any
+    #: Where its factor of both scales may be Inf; None where the reference does not follow that.
+    rescaled: Any
+
+
+def _share(evidence: Evidence, arm: str, call: LayerCall) -> _Share | None:
+    """None where the call's operands were not seen."""
     layer = layer_evidence(evidence, arm, call)
     a, b = observed(layer, layer.traces[arm], "grad_weight")
     if a is None or b is None:
         return None
     centre, radius = centre_and_radius(layer, "grad_weight", a, b)
     lo, hi = interval(layer, arm, "grad_weight", centre, radius, None)
-    return lo, hi, layer.reference.may_overflow("grad_weight") | np.isnan(centre)
+    unknown = layer.reference.may_overflow("grad_weight") | np.isnan(centre)
+    return _Share(lo, hi, unknown, rescaled(layer, "grad_weight"))

@@ -1,0 +1,75 @@
+"""Cures: where a case still diverges under one, the entry that names it explains nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.cures import without_slp_vectorizer
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import Entry, Ledger
+from narrowfuzz.plants.patching import float8_mm
+from narrowfuzz.recipe import load_recipes
+from test_ledger import FIELDS
+
+CASE = Case(
+    spec=Spec(recipe="torchao.float8.rowwise", backend="real", m=16, k=16, n=16), data=DataSpec()
+)
+ENTRY = msgspec.convert(FIELDS | {"recipes": ["*"], "matches": [{"fingerprints": ["*"]}]}, Entry)
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, gain_under_the_cure: float) -> Judgement:
+    """A case whose products come out 3 % too large, and under the cure as much as is said."""
+    gain = [1.03]
+
+    @contextmanager
+    def cure() -> Iterator[None]:
+        usual, gain[0] = gain[0], gain_under_the_cure
+        yield
+        gain[0] = usual
+
+    monkeypatch.setattr("narrowfuzz.judge.CURES", {"it": cure})
+    ledger = Ledger([msgspec.structs.replace(ENTRY, cure="it")])
+    with float8_mm(lambda a, b, result, role: result * gain[0]):
+        return Judge(load_recipes(), ledger, frozenset({"eager"})).judge(CASE)
+
+
+def test_what_is_gone_under_the_cure_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    judgement = judged(monkeypatch, 1.0)
+    assert not judgement.causes
+    assert {verdict.explained_by for verdict in judgement.known} == {"an-entry"}
+
+
+@pytest.mark.parametrize("gain", [1.03, 1.5, float("nan")])
+def test_what_still_diverges_under_the_cure_is_a_finding(
+    gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judgement = judged(monkeypatch, gain)
+    assert judgement.causes and not judgement.known
+
+
+def test_the_slp_vectorizer_is_switched_off_by_a_compiler_that_inductor_takes_for_gcc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import _is_gcc
+
+    real = tmp_path / "g++-of-here"
+    real.write_text('#!/bin/sh\necho "$@"\n')
+    real.chmod(0o755)
+    monkeypatch.setenv("CXX", str(real))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    usual = config.cpp.cxx
+    for _ in range(2):  # the script is written once, and stays
+        with without_slp_vectorizer():
+            script = config.cpp.cxx[1]
+    assert config.cpp.cxx == usual and _is_gcc(script)
+    ran = subprocess.run([script, "-O3", "a b.cpp"], capture_output=True, text=True, check=True)
+    assert ran.stdout == "-O3 a b.cpp -fno-tree-slp-vectorize\n"
+    assert os.listdir(Path(script).parent) == ["g++"]
