@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import msgspec
 from msgspec import Meta
 
-from narrowfuzz.catalog import LIBRARY, MODELS
+from narrowfuzz.catalog import LIBRARY, MODELS, unknown_model
 from narrowfuzz.older_cases import upgraded
 from narrowfuzz.schedule.events import (
     Backward,
@@ -44,10 +44,8 @@ MAX_CASE_BYTES = 1 << 20
 Dtype = Literal["fp32", "bf16", "fp16"]
 if TYPE_CHECKING:
     ModelName = str
-    AnyModel = str
 else:
     ModelName = Literal[tuple(MODELS)]
-    AnyModel = Literal[(*MODELS, *LIBRARY)]
 InputLayout = Literal["contiguous", "transposed", "strided"]
 GradLayout = Literal["contiguous", "transposed", "expanded"]
 #: ``selective`` keeps attention and every second matmul, and recomputes the rest.
@@ -94,7 +92,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     recipe: str
     #: Which of the recipe's code paths runs; "" is the recipe's first.
     backend: str = ""
-    model: AnyModel = "linear"
+    #: One of ``MODELS``, a user's own among them once it is registered, or of ``LIBRARY``.
+    model: str = "linear"
     #: Rows per batch entry (M), in_features or model width (K), out_features, hidden width or
     #: vocabulary (N).
     m: Dim = 32
@@ -135,6 +134,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Their parameters are made in the narrow format.
     quantized_init: bool = False
     settings: Settings = Settings()
+
+    def __post_init__(self) -> None:
+        if why := unknown_model(self.model):
+            raise ValueError(why)
 
     @property
     def layer(self) -> str:

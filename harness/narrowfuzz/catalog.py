@@ -7,8 +7,8 @@ torch before a model is built.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -54,16 +54,22 @@ class Model:
     fragile: int = 0
     #: What to look at instead when a case is minimised, smallest first.
     smaller: tuple[str, ...] = ("linear",)
+    #: Fields of a Spec that the model leaves no choice of.
+    fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: True: a user's (``own_models.py``).
+    own: bool = False
 
     def build(self, spec: Any, *, dtype: torch.dtype, device: str) -> nn.Module:
         """The module with fresh parameters."""
         import torch
 
-        from narrowfuzz.play import models
+        from narrowfuzz.play import models, own
 
         with torch.device(device):
-            made: nn.Module = getattr(models, self.module)(*self.arguments(spec))
-            return made.to(dtype)
+            made: nn.Module = getattr(own if self.own else models, self.module)(
+                *self.arguments(spec)
+            )
+            return made.to(device, dtype)
 
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
         """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""
@@ -177,6 +183,16 @@ FIELDS_OF_LIBRARY = ("layout", "depth", "quantized_init", "settings")
 def of_kind(*kinds: str) -> tuple[str, ...]:
     """Names of the models of these kinds."""
     return tuple(name for name, model in MODELS.items() if model.kind in kinds)
+
+
+def unknown_model(name: str) -> str:
+    """What is to be said of a model that there is none of, "" if there is one."""
+    if name in MODELS or name in LIBRARY:
+        return ""
+    title, mark, _ = name.partition("#")
+    if mark:
+        return f"{title!r} is a user's model: name its file by --model FILE.py:build"
+    return f"unknown model {name!r}; known are {', '.join((*MODELS, *LIBRARY))}"
 
 
 def takes_ids(name: str) -> bool:

@@ -52,42 +52,96 @@ ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (
 TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, installed on demand")]
 
 
+Minutes = Annotated[
+    float | None, typer.Option(help="how long to look for findings; 2 if nothing is given")
+]
+Cases = Annotated[
+    int, typer.Option(help="how many cases instead: the same with the same seed and workers")
+]
+Workers = Annotated[int, typer.Option(help="worker processes; 0: one per core or GPU")]
+Seed = Annotated[int | None, typer.Option(help="reproduce a campaign's draws")]
+Out = Annotated[Path | None, typer.Option(help="output folder")]
+FailOn = Annotated[
+    str, typer.Option(help="what exit code 1 says: high, medium, low or suspected, or worse")
+]
+MinJudged = Annotated[
+    float, typer.Option(help="exit 4 if less of what can run here was judged, in per cent")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="tables of rules and pairs, too")]
+Plant = Annotated[str, typer.Option(help="plant this (id or FILE:id)")]
+ModelFiles = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="models (glob), or your own: FILE.py:build, package.module:build"),
+]
+
+
 @app.command()
 def run(
-    minutes: Annotated[
-        float | None, typer.Option(help="how long to look for findings; 2 if nothing is given")
-    ] = None,
-    cases: Annotated[
-        int,
-        typer.Option(help="how many cases instead: the same with the same seed and workers"),
-    ] = 0,
-    workers: Annotated[int, typer.Option(help="worker processes; 0: one per core or GPU")] = 0,
+    minutes: Minutes = None,
+    cases: Cases = 0,
+    workers: Workers = 0,
     recipe: Globs = None,
     recipe_file: Files = None,
     arm: ArmGlobs = None,
+    model: ModelFiles = None,
     device: DeviceName = "",
-    seed: Annotated[int | None, typer.Option(help="reproduce a campaign's draws")] = None,
-    out: Annotated[Path | None, typer.Option(help="output folder")] = None,
+    seed: Seed = None,
+    out: Out = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
-    plant: Annotated[str, typer.Option(help="plant this (id or FILE:id)")] = "",
+    plant: Plant = "",
     te_version: TeVersion = "",
-    fail_on: Annotated[
-        str, typer.Option(help="what exit code 1 says: high, medium, low or suspected, or worse")
-    ] = "low",
+    fail_on: FailOn = "low",
+    min_judged: MinJudged = 0.0,
+    verbose: Verbose = False,
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings, 3: not
-    complete."""
+    complete, 4: less judged than asked."""
+    from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
 
-    raise typer.Exit(
-        run_command(
-            minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
-            recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), device=device,
-            seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
-            te_version=te_version, fail_on=fail_on,
-        )
+    asked = Asked(
+        minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
+        recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=tuple(model or ()),
+        device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
+        te_version=te_version, fail_on=fail_on, min_judged=min_judged, verbose=verbose,
     )  # fmt: skip
+    raise typer.Exit(run_command(asked))
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="your model: FILE.py:build, package.module:build")],
+    recipe: Globs = None,
+    recipe_file: Files = None,
+    compile: Annotated[
+        str, typer.Option(help="none, aot_eager, aot_eager_decomp_partition or inductor")
+    ] = "none",
+    checkpoint: Annotated[
+        str, typer.Option(help="how you recompute: none, full, reentrant or selective")
+    ] = "none",
+    minutes: Minutes = None,
+    cases: Cases = 0,
+    workers: Workers = 0,
+    device: DeviceName = "",
+    seed: Seed = None,
+    out: Out = None,
+    fail_on: FailOn = "low",
+    min_judged: MinJudged = 100.0,
+    plant: Plant = "",
+    verbose: Verbose = False,
+) -> None:
+    """Your own model in your own configuration: is it sound, and what was judged? BUILD takes
+    nothing and returns the module and what it is called with. Exit codes as of run."""
+    from narrowfuzz.campaign.asked import Asked
+    from narrowfuzz.campaign.check import check_command
+
+    asked = Asked(
+        minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
+        recipe_files=tuple(recipe_file or ()), models=(model,), device=device, seed=seed, out=out,
+        fail_on=fail_on, min_judged=min_judged, plant=plant, verbose=verbose,
+    )  # fmt: skip
+    raise typer.Exit(check_command(asked, compile, checkpoint))
 
 
 @app.command()
@@ -97,12 +151,17 @@ def replay(
     recipe_file: Files = None,
     te_version: TeVersion = "",
     device: Annotated[str, typer.Option(help="where; left out: where the finding was seen")] = "",
+    model: Annotated[
+        list[str] | None, typer.Option(help="your own model that it is about: FILE.py:build")
+    ] = None,
 ) -> None:
     """Run one case again. Exit 0: fixed or sound, 1: still failing, 125: cannot tell here."""
     from narrowfuzz.replay import replay_command
 
     raise typer.Exit(
-        replay_command(case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device)
+        replay_command(
+            case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device, tuple(model or ())
+        )
     )
 
 

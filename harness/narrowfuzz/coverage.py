@@ -54,9 +54,14 @@ def pairs(case: Case) -> tuple[Pair, ...]:
 
 
 def universe(
-    recipes: Mapping[str, AnyRecipe], rungs: Collection[Compile], *, native: bool = False
+    recipes: Mapping[str, AnyRecipe],
+    rungs: Collection[Compile],
+    *,
+    native: bool = False,
+    models: Sequence[str] = get_args(ModelName),
 ) -> frozenset[Pair]:
-    """All pairs that the generator can draw; ``native``: on PyTorch's own kernels, too."""
+    """All pairs that the generator can draw of these models; ``native``: on PyTorch's own kernels,
+    too."""
     happening = frozenset(
         (("recipe", name), ("schedule", feature))
         for name, recipe in recipes.items()
@@ -64,7 +69,7 @@ def universe(
     )
     eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
-    found = _of_converted(of_kind(recipes, Recipe), taken) | happening
+    found = _of_converted(of_kind(recipes, Recipe), taken, models) | happening
     for recipe in of_kind(recipes, Stateful).values():
         found |= _of_library(recipe)
     return found
@@ -103,12 +108,14 @@ def _pairs(values: Mapping[str, Sequence[str]]) -> Iterator[Pair]:
     )
 
 
-def _of_converted(recipes: Mapping[str, Recipe], rungs: list[str]) -> frozenset[Pair]:
+def _of_converted(
+    recipes: Mapping[str, Recipe], rungs: list[str], models: Sequence[str]
+) -> frozenset[Pair]:
     if not recipes:
         return frozenset()
-    values: dict[str, list[str]] = {
+    values: dict[str, Sequence[str]] = {
         "recipe": list(recipes),
-        "model": list(get_args(ModelName)),
+        "model": models,
         "rung": rungs,
         "checkpoint": list(get_args(Checkpoint)),
         "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),

@@ -10,6 +10,7 @@ less than skipping through the stream.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,16 +96,16 @@ def make_model_tensors(
 
 
 def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
-    rows, cols = shape if len(shape) == 2 else (1, *shape)
-    if len(shape) == 1:
-        x = gaussian(hash_bits(case.data.seed, name, rows, cols))[0]
+    rows, cols = (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
+    if len(shape) < 2:
+        x = gaussian(hash_bits(case.data.seed, name, rows, cols)).reshape(shape)
         return _to_dtype(0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x, case.spec)
     # as weights they leave nothing to see
     tame = case.data.values in ("near_max", "scale_ends", "subnormal")
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
     shrink = -(cols.bit_length() // 2)
     return _exponent(_wild(name, rows, cols, kind, case.spec),
-                     shrink + case.data.weight_exponent, case.spec)  # fmt: skip
+                     shrink + case.data.weight_exponent, case.spec).reshape(shape)  # fmt: skip
 
 
 def _exponent(values: F64, exponent: int, spec: Spec) -> F32:

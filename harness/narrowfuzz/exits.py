@@ -7,9 +7,9 @@ from typing import Literal, get_args
 
 from narrowfuzz.severity import SEVERITIES, Severity
 
-#: Nothing new; a finding; what was asked for cannot be; we failed, or a run is not complete;
-#: stopped.
-CLEAN, FOUND, USAGE, OURS, INTERRUPTED = 0, 1, 2, 3, 130
+#: Nothing new; a finding; what was asked for cannot be; we failed, or a run is not complete; less
+#: was judged than asked for; stopped.
+CLEAN, FOUND, USAGE, OURS, TOO_LITTLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 #: The least that makes a run fail: a finding of this severity or a worse one, or anything that was
 #: seen, even if no script shows it.

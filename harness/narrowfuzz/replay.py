@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,16 @@ def replay_command(
     files: tuple[Path, ...],
     te_version: str = "",
     device: str = "",
+    models: tuple[str, ...] = (),
 ) -> int:
     """Replay a case file, a finding's folder or a finding's id; returns the exit code. ``device``:
-    "" is the finding's own, the CPU for a bare case.
+    "" is the finding's own, the CPU for a bare case. ``models``: a user's own that it is about.
 
     Raises ValueError if the target is none of these, its case is not valid, or there is no such
     device here.
     """
     chosen = select_arms(arms)
-    case, kept = _load(target)
+    case, kept = _load(target, models)
     wanted = kept.fingerprint if kept else ""
     name = device or (kept.device if kept else "cpu")
     check_device(name)
@@ -126,13 +128,15 @@ def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
     return found
 
 
-def _load(target: str) -> tuple[Case, Finding | None]:
+def _load(target: str, models: tuple[str, ...]) -> tuple[Case, Finding | None]:
     """The case, and the finding it was kept for (None for a bare case)."""
     path = Path(target)
     if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
-        return _finding(path)
+        return _found(path, models)
     if os.path.isfile(path):
-        return load_case(path.read_bytes()), None
+        raw = path.read_bytes()
+        _register(raw, models)
+        return load_case(raw), None
     roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
     hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
     if not hits:
@@ -143,7 +147,29 @@ def _load(target: str) -> tuple[Case, Finding | None]:
     if len(hits) > 1:
         places = ", ".join(str(p) for p in sorted(hits))
         raise ValueError(f"{target!r} fits several findings, name one's folder: {places}")
-    return _finding(hits[-1])
+    return _found(hits[-1], models)
+
+
+def _found(folder: Path, models: tuple[str, ...]) -> tuple[Case, Finding | None]:
+    explained = folder / "explain.json"
+    if explained.is_file():
+        _register(explained.read_bytes(), models)
+    return _finding(folder)
+
+
+#: The name of a user's model in JSON.
+_OWN = re.compile(rb'"model":\s*"([^"#]+#[0-9a-f]{8})"')
+
+
+def _register(raw: bytes, models: tuple[str, ...]) -> None:
+    """The user's models that a case names, if the command line names them, too: as their files are
+    now, which may have changed since."""
+    from narrowfuzz.own_models import known_as, source_of
+
+    for name in dict.fromkeys(found.decode() for found in _OWN.findall(raw)):
+        for text in models:
+            if source_of(text).title == name.partition("#")[0]:
+                known_as(name, text)
 
 
 def _plain(name: str) -> str:

@@ -118,6 +118,7 @@ def specs(
         compile=compile,
         **fields,
     )
+    spec = fixed(spec, recipe)
     # there are regions only where a recipe runs under autocast
     rarely = 20 if model in _LONG else 5 if recipe.autocasts and spec.dtype == "fp32" else 9
     if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
@@ -129,6 +130,16 @@ def specs(
             kernels = "native"  # a training multiplies a hundred times
         return msgspec.structs.replace(spec, kernels=kernels)
     return spec
+
+
+def fixed(spec: Spec, recipe: Recipe) -> Spec:
+    """The same Spec, but for what its model leaves no choice of."""
+    given = MODELS[spec.model].fixed
+    if "dtype" in given and given["dtype"] not in recipe.dtypes:
+        given = {name: value for name, value in given.items() if name != "dtype"}
+    spec = msgspec.structs.replace(spec, **given)
+    narrow = spec.autocast and spec.dtype != "fp32"
+    return msgspec.structs.replace(spec, autocast=False) if narrow else spec
 
 
 @st.composite

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowfuzz.case import ModelName
-
 
 @dataclass(frozen=True)
 class Config:
@@ -26,7 +24,13 @@ class Config:
     #: Plant this in every worker, and in the scripts of what they find: (file or "", id).
     plant: tuple[str, str] | None = None
     #: Models drawn besides the linear; none: all. With nothing but "linear", that one only.
-    models: tuple[ModelName, ...] = ()
+    models: tuple[str, ...] = ()
+    #: Those of them that are a user's own, as FILE.py:build or package.module:build.
+    own: tuple[str, ...] = ()
+    #: Single linears are drawn, too.
+    linears: bool = True
+    #: Cases, as JSON, that are judged before any is drawn: the workers share them.
+    first: tuple[bytes, ...] = ()
     #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
     wild_shapes: bool = True
     #: Stop after so many judged cases, all workers together; 0: when the time is up. Where they are

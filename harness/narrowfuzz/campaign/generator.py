@@ -65,9 +65,13 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recipes, self.stateful, self.rng = recipes, stateful, rng
+        self.linears = config.linears
         #: What a Spec multiplies on the run's device, and how that is added.
         self.plan_of = plan_of
-        self.models = tuple(m for m in WIDE if not config.models or m in config.models)
+        self.models = (
+            tuple(m for m in WIDE if not config.models or m in config.models)
+            + tuple(m for m in config.models if MODELS[m].own)
+        )  # fmt: skip
         #: Those that compile in a few seconds, and those that partial recompute may break.
         self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
@@ -95,7 +99,10 @@ class Generator:
 
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
         """Those of ``order`` for which there are recipes, models and rungs."""
-        few = {"models": self.models, "small": self.small, "recomputed": self.fragile}
+        few = {
+            "models": self.models, "small": self.small, "recomputed": self.fragile,
+            "linears": self.linears,
+        }  # fmt: skip
         layers = [s for s in order if s.kind in rungs and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
@@ -203,7 +210,7 @@ class Generator:
             vary=vary,
             models=models,
             wild_shapes=self.wild_shapes,
-            linears=wanted not in ("models", "small"),
+            linears=self.linears and wanted not in ("models", "small"),
         )
 
     def _generate(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from narrowfuzz.campaign.judged import JUDGED, Judged
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.coverage import Pair, missing, table
@@ -22,9 +23,8 @@ from narrowfuzz.triage.finding import Finding, report
 from narrowfuzz.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
-#: Entries that are named though the run did not meet them.
-_UNMET = 6
-_JUDGED = ("ok", "diverged", "crashed", "known")
+#: Entries that are named though the run did not meet them, and combinations that it never judged.
+_UNMET, _NEVER = 6, 6
 
 
 def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
@@ -35,7 +35,7 @@ def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
             continue
         oracle, recipe, status = key
         cell = found.setdefault(oracle, {}).setdefault(recipe, [0, 0, 0])
-        cell[0 if status in _JUDGED else 1 if status == "inconclusive" else 2] += n
+        cell[0 if status in JUDGED else 1 if status == "inconclusive" else 2] += n
     return found
 
 
@@ -55,23 +55,21 @@ def print_summary(
     store: Store,
     ledger: Ledger,
     whole: frozenset[Pair],
-    options: Sequence[str] = (),
-    applying: Sequence[Entry] = (),
+    options: Sequence[str],
+    applying: Sequence[Entry],
+    share: Judged,
     *,
     counted: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """Everything a reader needs; what matters most comes last, where the screen ends.
+    """The verdict first, then what it rests on, the findings, and what is known.
 
     ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
     what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
-    for may show. ``counted``: the number of cases was given, so that another run may have the same.
+    for may show. ``share``: what was judged of it. ``counted``: the number of cases was given, so
+    that another run may have the same. ``verbose``: with the tables of rules and pairs.
     """
-    _print_rules(console, tally.counts)
-    _print_pairs(console, pairs_seen(tally.counts), whole)
-    _print_known(console, tally.counts, ledger)
-    _print_unmet(console, tally.counts, applying)
-    if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
-        console.print(line, soft_wrap=True)
+    _print_verdict(console, tally, store, share, counted=counted)
     for finding in store.findings():
         console.print()
         console.print(escape(report(finding, replay(store, finding, options))), soft_wrap=True)
@@ -79,8 +77,7 @@ def print_summary(
         console.print(f"  script: {escape(str(script))}", soft_wrap=True)
         for other in store.sightings(finding.id):
             console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
-    suspected = store.suspected()
-    for finding in suspected:
+    for finding in store.suspected():
         console.print(
             f"[yellow]suspected[/] {finding.id}: {escape(finding.fingerprint)}: "
             f"{escape(finding.why_suspected)}",
@@ -88,26 +85,45 @@ def print_summary(
         )
     for note in tally.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
-    counts = tally.counts
+    _print_known(console, tally.counts, ledger)
+    _print_unmet(console, tally.counts, applying)
+    if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
+        console.print(line, soft_wrap=True)
+    if verbose:
+        _print_rules(console, tally.counts)
+        _print_pairs(console, pairs_seen(tally.counts), whole)
+    console.print(f"\nOutput: {escape(str(store.out))}", soft_wrap=True)
+
+
+def _print_verdict(
+    console: Console, tally: Tally, store: Store, share: Judged, *, counted: bool
+) -> None:
+    counts, suspected = tally.counts, store.suspected()
     by_severity = Counter(f.severity for f in store.findings())
     words = ", ".join(f"{by_severity[s]} {s}" for s in SEVERITIES if by_severity[s])
     console.print(
-        f"\n{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
-        f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
-        f"[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}; "
-        f"suspected, without a script that shows them: {len(suspected)}. "
-        f"{f'Digest of the cases: {tally.digest}. ' if counted else ''}"
-        f"Output: {escape(str(store.out))}",
-        soft_wrap=True,
-    )
-    console.print(
-        f"Specs a minute: {60 * counts['specs'] / max(tally.seconds, 1):.0f}; on compiled "
-        f"artefacts {counts['compile ms'] / 1000:.0f} s of compiling and "
-        f"{counts['data ms'] / 1000:.0f} s of data",
+        f"\n[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}; "
+        f"suspected, without a script that shows them: {len(suspected)}.",
         soft_wrap=True,
     )
     if not counts["cases"]:
         console.print("[yellow]Nothing was judged: this run says nothing.[/]")
+    met, never = len(share.met), share.never
+    names = ", ".join(" ".join(one) for one in never[:_NEVER])
+    more = f" and {len(never) - _NEVER} more" if len(never) > _NEVER else ""
+    console.print(
+        f"Judged: {met} of {met + len(never)} combinations of recipe, arm and model that can run "
+        f"here ({share.share:.0f} %){f'; never: {escape(names)}{more}' if never else ''}",
+        soft_wrap=True,
+    )
+    console.print(
+        f"{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
+        f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
+        f"{f'Digest of the cases: {tally.digest}. ' if counted else ''}"
+        f"On compiled artefacts {counts['compile ms'] / 1000:.0f} s of compiling and "
+        f"{counts['data ms'] / 1000:.0f} s of data",
+        soft_wrap=True,
+    )
 
 
 def replay(store: Store, finding: Finding, options: Sequence[str]) -> str:

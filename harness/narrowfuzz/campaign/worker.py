@@ -29,15 +29,17 @@ from narrowfuzz.arms.ladder import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
+from narrowfuzz.campaign.judged import looked_at
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
-from narrowfuzz.case import Case, Spec, dump_case
+from narrowfuzz.case import Case, Spec, dump_case, load_case
 from narrowfuzz.coverage import pairs
 from narrowfuzz.device import Device, choose, enter, forks
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles import ORACLES
+from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe import Recipe, load_every, of_kind, processes, runnable, select
 from narrowfuzz.stateful import Stateful
@@ -101,6 +103,8 @@ class Worker:
         self.judged = self.judged_before = judged
         #: Of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
+        for own in config.own:
+            register(own)
         every = load_every(config.recipe_files)
         chosen = select(every, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
@@ -129,6 +133,8 @@ class Worker:
         #: A worker that takes the place of one that was worn out goes on where that was.
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
+        #: What of it was told already: recipe, arm, model and layer.
+        self.looked: set[tuple[str, ...]] = set()
         #: Recipes whose tap was said to see nothing.
         self.warned: set[str] = set()
         #: What this process has judged last.
@@ -146,6 +152,8 @@ class Worker:
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
+        if self.starts:
+            self._begin()
         rungs = rungs_of(self.arms, self.judge.device.name)
         again = self.generator.slices(AGAIN, rungs)
         first = self.generator.slices(FIRST, rungs) if self.starts else []
@@ -154,6 +162,17 @@ class Worker:
                 break
             seconds = math.inf if self.config.cases else now.seconds
             self.serve(now, min(self.deadline, time.monotonic() + seconds))
+
+    def _begin(self) -> None:
+        """This worker's part of the cases that come before any is drawn, on every rung."""
+        for raw in self.config.first[self.number :: self.config.workers]:
+            if time.monotonic() >= self.deadline or self.over:
+                break
+            case = load_case(raw)
+            self.counts["specs"] += 1
+            before = self.judge.programs.compiles
+            self._judge(case, ORACLES)
+            self.counts["compiles"] += self.judge.programs.compiles - before
 
     def serve(self, now: Slice, until: float) -> None:
         """One slice, ``until`` its time is up."""
@@ -288,6 +307,9 @@ class Worker:
             self._warn(case.spec.recipe, why)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
+        looked = looked_at(judgement.verdicts, case.spec.recipe, case.spec.model) - self.looked
+        self.counts.update(looked)
+        self.looked |= looked
         for verdict in judgement.known:
             self.counts["known", verdict.explained_by] += 1
         for verdict in judgement.causes:

@@ -85,6 +85,9 @@ class _Search:
 
     def attempt(self, name: str, candidate: Case) -> bool:
         """Keep ``candidate`` if it shows the fingerprint on any of its draws."""
+        fixed = MODELS[candidate.spec.model].fixed if candidate.spec.model in MODELS else {}
+        if any(getattr(candidate.spec, n) != getattr(self.best.spec, n) for n in fixed):
+            return False  # its model leaves no choice of that
         if candidate == self.best:
             return False
         rebuilds = candidate.spec != self.best.spec
@@ -110,7 +113,8 @@ class _Search:
         builds where each takes long."""
         fields = [f for f in _changed(self.best.spec) if f not in _KEPT]
         half = len(fields) // 2
-        groups = [[*fields, "model"], fields, fields[:half], fields[half:]]
+        model = [] if MODELS[self.best.spec.model].own else ["model"]
+        groups = [[*fields, *model], fields, fields[:half], fields[half:]]
         for group in groups:
             if group:
                 defaults = {name: _default(Spec, name) for name in group}

@@ -13,7 +13,7 @@ from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
-from narrowfuzz.play import models
+from narrowfuzz.play import models, own
 from narrowfuzz.triage.paste import hoisted, pasted
 from narrowfuzz.verdict import Verdict
 
@@ -119,4 +119,4 @@ def quoted(text: str) -> str:
 @functools.cache
 def model_source(*names: ModelName) -> str:
     """Source of the models' classes, those that they use first."""
-    return pasted([MODELS[name].module for name in names], (models,))
+    return pasted([MODELS[name].module for name in names], (models, own))

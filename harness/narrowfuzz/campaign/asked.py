@@ -1,0 +1,40 @@
+"""What the command line asks of a campaign, as it was typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from narrowfuzz.case import Case
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of ``narrowfuzz run`` and ``check``; what is left out is decided where it is used."""
+
+    minutes: float | None = None
+    #: So many cases instead; 0: by time.
+    cases: int = 0
+    #: 0: one per core or GPU.
+    workers: int = 0
+    recipes: tuple[str, ...] = ()
+    recipe_files: tuple[Path, ...] = ()
+    arms: tuple[str, ...] = ()
+    #: Names of models, or FILE.py:build and package.module:build of a user's own; none: all.
+    models: tuple[str, ...] = ()
+    device: str = ""
+    seed: int | None = None
+    out: Path | None = None
+    resume: bool = False
+    ledger: bool = True
+    plant: str = ""
+    te_version: str = ""
+    fail_on: str = "low"
+    #: Exit with 4 if a smaller share, in per cent, of what can run here was judged.
+    min_judged: float = 0.0
+    #: Tables of rules and pairs of features as well.
+    verbose: bool = False
+    #: Judged before anything is drawn, in this order.
+    first: tuple[Case, ...] = ()
+    #: Single linears are drawn, too.
+    linears: bool = True

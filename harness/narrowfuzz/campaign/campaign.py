@@ -1,0 +1,196 @@
+"""One run: what it says at its head, while it goes on and at its end, and what it writes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
+from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.judged import Judged, judged
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.device import Device
+from narrowfuzz.recipe import AnyRecipe
+from narrowfuzz.triage.finding import Finding
+
+if TYPE_CHECKING:
+    from narrowfuzz.campaign.supervisor import Tally
+    from narrowfuzz.ledger import Entry, Ledger
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One run: what it is asked, with what, and what comes of it."""
+
+    asked: Asked
+    config: Config
+    store: Store
+    recipes: dict[str, AnyRecipe]
+    #: Why some of what was asked for does not run here, in lines.
+    lacking: list[str]
+    ledger: Ledger
+    device: Device
+
+    def run(self) -> Tally:
+        """Run it, say and write what came of it."""
+        from narrowfuzz.campaign.summary import print_summary
+        from narrowfuzz.campaign.supervisor import run_campaign
+
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+        environment = self.environment()
+        applying = self.applying() if self.config.ledger else []
+        _print_head(console, self.config, environment, self.device.profile(), self.lacking)
+        live = _Live(console, self.config)
+        tally = run_campaign(self.config, self.store, live.show)
+        live.close()
+        whole = self.universe()
+        print_summary(
+            console, tally, self.store, self.ledger, whole, self.options(), applying,
+            self.judged(tally), counted=bool(self.config.cases), verbose=self.asked.verbose,
+        )  # fmt: skip
+        self.store.write_json("env.json", environment)
+        self.store.write_json("summary.json", self.summary(tally, whole))
+        return tally
+
+    def environment(self) -> dict[str, Any]:
+        from narrowfuzz.environment import describe
+        from narrowfuzz.policy import cast_policies
+
+        return {
+            **describe(), "device": self.device.describe(),
+            "policies": cast_policies(self.device.torch),
+        }  # fmt: skip
+
+    def applying(self) -> list[Entry]:
+        """The entries that what was asked for may show."""
+        from narrowfuzz.advice import applying
+        from narrowfuzz.machine import machine
+
+        arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
+        entries = (*self.ledger.entries, *self.ledger.unnamed)
+        return applying(entries, self.recipes.values(), arms, machine(), self.device.torch)
+
+    def universe(self) -> frozenset[Any]:
+        """The pairs of features that this run can meet."""
+        from narrowfuzz.coverage import universe
+
+        allowed, device = select_arms(self.config.arms), self.config.device
+        native = natives(allowed, device)
+        models = {"models": self.config.models} if self.config.models else {}
+        return universe(self.recipes, rungs_of(allowed, device), native=native, **models)
+
+    def judged(self, tally: Tally) -> Judged:
+        """What was judged of what was asked for and can run here."""
+        return judged(
+            tally.counts, self.recipes, select_arms(self.config.arms), self.config.models,
+            self.device.torch,
+        )  # fmt: skip
+
+    def options(self) -> list[str]:
+        """What a replay needs besides the finding's folder."""
+        given = [text for file in self.asked.recipe_files for text in ("--recipe-file", str(file))]
+        given += [text for own in self.config.own for text in ("--model", own)]
+        return given + (["--te-version", self.asked.te_version] if self.asked.te_version else [])
+
+    def summary(self, tally: Tally, whole: frozenset[Any]) -> dict[str, Any]:
+        """What ``summary.json`` holds."""
+        from narrowfuzz.campaign.summary import pairs_seen, rule_counts, trials_seen
+        from narrowfuzz.coverage import missing, table
+
+        seen, share = pairs_seen(tally.counts), self.judged(tally)
+        return {
+            "cases": tally.counts["cases"],
+            "cases_digest": tally.digest,
+            "specs": tally.counts["specs"],
+            "compiles": tally.counts["compiles"],
+            "seconds": round(tally.seconds, 1),
+            "compile_seconds": tally.counts["compile ms"] / 1000,
+            "compiled_data_seconds": tally.counts["data ms"] / 1000,
+            "judged": {"met": len(share.met), "of": len(share.met) + len(share.never)},
+            "never_judged": [" ".join(one) for one in share.never],
+            "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},
+            "pairs_never_met": missing(seen, whole),
+            "first_verdict_seconds": round(tally.first_verdict, 1),
+            "new": tally.new,
+            "findings": [_brief(finding) for finding in self.store.findings()],
+            "suspected": [_brief(finding) for finding in self.store.suspected()],
+            "lost_workers": tally.lost_workers,
+            "interrupted": tally.interrupted,
+            "seed": self.config.seed,
+            "rules": rule_counts(tally.counts),
+            "trials": trials_seen(tally.counts),
+        }
+
+
+def _print_head(
+    console: Console,
+    config: Config,
+    environment: dict[str, Any],
+    profile: list[str],
+    lacking: list[str],
+) -> None:
+    """What runs, on what, and what does not."""
+    versions = environment["versions"]
+    console.print(
+        f"narrowfuzz {versions['narrowfuzz']}  torch {versions['torch']}  "
+        f"torchao {versions['torchao']}  "
+        f"device {config.device}  workers {config.workers}  seed {config.seed}",
+        soft_wrap=True,
+    )
+    probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
+    console.print(f"cast policies (probed): {probed}", soft_wrap=True)
+    console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)
+    console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
+    if any(name.startswith("te.") for name in config.recipes):
+        from te_on_cpu.environment import told
+
+        console.print(f"TransformerEngine {told()}", soft_wrap=True)
+    for line in lacking:
+        console.print(f"not tested: {line}", soft_wrap=True)
+
+
+def _brief(finding: Finding) -> dict[str, str]:
+    """A finding in ``summary.json``; its folder holds the rest."""
+    names = ("id", "fingerprint", "severity", "recipe", "arm", "sentence", "why_suspected")
+    return {name: getattr(finding, name) for name in names}
+
+
+class _Live:
+    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds."""
+
+    def __init__(self, console: Console, config: Config) -> None:
+        self.config, self.last = config, 0.0
+        self.status = console.status("starting workers") if console.is_terminal else None
+        self.every = 0.25 if self.status else 10.0
+        if self.status:
+            self.status.start()
+
+    def show(self, tally: object) -> None:
+        from narrowfuzz.campaign.supervisor import Tally
+
+        assert isinstance(tally, Tally)
+        if time.monotonic() - self.last < self.every:
+            return
+        self.last = time.monotonic()
+        counts, seconds = tally.counts, tally.seconds
+        asked, minutes = self.config.cases, self.config.minutes
+        of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
+        line = (
+            f"{seconds:4.0f} s{of_time}   {counts['cases']}{of_cases} cases "
+            f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
+            f"{counts['compiles']} compiles   {tally.new} findings"
+        )
+        if self.status:
+            self.status.update(line)
+        else:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        if self.status:
+            self.status.stop()

@@ -1,0 +1,85 @@
+"""How much of what was asked for a run has judged: a green end means as much as that.
+
+A recipe, arm and model have been judged together once a rule about quantising or multiplying said
+anything of them, "as promised" or not. What cannot run here is not counted, it is listed apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from narrowfuzz.arm import LADDER, REFERENCE
+from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.trainings import not_reentrant
+from narrowfuzz.verdict import Verdict
+
+#: The rules that look at a cast, or hold a multiply to its operands.
+RULES = frozenset({"O2", "O3", "O5", "O7", "O13", "O15", "O21", "O23"})
+JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
+#: Recipe, arm, model.
+Combination = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was judged, and what was not, of all that can run here."""
+
+    met: frozenset[Combination]
+    never: tuple[Combination, ...]
+
+    @property
+    def share(self) -> float:
+        """Per cent; 100 where there is nothing to judge."""
+        whole = len(self.met) + len(self.never)
+        return 100.0 * len(self.met) / whole if whole else 100.0
+
+
+def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+    """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; of a whole
+    model the layer is ""."""
+    return {
+        ("judged", recipe, verdict.arm, model, verdict.at.layer)
+        for verdict in verdicts
+        if verdict.oracle in RULES and verdict.status in JUDGED
+    }
+
+
+def judged(
+    counts: Collection[Any],
+    recipes: Mapping[str, AnyRecipe],
+    arms: Collection[str],
+    models: Collection[str],
+    device: str,
+) -> Judged:
+    """Of these recipes and arms, and these models or all, what the counts say was judged."""
+    met = {key[1:4] for key in counts if isinstance(key, tuple) and key[0] == "judged"}
+    models = models or [name for name, model in MODELS.items() if not model.own]
+    whole = set(_asked(recipes, arms, models, device))
+    return Judged(frozenset(met & whole), tuple(sorted(whole - met)))
+
+
+def layers(counts: Collection[Any], recipe: str, arm: str, model: str) -> set[str]:
+    """The layers of a model that were judged."""
+    wanted = ("judged", recipe, arm, model)
+    return {key[4] for key in counts if isinstance(key, tuple) and key[:4] == wanted and key[4]}
+
+
+def _asked(
+    recipes: Mapping[str, AnyRecipe], arms: Collection[str], models: Iterable[str], device: str
+) -> Iterable[Combination]:
+    able = [a for a in LADDER if a != REFERENCE and a.name in arms and not unavailable(a, device)]
+    for name, recipe in recipes.items():
+        if not isinstance(recipe, Recipe):
+            carried = recipe.carries()
+            yield from ((name, "eager", f"library_{layer}") for layer in carried.layers)
+            continue
+        for model in models:
+            reentrant = not not_reentrant(model, autocast=False)
+            yield from (
+                (name, arm.name, model) for arm in able
+                if arm.checkpoint != "reentrant" or reentrant
+            )  # fmt: skip
