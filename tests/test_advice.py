@@ -60,3 +60,14 @@ def test_what_a_machine_cannot_show_is_not_named(amx: bool) -> None:
 def test_a_fact_that_is_not_known_may_hold() -> None:
     assert may_hold({"m": "odd", "dtype": "bf16"}, {"dtype": "bf16"})
     assert not may_hold({"m": "odd", "dtype": "bf16"}, {"dtype": "fp32"})
+
+
+def test_what_a_configuration_rules_out_is_not_named() -> None:
+    """One that trains without autocast, in bf16, under the whole memory budget."""
+    arms = [BY_NAME["inductor+checkpoint_selective"]]
+    recipes = [load_every()[ROWWISE]]
+    mine = {"dtype": "bf16", "memory_budget": 100, "grad_mode": "train", "autocast": False}
+    every = {e.id for e in applying(load_entries(), recipes, arms, machine())}
+    found = {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", mine)}
+    assert "inductor-recompute-drift" in found < every
+    assert {"rowwise-inference-mode", "sac-autocast-cached-cast"} <= every - found

@@ -177,12 +177,12 @@ def test_what_nobody_has_run_is_named() -> None:
 def test_a_campaign_misses_no_rung_that_it_never_takes(
     arms: tuple[str, ...], rungs: set[str]
 ) -> None:
-    from narrowfuzz.campaign.main import _universe
+    from narrowfuzz.campaign.campaign import drawable
 
     if "inductor" in rungs and unavailable(BY_NAME["inductor"]):
         pytest.skip(unavailable(BY_NAME["inductor"]))
     rungs = rungs if NATIVE else rungs - {"eager_native"}
-    found = _universe(RECIPES, arms, "cpu")
+    found = drawable(RECIPES, Config(out=Path(), arms=arms))
     assert {v for pair in found for d, v in pair if d == "rung"} == rungs
     generator = Generator(
         Config(out=Path(), arms=arms),

@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "arm": {"case"},
     "choices": set(),
     "schedule": {"case", "catalog", "choices"},
-    "stateful": {"case", "numerics", "schedule"},
+    "stateful": {"case", "catalog", "numerics", "schedule"},
     "content": {"__init__"},
     "verdict": {"address", "arm", "case", "expect", "numerics"},
     "policy": set(),
@@ -124,7 +124,19 @@ MAY_IMPORT = {
     "judge": DATA
     | {"cures", "models", "arms", "oracles", "drawn", "observe_library", "device", "programs"},
     "triage": JUDGED | {"plants", "vectors"},
-    "campaign": JUDGED | {"advice", "exits", "trials", "plants", "triage", "coverage", "te_on_cpu"},
+    "own_models": {"catalog", "play"},
+    "campaign": JUDGED
+    | {
+        "facts",
+        "own_models",
+        "advice",
+        "exits",
+        "trials",
+        "plants",
+        "triage",
+        "coverage",
+        "te_on_cpu",
+    },
     "power": JUDGED | {"plants", "campaign", "coverage"},
 }
 

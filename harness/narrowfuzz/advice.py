@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from narrowfuzz.arm import COMPILED, Arm
 from narrowfuzz.facts import OF_MACHINE, Fact, may_hold
@@ -19,15 +19,17 @@ def applying(
     arms: Iterable[Arm],
     machine: Machine,
     device: str = "cpu",
+    configuration: Mapping[str, Fact] = {},
 ) -> list[Entry]:
     """The entries that some case of these recipes may show on these arms, the worst first.
 
-    What an entry asks of the data, the model or the shape may always come. What is installed, the
-    machine and the device must be such as it asks for; of other versions it may hold as well.
+    What an entry asks of the data, the model or the shape may always come, but for what the
+    ``configuration`` says. What is installed, the machine and the device must be such as it asks
+    for; of other versions it may hold as well.
     """
     here = {name: read(machine) for name, read in OF_MACHINE.items()}
     known = [
-        {**here, "device": device, **facts}
+        {**here, "device": device, **configuration, **facts}
         for recipe in recipes
         for arm in arms
         for facts in _facts(recipe, arm)

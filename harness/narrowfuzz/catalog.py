@@ -56,8 +56,9 @@ class Model:
     smaller: tuple[str, ...] = ("linear",)
     #: Fields of a Spec that the model leaves no choice of.
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    #: True: a user's (``own_models.py``).
+    #: True: a user's (``own_models.py``), whose linears these are.
     own: bool = False
+    linears: tuple[str, ...] = ()
 
     def build(self, spec: Any, *, dtype: torch.dtype, device: str) -> nn.Module:
         """The module with fresh parameters."""
@@ -192,7 +193,7 @@ def unknown_model(name: str) -> str:
     title, mark, _ = name.partition("#")
     if mark:
         return f"{title!r} is a user's model: name its file by --model FILE.py:build"
-    return f"unknown model {name!r}; known are {', '.join((*MODELS, *LIBRARY))}"
+    return f"`$.spec.model` is {name!r}; known are {', '.join((*MODELS, *LIBRARY))}"
 
 
 def takes_ids(name: str) -> bool:

@@ -78,10 +78,10 @@ def register(text: str) -> Model:
     source = source_of(text)
     facts = _tried(source)
     model = Model(
-        source.name, f"{source.title}, {facts.linears} linears", "OwnModel",
+        source.name, source.title, "OwnModel",
         lambda spec: (source.where, source.build, spec.tokens, spec.width), "block",
         wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
-        regions=facts.blocks, smaller=(), fixed=facts.fixed, own=True,
+        regions=facts.blocks, smaller=(), fixed=facts.fixed, own=True, linears=facts.linears,
     )  # fmt: skip
     MODELS[model.name] = model
     return model
@@ -105,7 +105,7 @@ class _Facts:
 
     ids: bool
     random: bool
-    linears: int
+    linears: tuple[str, ...]
     #: Submodules that are recomputed one by one.
     blocks: tuple[str, ...]
     #: Fields of a Spec that it leaves no choice of.
@@ -145,7 +145,7 @@ def _tried(source: Source) -> _Facts:
     if elsewhere:
         raise refuse(f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU, where "
                      "it goes from there is the run's business")  # fmt: skip
-    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise refuse("it has no nn.Linear: there is nothing that a recipe would quantise")
     own = OwnModel(source.where, source.build, 1, 1)
@@ -165,9 +165,15 @@ def _tried(source: Source) -> _Facts:
     fixed["k" if ids else "n"] = math.ceil(numel / tokens)
     if ids:
         fixed["n"] = _vocabulary(module, example)
-    fixed |= {"heads": 1, "attention": "flash", "bias": False, "dtype": _dtype(linears[0].weight)}
+    fixed |= {
+        "heads": 1,
+        "attention": "flash",
+        "bias": False,
+        "dtype": _dtype(next(iter(linears.values())).weight),
+    }
     random = any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
-    return _Facts(ids, random, len(linears), _blocks(module), fixed)
+    names = tuple(f"model.{name}".rstrip(".") for name in linears)
+    return _Facts(ids, random, names, _blocks(module), fixed)
 
 
 def _outputs(own: Any, source: Source, seed: int, refuse: Any) -> list[torch.Tensor]:
@@ -236,13 +242,14 @@ def _dtype(weight: torch.Tensor) -> str:
 
 def _buffers(module: Any) -> dict[str, bytes]:
     """A hash of every buffer's bytes."""
+    return {name: _hash(buffer) for name, buffer in module.named_buffers()}
+
+
+def _hash(t: torch.Tensor) -> bytes:
     import torch
 
-    return {
-        name: hashlib.sha256(b.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()).digest()
-        if b.numel() else b""
-        for name, b in module.named_buffers()
-    }  # fmt: skip
+    raw = t.detach().reshape(-1).contiguous().view(torch.uint8)
+    return hashlib.sha256(raw.numpy().tobytes()).digest()
 
 
 def _kind(made: Any) -> str:

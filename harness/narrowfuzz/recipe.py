@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,6 +149,10 @@ class Recipe:
         if name not in self.backends:
             raise ValueError(unknown("backend", name, self.backends, of=self.name))
         return name
+
+    def models(self, named: Collection[str]) -> tuple[str, ...]:
+        """Those that it runs, of some models: all, for it converts any."""
+        return tuple(named)
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""

@@ -6,12 +6,13 @@ that are literals, because scripts are made of their source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.case import Dtype, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.schedule.carries import Carries, check_carried
 from narrowfuzz.schedule.events import Settings
@@ -103,6 +104,11 @@ class Stateful:
     def backend(self, spec: Spec) -> str:
         """A library's own layers have one."""
         return ""
+
+    def models(self, named: Collection[str]) -> tuple[str, ...]:
+        """Those that it runs where a user names models: its own, if all there are are meant."""
+        mine = tuple(f"library_{layer}" for layer in self.carries().layers)
+        return mine if set(MODELS) <= {*named} else ()
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec it cannot play, and why."""

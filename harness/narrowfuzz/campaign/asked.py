@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from narrowfuzz.case import Case
+from narrowfuzz.facts import Fact
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,6 @@ class Asked:
     first: tuple[Case, ...] = ()
     #: Single linears are drawn, too.
     linears: bool = True
+    #: What holds of the configuration that was asked for: the ledger's entries that it rules out
+    #: are not named. Empty where all kinds of cases are.
+    configuration: Mapping[str, Fact] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,16 @@ class Campaign:
 
     def run(self) -> Tally:
         """Run it, say and write what came of it."""
-        from narrowfuzz.campaign.summary import print_summary
+        from narrowfuzz.campaign.summary import print_summary, print_unmet
         from narrowfuzz.campaign.supervisor import run_campaign
 
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
         environment = self.environment()
         applying = self.applying() if self.config.ledger else []
         _print_head(console, self.config, environment, self.device.profile(), self.lacking)
+        if self.asked.configuration:
+            print_unmet(console, {}, applying, "known of this configuration, drawn or not:")
+            applying = []
         live = _Live(console, self.config)
         tally = run_campaign(self.config, self.store, live.show)
         live.close()
@@ -53,6 +57,7 @@ class Campaign:
         print_summary(
             console, tally, self.store, self.ledger, whole, self.options(), applying,
             self.judged(tally), counted=bool(self.config.cases), verbose=self.asked.verbose,
+            subject=self.asked.models[0] if self.asked.configuration else "",
         )  # fmt: skip
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", self.summary(tally, whole))
@@ -74,16 +79,14 @@ class Campaign:
 
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
         entries = (*self.ledger.entries, *self.ledger.unnamed)
-        return applying(entries, self.recipes.values(), arms, machine(), self.device.torch)
+        return applying(
+            entries, self.recipes.values(), arms, machine(), self.device.torch,
+            self.asked.configuration,
+        )  # fmt: skip
 
     def universe(self) -> frozenset[Any]:
         """The pairs of features that this run can meet."""
-        from narrowfuzz.coverage import universe
-
-        allowed, device = select_arms(self.config.arms), self.config.device
-        native = natives(allowed, device)
-        models = {"models": self.config.models} if self.config.models else {}
-        return universe(self.recipes, rungs_of(allowed, device), native=native, **models)
+        return drawable(self.recipes, self.config)
 
     def judged(self, tally: Tally) -> Judged:
         """What was judged of what was asked for and can run here."""
@@ -126,6 +129,16 @@ class Campaign:
             "rules": rule_counts(tally.counts),
             "trials": trials_seen(tally.counts),
         }
+
+
+def drawable(recipes: Mapping[str, AnyRecipe], config: Config) -> frozenset[Any]:
+    """The pairs of features that cases of these recipes can have."""
+    from narrowfuzz.coverage import universe
+
+    allowed, device = select_arms(config.arms), config.device
+    native = natives(allowed, device)
+    models = {"models": config.models} if config.models else {}
+    return universe(recipes, rungs_of(allowed, device), native=native, **models)
 
 
 def _print_head(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -14,10 +14,17 @@ from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClas
 from narrowfuzz.catalog import Model
 from narrowfuzz.device import torch_name
 from narrowfuzz.environment import prepare
+from narrowfuzz.facts import Fact
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe import Recipe, load_recipes, runnable, select, unknown
+from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.specs import fixed
 
+#: A step, an evaluation in between, a reload, and another step.
+_TRAINING = (
+    Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Reload(),
+    Forward(), Backward(of=(2,)), Step(),
+)  # fmt: skip
 #: The data that the user's configuration meets first, tamest first.
 _VALUES: tuple[ValueClass, ...] = (
     "gaussian", "outlier", "heavy_tail", "zero_rows", "binade_edges", "inf_nan",
@@ -27,11 +34,10 @@ _VALUES: tuple[ValueClass, ...] = (
 def check_command(asked: Asked, compile: str, checkpoint: str) -> int:
     """Check ``asked.models[0]``; returns the exit code. Raises ValueError for a model that cannot
     be judged, or an option that does not exist."""
-    for kind, name, known in (
-        ("--compile", compile, get_args(Compile)), ("--checkpoint", checkpoint, get_args(Checkpoint))
-    ):  # fmt: skip
-        if name not in known:
-            raise ValueError(unknown("value", name, known, of=kind))
+    if compile not in get_args(Compile):
+        raise ValueError(unknown("value", compile, get_args(Compile), of="--compile"))
+    if checkpoint not in get_args(Checkpoint):
+        raise ValueError(unknown("value", checkpoint, get_args(Checkpoint), of="--checkpoint"))
     (text,) = asked.models
     prepare(asked.plant)
     model = register(text)
@@ -41,10 +47,26 @@ def check_command(asked: Asked, compile: str, checkpoint: str) -> int:
     recipes = [here for r in select(every, wanted).values() if (here := runnable(r, device))]
     first = tuple(_first(model, recipes, compile, checkpoint))  # type: ignore[arg-type]
     arms = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
-    print(f"{model.title}: as {', '.join(wanted)}, --compile {compile}, --checkpoint {checkpoint}")
+    compiled = sum(bool(arm.compiler) for case in first for arm in climb(case.spec))
+    then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
+    print(
+        f"{model.title}: {len(model.linears)} linears; {', '.join(wanted)}, --compile {compile}, "
+        f"--checkpoint {checkpoint}\nfirst {len(first)} cases of this configuration and near it"
+        + (f", which compile {compiled} times at about ten seconds each" if compiled else "")
+        + f"; then what is drawn around it, until {then} are over"
+    )
+    facts: dict[str, Fact] = {
+        "dtype": first[0].spec.dtype, "checkpoint": checkpoint, "compile": compile,
+        "memory_budget": 100, "grad_mode": "train", "autocast": False, "dynamic": False,
+    }  # fmt: skip
     from narrowfuzz.campaign.main import run_command
 
-    return run_command(replace(asked, recipes=wanted, arms=tuple(arms), first=first, linears=False))
+    return run_command(
+        replace(
+            asked, recipes=wanted, arms=tuple(arms), first=first, linears=False,
+            configuration=facts,
+        )
+    )  # fmt: skip
 
 
 def _first(
@@ -63,7 +85,10 @@ def _first(
     ]  # fmt: skip
     for spec in asked:
         yield Case(spec=spec, data=DataSpec())
-    around = {"steps": 3}, {"steps": 2, "microbatches": 2}, {"lifecycle": "reload"}
+    around: tuple[dict[str, Any], ...] = (
+        {"events": _TRAINING}, {"steps": 3}, {"steps": 2, "microbatches": 2},
+        {"lifecycle": "reload"},
+    )  # fmt: skip
     for spec in asked:
         yield from (Case(spec=spec, data=DataSpec(values=v, seed=1)) for v in _VALUES[1:])
         for change in around:

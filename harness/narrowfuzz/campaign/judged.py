@@ -6,19 +6,21 @@ anything of them, "as promised" or not. What cannot run here is not counted, it 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.arm import LADDER, REFERENCE
+from narrowfuzz.arm import EAGER, LADDER, REFERENCE
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.oracles import ORACLES
+from narrowfuzz.recipe import AnyRecipe
 from narrowfuzz.trainings import not_reentrant
 from narrowfuzz.verdict import Verdict
 
 #: The rules that look at a cast, or hold a multiply to its operands.
-RULES = frozenset({"O2", "O3", "O5", "O7", "O13", "O15", "O21", "O23"})
+RULES = frozenset(rule.name for rule in ORACLES if rule.level == "A" and not rule.reruns)
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
@@ -30,6 +32,8 @@ class Judged:
 
     met: frozenset[Combination]
     never: tuple[Combination, ...]
+    #: The layers that rules looked at one by one; of a compiled graph, others are multiplies of it.
+    layers: Mapping[Combination, frozenset[str]] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -56,30 +60,23 @@ def judged(
     device: str,
 ) -> Judged:
     """Of these recipes and arms, and these models or all, what the counts say was judged."""
-    met = {key[1:4] for key in counts if isinstance(key, tuple) and key[0] == "judged"}
+    seen: defaultdict[Combination, set[str]] = defaultdict(set)
+    for key in counts:
+        if isinstance(key, tuple) and key[0] == "judged":
+            seen[key[1:4]].add(key[4])
+    met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     models = models or [name for name, model in MODELS.items() if not model.own]
     whole = set(_asked(recipes, arms, models, device))
-    return Judged(frozenset(met & whole), tuple(sorted(whole - met)))
-
-
-def layers(counts: Collection[Any], recipe: str, arm: str, model: str) -> set[str]:
-    """The layers of a model that were judged."""
-    wanted = ("judged", recipe, arm, model)
-    return {key[4] for key in counts if isinstance(key, tuple) and key[:4] == wanted and key[4]}
+    return Judged(frozenset(met & whole), tuple(sorted(whole - met)), layers)
 
 
 def _asked(
-    recipes: Mapping[str, AnyRecipe], arms: Collection[str], models: Iterable[str], device: str
+    recipes: Mapping[str, AnyRecipe], arms: Collection[str], models: Collection[str], device: str
 ) -> Iterable[Combination]:
     able = [a for a in LADDER if a != REFERENCE and a.name in arms and not unavailable(a, device)]
     for name, recipe in recipes.items():
-        if not isinstance(recipe, Recipe):
-            carried = recipe.carries()
-            yield from ((name, "eager", f"library_{layer}") for layer in carried.layers)
-            continue
-        for model in models:
-            reentrant = not not_reentrant(model, autocast=False)
-            yield from (
-                (name, arm.name, model) for arm in able
-                if arm.checkpoint != "reentrant" or reentrant
-            )  # fmt: skip
+        for model in recipe.models(models):
+            mine = able if model in MODELS else [EAGER]
+            if not_reentrant(model, autocast=False):
+                mine = [arm for arm in mine if arm.checkpoint != "reentrant"]
+            yield from ((name, arm.name, model) for arm in mine)

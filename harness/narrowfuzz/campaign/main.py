@@ -25,7 +25,6 @@ from narrowfuzz.exits import CLEAN, FAIL_ON, FOUND, INTERRUPTED, OURS, TOO_LITTL
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
     AnyRecipe,
-    Recipe,
     load_every,
     obstacle,
     obstacles,
@@ -44,7 +43,8 @@ _MOST_MINUTES = 60.0 * 24 * 7
 
 def run_command(asked: Asked) -> int:
     """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
-    if asked.fail_on not in FAIL_ON:
+    fail_on = next((level for level in FAIL_ON if level == asked.fail_on), None)
+    if fail_on is None:
         raise ValueError(unknown("level", asked.fail_on, FAIL_ON, of="--fail-on"))
     if not 0 <= asked.min_judged <= 100:
         raise ValueError(f"--min-judged must be a share from 0 to 100, got {asked.min_judged:g}")
@@ -71,9 +71,12 @@ def run_command(asked: Asked) -> int:
     chosen, lacking = _recipes(asked, where.torch)
     loaded = _printed_ledger(where.torch) if asked.ledger else Ledger([])
     folder = _output(asked.out, asked.resume)
+    minutes = asked.minutes
+    if minutes is None:
+        minutes = _MOST_MINUTES if asked.cases else 2.0
     config = Config(
         out=folder,
-        minutes=asked.minutes or (_MOST_MINUTES if asked.cases else 2.0),
+        minutes=minutes,
         cases=asked.cases,
         workers=workers,
         seed=secrets.randbelow(2**32) if asked.seed is None else asked.seed,
@@ -97,7 +100,7 @@ def run_command(asked: Asked) -> int:
     if tally.broken:
         return OURS
     found = [finding.severity for finding in store.findings()]
-    if fails(found, len(store.suspected()), asked.fail_on):
+    if fails(found, len(store.suspected()), fail_on):
         return FOUND
     return CLEAN if campaign.judged(tally).share >= asked.min_judged else TOO_LITTLE
 
@@ -138,11 +141,10 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]
     meant = any(glob != "*" for glob in asked.recipes)
     unasked = [] if meant else [name for name, r in there.items() if r.process]
     wanted = select(there, asked.recipes)
-    if asked.models:
-        unasked += [name for name, r in wanted.items() if not isinstance(r, Recipe)]
+    unasked += [name for name, r in wanted.items() if not r.models(asked.models or MODELS)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}
     if not wanted:
-        raise ValueError("--model: a library's own layers have models of their own; leave it out")
+        raise ValueError(f"{', '.join(unasked)}: a library's own layers, and no --model, run there")
     chosen, lacking = _runnable(wanted, device)
     return chosen, lacking + [
         f"{name}: only if named, as it patches a library"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from narrowfuzz.campaign.judged import JUDGED, Judged
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, missing, table
 from narrowfuzz.ledger import Entry, Ledger, known_dir
 from narrowfuzz.oracles import BY_NAME
@@ -61,6 +62,7 @@ def print_summary(
     *,
     counted: bool = False,
     verbose: bool = False,
+    subject: str = "",
 ) -> None:
     """The verdict first, then what it rests on, the findings, and what is known.
 
@@ -68,7 +70,10 @@ def print_summary(
     what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
     for may show. ``share``: what was judged of it. ``counted``: the number of cases was given, so
     that another run may have the same. ``verbose``: with the tables of rules and pairs.
+    ``subject``: the user's model that it is about.
     """
+    if subject:
+        console.print(f"\n[bold]{escape(_soundness(subject, tally, store))}[/]", soft_wrap=True)
     _print_verdict(console, tally, store, share, counted=counted)
     for finding in store.findings():
         console.print()
@@ -86,13 +91,28 @@ def print_summary(
     for note in tally.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     _print_known(console, tally.counts, ledger)
-    _print_unmet(console, tally.counts, applying)
+    print_unmet(
+        console, _hits(tally.counts), applying,
+        "known of what was asked for, and not met by this run:",
+    )  # fmt: skip
     if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
         console.print(line, soft_wrap=True)
     if verbose:
         _print_rules(console, tally.counts)
         _print_pairs(console, pairs_seen(tally.counts), whole)
     console.print(f"\nOutput: {escape(str(store.out))}", soft_wrap=True)
+
+
+def _soundness(subject: str, tally: Tally, store: Store) -> str:
+    """Whether a user's model is sound, in a sentence."""
+    hits = _hits(tally.counts)
+    if found := store.findings():
+        return f"{subject} is not sound: {found[0].sentence}"
+    if not tally.counts["cases"]:
+        return f"{subject}: nothing was judged"
+    if hits:
+        return f"{subject} shows nothing new, but known divergences: {', '.join(sorted(hits))}"
+    return f"{subject} is sound in all that was judged"
 
 
 def _print_verdict(
@@ -116,6 +136,7 @@ def _print_verdict(
         f"here ({share.share:.0f} %){f'; never: {escape(names)}{more}' if never else ''}",
         soft_wrap=True,
     )
+    _print_layers(console, share)
     console.print(
         f"{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
         f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
@@ -124,6 +145,20 @@ def _print_verdict(
         f"{counts['data ms'] / 1000:.0f} s of data",
         soft_wrap=True,
     )
+
+
+def _print_layers(console: Console, share: Judged) -> None:
+    """Of a user's model: which of its linears rules looked at one by one."""
+    for recipe, arm, name in sorted(share.met):
+        if not MODELS[name].own:
+            continue
+        every = MODELS[name].linears
+        seen = [layer for layer in every if layer in share.layers[recipe, arm, name]]
+        rest = [layer for layer in every if layer not in seen]
+        line = f"  {recipe}, {arm}: {len(seen)} of {len(every)} linears one by one"
+        if rest:
+            line += f"; as multiplies of the whole {', '.join(rest)}"
+        console.print(escape(line), soft_wrap=True)
 
 
 def replay(store: Store, finding: Finding, options: Sequence[str]) -> str:
@@ -174,13 +209,14 @@ def _hits(counts: Counter[Any]) -> dict[str, int]:
     return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
 
 
-def _print_unmet(console: Console, counts: Counter[Any], applying: Sequence[Entry]) -> None:
-    """What is known of the configuration, and did not come up in this run."""
-    hits = _hits(counts)
+def print_unmet(
+    console: Console, hits: Mapping[str, int], applying: Sequence[Entry], head: str
+) -> None:
+    """What is known of the configuration, and did not come up so far."""
     unmet = [entry for entry in applying if entry.id not in hits]
     if not unmet:
         return
-    console.print("\nknown of what was asked for, and not met by this run:")
+    console.print(f"\n{head}")
     for entry in unmet[:_UNMET]:
         console.print(
             f"  {entry.id} ({entry.severity}): {escape(entry.title)}"

@@ -1,0 +1,6 @@
+"""``python -m narrowfuzz``: the command line of this Python."""
+
+from narrowfuzz.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""``narrowfuzz check`` and ``run --model`` as a user types them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_own_models import ANOTHER_IN_RECOMPUTE, HEAD
+
+pytestmark = pytest.mark.slow
+TINY = HEAD + "def build(): return nn.Sequential(nn.Linear(16, 16), nn.GELU()), torch.ones(8, 16)\n"
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    output: str
+    folder: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+
+def narrowfuzz(here: Path, *argv: str) -> Ran:
+    """The command in a folder, on one worker."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "narrowfuzz", *argv],
+        cwd=here, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return Ran(ran.returncode, ran.stdout + ran.stderr, here / "out")
+
+
+def check(here: Path, model: str, *argv: str) -> Ran:
+    return narrowfuzz(here, "check", model, "--workers", "1", "--seed", "1", "--out", "out", *argv)
+
+
+def test_a_sound_model_is_said_to_be_sound_and_what_was_judged(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = check(tmp_path, "mine.py:build", "--cases", "14", "--checkpoint", "full")
+    assert ran.code == 0, ran.output
+    head, rest = ran.output.split("narrowfuzz 0", 1)
+    assert "mine.py:build: 1 linears; torch.fp32, --compile none, --checkpoint full" in head
+    assert "mine.py:build is sound in all that was judged" in rest
+    assert "Judged: 2 of 2 combinations" in rest and "eager: 1 of 1 linears one by one" in rest
+    assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
+
+
+def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
+    ran = check(
+        tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.15", "--checkpoint", "full"
+    )
+    assert ran.code == 1, ran.output
+    assert "mine.py:build is not sound: " in ran.output
+    (found,) = [f for f in ran.summary["findings"] if f["sentence"].startswith("model.feed_forw")]
+    assert found["sentence"].startswith("model.feed_forward.w2 output operands differ in recompute")
+    folder = str(ran.folder / "findings" / found["id"])
+    assert narrowfuzz(tmp_path, "replay", folder, "--model", "mine.py:build").code == 1
+    script = subprocess.run([sys.executable, f"{folder}/repro.py"], cwd="/", capture_output=True)
+    assert script.returncode == 1, script.stderr
+
+
+def test_run_takes_models_by_name_and_of_ones_own_and_says_which_it_never_met(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = narrowfuzz(
+        tmp_path, "run", "--model", "mine.py:build", "--model", "mlp_*", "--recipe", "torch.fp32",
+        "--arm", "eager", "--cases", "1", "--workers", "1", "--seed", "1", "--out", "out",
+        "--min-judged", "100",
+    )  # fmt: skip
+    assert ran.code == 4, ran.output
+    assert ran.summary["judged"] == {"met": 1, "of": 3}
+    names = " ".join(ran.summary["never_judged"])
+    assert sum(name in names for name in ("mine.py:build", "mlp_gelu", "mlp_swiglu")) == 2
