@@ -186,13 +186,18 @@ def of_kind(*kinds: str) -> tuple[str, ...]:
     return tuple(name for name, model in MODELS.items() if model.kind in kinds)
 
 
-def unknown_model(name: str) -> str:
-    """What is to be said of a model that there is none of, "" if there is one."""
-    if name in MODELS or name in LIBRARY:
-        return ""
+def unregistered(name: str) -> str:
+    """What is to be said of a user's model whose file nobody has named, "" of any other."""
     title, mark, _ = name.partition("#")
-    if mark:
-        return f"{title!r} is a user's model: name its file by --model FILE.py:build"
+    if not mark or name in MODELS:
+        return ""
+    return f"{title!r} is a user's model: name its file by --model FILE.py:build"
+
+
+def unknown_model(name: str) -> str:
+    """What is to be said of a model that there can be none of, "" if there can."""
+    if name in MODELS or name in LIBRARY or "#" in name:
+        return ""
     return f"`$.spec.model` is {name!r}; known are {', '.join((*MODELS, *LIBRARY))}"
 
 

@@ -69,6 +69,12 @@ MinJudged = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="tables of rules and pairs, too")]
 Plant = Annotated[str, typer.Option(help="plant this (id or FILE:id)")]
+Baseline = Annotated[
+    Path | None, typer.Option(help="folder of an earlier run: what it has seen does not count")
+]
+Suppress = Annotated[
+    Path | None, typer.Option(help="TOML file of accepted findings, with reasons and dates")
+]
 ModelFiles = Annotated[
     list[str] | None,
     typer.Option("--model", help="models (glob), or your own: FILE.py:build, package.module:build"),
@@ -93,6 +99,8 @@ def run(
     te_version: TeVersion = "",
     fail_on: FailOn = "low",
     min_judged: MinJudged = 0.0,
+    baseline: Baseline = None,
+    suppress: Suppress = None,
     verbose: Verbose = False,
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings, 3: not
@@ -104,7 +112,8 @@ def run(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
         recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=tuple(model or ()),
         device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
-        te_version=te_version, fail_on=fail_on, min_judged=min_judged, verbose=verbose,
+        te_version=te_version, fail_on=fail_on, min_judged=min_judged, baseline=baseline,
+        suppress=suppress, verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(run_command(asked))
 
@@ -128,6 +137,8 @@ def check(
     out: Out = None,
     fail_on: FailOn = "low",
     min_judged: MinJudged = 100.0,
+    baseline: Baseline = None,
+    suppress: Suppress = None,
     plant: Plant = "",
     verbose: Verbose = False,
 ) -> None:
@@ -139,7 +150,8 @@ def check(
     asked = Asked(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
         recipe_files=tuple(recipe_file or ()), models=(model,), device=device, seed=seed, out=out,
-        fail_on=fail_on, min_judged=min_judged, plant=plant, verbose=verbose,
+        fail_on=fail_on, min_judged=min_judged, baseline=baseline, suppress=suppress, plant=plant,
+        verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(check_command(asked, compile, checkpoint))
 
@@ -163,6 +175,19 @@ def replay(
             case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device, tuple(model or ())
         )
     )
+
+
+@app.command()
+def report(
+    finding: Annotated[str, typer.Argument(help="finding folder, or finding id")],
+    issue: Annotated[
+        bool, typer.Option("--issue", help="as Markdown for the library's issue tracker")
+    ] = False,
+) -> None:
+    """A kept finding again, or the text that its library's maintainers would like to get."""
+    from narrowfuzz.issue import report_command
+
+    raise typer.Exit(report_command(finding, issue=issue))
 
 
 @app.command()

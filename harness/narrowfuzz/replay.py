@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +11,10 @@ from rich.markup import escape
 from narrowfuzz.arm import climb
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
-from narrowfuzz.case import Case, load_case
+from narrowfuzz.case import Case
 from narrowfuzz.device import check_device, choose, enter
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.kept import kept
 from narrowfuzz.verdict import fingerprint
 
 if TYPE_CHECKING:
@@ -40,9 +39,10 @@ def replay_command(
     device here.
     """
     chosen = select_arms(arms)
-    case, kept = _load(target, models)
-    wanted = kept.fingerprint if kept else ""
-    name = device or (kept.device if kept else "cpu")
+    found = kept(target)
+    case, finding = found.case, found.finding
+    wanted = finding.fingerprint if finding else ""
+    name = device or (finding.device if finding else "cpu")
     check_device(name)
     choose(name)
     prepare()
@@ -56,7 +56,7 @@ def replay_command(
     from narrowfuzz.trials import Trials
 
     recipes = load_every(files)
-
+    _register(case, models)
     settle()
     there = enter(name)
     judge = Judge(recipes, Ledger([]), chosen, device=there)
@@ -67,7 +67,7 @@ def replay_command(
     try:
         judgement = judge.judge(case)
     except DeviceLost as lost:
-        same = kept is None or kept.symptom == "loses the device"
+        same = finding is None or finding.symptom == "loses the device"
         how = "still failing" if same else "diverges otherwise now"
         console.print(f"{how}: the case loses the device: {escape(str(lost))}", soft_wrap=True)
         return FAILING
@@ -76,7 +76,7 @@ def replay_command(
         again = Judge(recipes, ledger, chosen, device=there)
         _tell(console, again, judgement, wanted)
         return FAILING
-    if reason := _not_judged(judgement, kept):
+    if reason := _not_judged(judgement, finding):
         console.print(f"cannot tell: {escape(reason)}", soft_wrap=True)
         return CANNOT
     how = "fixed" if wanted else "sound"
@@ -97,15 +97,15 @@ def _tell(console: Console, judge: Judge, judgement: Judgement, wanted: str) -> 
             console.print(f"  in the ledger: {entry or ', '.join(sorted(explained))}")
 
 
-def _not_judged(judgement: Judgement, kept: Finding | None) -> str:
+def _not_judged(judgement: Judgement, finding: Finding | None) -> str:
     """Why a case without a divergence says nothing: the rule that the finding is about has not
     looked at the rung it is about, or no rule at anything; "" if one has."""
-    place = (kept.oracle, kept.arm) if kept else None
+    place = (finding.oracle, finding.arm) if finding else None
     mine = [v for v in judgement.verdicts if place in (None, (v.oracle, v.arm))]
     if any(v.status in ("ok", "known") for v in mine):
         return ""
     reasons = dict.fromkeys(v.why for v in mine if v.why)
-    what = f"{kept.oracle} on {kept.arm}" if kept else "any rule"
+    what = f"{finding.oracle} on {finding.arm}" if finding else "any rule"
     return f"no verdict of {what}: {'; '.join(reasons) or 'it was not judged'}"
 
 
@@ -128,56 +128,12 @@ def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
     return found
 
 
-def _load(target: str, models: tuple[str, ...]) -> tuple[Case, Finding | None]:
-    """The case, and the finding it was kept for (None for a bare case)."""
-    path = Path(target)
-    if os.path.isdir(path):  # not Path.is_dir: that raises for a name too long to be one
-        return _found(path, models)
-    if os.path.isfile(path):
-        raw = path.read_bytes()
-        _register(raw, models)
-        return load_case(raw), None
-    roots = (Path("reports/runs"), Path("narrowfuzz-runs"))
-    hits = [p for root in roots for p in root.glob(f"*/findings/{_plain(target)}*") if p.is_dir()]
-    if not hits:
-        raise ValueError(
-            f"{target!r} is no case file, no finding's folder and no finding's id in "
-            f"{roots[0]} or {roots[1]}: name the finding's folder"
-        )
-    if len(hits) > 1:
-        places = ", ".join(str(p) for p in sorted(hits))
-        raise ValueError(f"{target!r} fits several findings, name one's folder: {places}")
-    return _found(hits[-1], models)
-
-
-def _found(folder: Path, models: tuple[str, ...]) -> tuple[Case, Finding | None]:
-    explained = folder / "explain.json"
-    if explained.is_file():
-        _register(explained.read_bytes(), models)
-    return _finding(folder)
-
-
-#: The name of a user's model in JSON.
-_OWN = re.compile(rb'"model":\s*"([^"#]+#[0-9a-f]{8})"')
-
-
-def _register(raw: bytes, models: tuple[str, ...]) -> None:
-    """The user's models that a case names, if the command line names them, too: as their files are
-    now, which may have changed since."""
+def _register(case: Case, models: tuple[str, ...]) -> None:
+    """The user's models that a case is about, if the command line names them, too: as their files
+    are now, which may have changed since."""
     from narrowfuzz.own_models import known_as, source_of
 
-    for name in dict.fromkeys(found.decode() for found in _OWN.findall(raw)):
-        for text in models:
+    for name in {spec.model for spec in (case.spec, *(c.spec for c in case.history))}:
+        for text in models if "#" in name else ():
             if source_of(text).title == name.partition("#")[0]:
                 known_as(name, text)
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name if c.isalnum()) or "?" * 64
-
-
-def _finding(folder: Path) -> tuple[Case, Finding]:
-    from narrowfuzz.campaign.store import load_finding
-
-    finding = load_finding(folder)
-    return finding.minimal, finding

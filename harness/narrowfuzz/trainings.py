@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 
 from narrowfuzz.case import Checkpoint, Spec
-from narrowfuzz.catalog import FIELDS_OF_LIBRARY, MODELS, takes_ids
+from narrowfuzz.catalog import FIELDS_OF_LIBRARY, MODELS, takes_ids, unregistered
 from narrowfuzz.schedule.altered import around_forwards, without_regions
 from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step, Switch
 from narrowfuzz.schedule.rules import Standing, check_fields, check_order
@@ -27,6 +27,8 @@ _ODDITIES = ((True, False), (True, False), (False, False), (False, True), (True,
 def check_events(spec: Spec, *, autocasts: bool) -> None:
     """Raise ValueError naming the first event that cannot come where it stands, or that a model of
     this Spec cannot play; ``autocasts``: its recipe is drawn under autocast."""
+    if why := unregistered(spec.model):
+        raise ValueError(why)
     if spec.layer:
         raise ValueError(f"{spec.recipe} converts models, and {spec.model} is a library's own")
     check_fields(spec, FIELDS_OF_LIBRARY, "a library's own layers")

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
+from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged, judged
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.device import Device
@@ -37,6 +39,8 @@ class Campaign:
     lacking: list[str]
     ledger: Ledger
     device: Device
+    #: What does not make it fail.
+    accepted: Accepted
 
     def run(self) -> Tally:
         """Run it, say and write what came of it."""
@@ -56,9 +60,11 @@ class Campaign:
         whole = self.universe()
         print_summary(
             console, tally, self.store, self.ledger, whole, self.options(), applying,
-            self.judged(tally), counted=bool(self.config.cases), verbose=self.asked.verbose,
+            self.judged(tally), self.accepted, counted=bool(self.config.cases),
+            verbose=self.asked.verbose,
             subject=self.asked.models[0] if self.asked.configuration else "",
         )  # fmt: skip
+        write_formats(self.store, self.judged(tally), self.accepted, tally.seconds)
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", self.summary(tally, whole))
         return tally

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import fnmatch
 import os
 import secrets
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.campaign.accepted import accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import Config
@@ -50,6 +52,7 @@ def run_command(asked: Asked) -> int:
         raise ValueError(f"--min-judged must be a share from 0 to 100, got {asked.min_judged:g}")
     if asked.resume and asked.out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
+    allowed = accepted(asked.baseline, asked.suppress, datetime.date.today())
     select_arms(asked.arms)
     planted = _plant(asked.plant)
     if planted is not None:
@@ -93,14 +96,14 @@ def run_command(asked: Asked) -> int:
     )
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())
-    campaign = Campaign(asked, config, store, chosen, lacking, loaded, where)
+    campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed)
     tally = campaign.run()
     if tally.interrupted:
         return INTERRUPTED
     if tally.broken:
         return OURS
-    found = [finding.severity for finding in store.findings()]
-    if fails(found, len(store.suspected()), fail_on):
+    found = [finding.severity for finding in allowed.counting(store.findings())]
+    if fails(found, len(allowed.counting(store.suspected())), fail_on):
         return FOUND
     return CLEAN if campaign.judged(tally).share >= asked.min_judged else TOO_LITTLE
 

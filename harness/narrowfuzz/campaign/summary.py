@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import JUDGED, Judged
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
@@ -59,6 +60,7 @@ def print_summary(
     options: Sequence[str],
     applying: Sequence[Entry],
     share: Judged,
+    accepted: Accepted,
     *,
     counted: bool = False,
     verbose: bool = False,
@@ -68,15 +70,18 @@ def print_summary(
 
     ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
     what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
-    for may show. ``share``: what was judged of it. ``counted``: the number of cases was given, so
+    for may show. ``share``: what was judged of it. ``accepted``:
+    what does not make it fail. ``counted``: the number of cases was given, so
     that another run may have the same. ``verbose``: with the tables of rules and pairs.
     ``subject``: the user's model that it is about.
     """
     if subject:
         console.print(f"\n[bold]{escape(_soundness(subject, tally, store))}[/]", soft_wrap=True)
-    _print_verdict(console, tally, store, share, counted=counted)
+    _print_verdict(console, tally, store, share, accepted, counted=counted)
     for finding in store.findings():
         console.print()
+        if why := accepted.why(finding):
+            console.print(f"[dim]does not count: {escape(why)}[/]", soft_wrap=True)
         console.print(escape(report(finding, replay(store, finding, options))), soft_wrap=True)
         script = store.out / "findings" / finding.id / "repro.py"
         console.print(f"  script: {escape(str(script))}", soft_wrap=True)
@@ -116,14 +121,22 @@ def _soundness(subject: str, tally: Tally, store: Store) -> str:
 
 
 def _print_verdict(
-    console: Console, tally: Tally, store: Store, share: Judged, *, counted: bool
+    console: Console,
+    tally: Tally,
+    store: Store,
+    share: Judged,
+    accepted: Accepted,
+    *,
+    counted: bool,
 ) -> None:
     counts, suspected = tally.counts, store.suspected()
+    left = [finding for finding in (*store.findings(), *suspected) if accepted.why(finding)]
     by_severity = Counter(f.severity for f in store.findings())
     words = ", ".join(f"{by_severity[s]} {s}" for s in SEVERITIES if by_severity[s])
     console.print(
         f"\n[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}; "
-        f"suspected, without a script that shows them: {len(suspected)}.",
+        f"suspected, without a script that shows them: {len(suspected)}."
+        f"{f' {len(left)} of them do not count.' if left else ''}",
         soft_wrap=True,
     )
     if not counts["cases"]:

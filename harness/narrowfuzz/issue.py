@@ -1,0 +1,115 @@
+"""``narrowfuzz report``: a finding as text; ``--issue``: as its library's maintainers want it."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from narrowfuzz.kept import kept
+from narrowfuzz.ledger import load_entries
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.severity import LARGE
+from narrowfuzz.triage.finding import Finding, report
+
+#: Lines of a script that an issue shows; a longer one is to be attached.
+_SHOWN = 220
+_STRENGTH = {
+    "exact": "The rule compares bits: no order of sums explains the difference.",
+    "bound": "The rule is a proven bound on every order of sums, from the operands that were "
+             "really multiplied.",
+    "ratio": "The error against float64 is far above that of the eager run, on twenty other draws "
+             "as well.",
+}  # fmt: skip
+
+
+def report_command(target: str, *, issue: bool) -> int:
+    """Print a finding; returns the exit code. Raises ValueError if the target is none."""
+    found = kept(target)
+    if found.finding is None or found.folder is None:
+        raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")
+    if not issue:
+        print(report(found.finding, f"narrowfuzz replay {found.folder}"))
+        return 0
+    print(issue_text(found.finding, (found.folder / "repro.py").read_text()))
+    return 0
+
+
+def issue_text(finding: Finding, script: str) -> str:
+    """Markdown: the claim, what shows it, what is expected, where it was seen, and what is open."""
+    sections = {
+        "What happens": _what(finding),
+        "To reproduce": _script(finding, script),
+        "What was expected": _expected(finding),
+        "Where it was seen": _where(finding),
+        "Known beside it": _beside(finding),
+    }
+    body = "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items() if text)
+    return f"# {finding.recipe}: {finding.sentence}\n\n{body}\n"
+
+
+def _what(finding: Finding) -> str:
+    spec = finding.minimal.spec
+    how = {"cpu": "on a CPU"}.get(finding.device, f"on {finding.device}")
+    backend = f" ({spec.backend})" if spec.backend else ""
+    lines = [
+        f"`{finding.recipe}`{backend}, run as `{finding.arm}` {how}, with {finding.reach} data.",
+        f"Seen: {finding.sentence}.",
+    ]
+    effect = float(finding.effect)
+    if effect >= LARGE:
+        worst = "NaN or infinity" if effect == float("inf") else f"{effect:.1%} of its norm"
+        lines.append(f"The worst output or gradient is off by {worst} more than the recipe costs.")
+    if finding.needs:
+        lines.append(f"It needs: {', '.join(finding.needs)}.")
+    if finding.flake != "always":
+        lines.append(f"It repeats: {finding.flake}.")
+    if finding.why_suspected:
+        lines.append(f"**No script shows it yet: {finding.why_suspected}.**")
+    return "\n".join(lines)
+
+
+def _script(finding: Finding, script: str) -> str:
+    count = len(script.splitlines())
+    said = f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1." if (
+        finding.script_output.strip()
+    ) else "It exits 1 while the divergence shows, 0 once it is gone."  # fmt: skip
+    if count > _SHOWN:
+        return f"The attached `repro.py` ({count} lines, torch and the library alone). {said}"
+    return f"{said}\n\n```python\n{script.rstrip()}\n```"
+
+
+def _expected(finding: Finding) -> str:
+    rule = BY_NAME.get(finding.oracle)
+    title = f"The rule is {rule.title!r}; it applies where {rule.precondition}. " if rule else ""
+    return f"{title}{_STRENGTH[finding.strength]}"
+
+
+def _where(finding: Finding) -> str:
+    environment = finding.environment
+    versions = environment.get("versions", {})
+    machine = environment.get("machine", {})
+    lines = [f"- {name} {version}" for name, version in versions.items() if version != "absent"]
+    lines += [
+        f"- {environment.get('platform', '')}",
+        f"- CPU: {', '.join(machine.get('cpu', ()))}; oneDNN {machine.get('onednn') or 'absent'}",
+    ]
+    if machine.get("compiler") and "inductor" in finding.arm:
+        lines.append(f"- C++ compiler: {machine['compiler']}")
+    if not environment.get("cuda"):
+        lines.append("- not tried on a GPU")
+    return "\n".join(lines)
+
+
+def _beside(finding: Finding) -> str:
+    """Entries of the ledger about the same recipe and rule: near, but not this."""
+    near = [
+        entry
+        for entry in load_entries()
+        if any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
+        and any(
+            glob.startswith(f"{finding.oracle}--")
+            for match in entry.matches for glob in match.fingerprints
+        )
+    ]  # fmt: skip
+    return "\n".join(
+        f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}" for entry in near
+    )

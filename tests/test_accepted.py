@@ -1,0 +1,167 @@
+"""What makes no run fail: a baseline and accepted findings; and what a CI reads of a run."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from narrowfuzz.campaign.accepted import Accepted, accepted
+from narrowfuzz.campaign.formats import write_formats
+from narrowfuzz.campaign.judged import Judged
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.issue import issue_text
+from narrowfuzz.triage.finding import Finding
+
+TODAY = datetime.date(2026, 11, 23)
+RECIPE, ARM = "torchao.float8.rowwise", "inductor"
+CASE = Case(spec=Spec(recipe=RECIPE, backend="real"), data=DataSpec())
+FINDING = Finding(
+    id="0123456789ab", fingerprint="O5--output--inductor--wrong value--torchao.float8",
+    severity="medium", recipe=RECIPE, oracle="O5", arm=ARM, role="output", symptom="wrong value",
+    sentence="output wrong value at [0, 0]: got <1>, must be 2 & more", strength="bound",
+    reach="gaussian", case=CASE, minimal=CASE, flake="always", effect=0.25, needs=["bias=True"],
+    environment={"versions": {"torch": "2.13.0", "torchao": "0.18.0", "numpy": "absent"}},
+    script_output="output[0, 0]: 1, must be 2",
+)  # fmt: skip
+OTHER = msgspec.structs.replace(
+    FINDING, id="abcdef012345", fingerprint="O1--output--eager--differs on repeat--torchao.float8",
+    arm="eager", oracle="O1", severity="high",
+)  # fmt: skip
+SHARE = Judged(
+    frozenset({(RECIPE, "eager", "linear"), (RECIPE, ARM, "linear")}),
+    ((RECIPE, "inductor", "attention"),),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "run")
+    for finding in (FINDING, OTHER):
+        store.add(finding, "raise SystemExit(1)\n")
+    suspected = msgspec.structs.replace(
+        OTHER, id="9" * 12, why_suspected="no script", fingerprint="x"
+    )
+    store.add(suspected, "")
+    return store
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "accepted.toml"
+    file.write_text(text)
+    return file
+
+
+ENTRY = """
+[[suppress]]
+fingerprint = "O5--*--torchao.float8"
+reason = "our own patch changes the scale"
+until = 2027-01-01
+"""
+
+
+def test_what_a_baseline_has_seen_does_not_count(store: Store, tmp_path: Path) -> None:
+    here = accepted(store.out, None, TODAY)
+    assert here.counting([FINDING, OTHER]) == []
+    new = msgspec.structs.replace(FINDING, fingerprint="O2--another")
+    assert here.counting([FINDING, new]) == [new]
+    assert accepted(None, None, TODAY).counting([FINDING]) == [FINDING]
+
+
+def test_a_suppression_holds_until_its_day(tmp_path: Path) -> None:
+    file = written(tmp_path, ENTRY)
+    assert accepted(None, file, TODAY).counting([FINDING, OTHER]) == [OTHER]
+    assert "our own patch" in accepted(None, file, TODAY).why(FINDING)
+    late = datetime.date(2027, 1, 1)
+    assert accepted(None, file, late).counting([FINDING, OTHER]) == [FINDING, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ENTRY.replace("our own patch changes the scale", " "), "has no reason"),
+        (ENTRY.replace("reason =", "# reason ="), "missing required field `reason`"),
+        (ENTRY.replace("until =", "# until ="), "missing required field `until`"),
+        (ENTRY.replace("2027-01-01", '"soon"'), "date"),
+        ("suppress = 1", "array"),
+        ("[[suppress", "--suppress"),
+    ],
+)
+def test_a_suppression_that_says_too_little_is_refused(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match="--suppress") as caught:
+        accepted(None, written(tmp_path, text), TODAY)
+    assert says in str(caught.value)
+
+
+def test_a_baseline_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run is there"):
+        accepted(tmp_path, None, TODAY)
+    (tmp_path / "findings.db").write_text("not a database, but long enough to be looked at as one")
+    with pytest.raises(ValueError, match="--baseline"):
+        accepted(tmp_path, None, TODAY)
+    with pytest.raises(ValueError, match="No such file"):
+        accepted(None, tmp_path / "nothing.toml", TODAY)
+
+
+def outputs(store: Store, here: Accepted) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
+    write_formats(store, SHARE, here, 12.0)
+    rows = [json.loads(line) for line in (store.out / "findings.jsonl").read_text().splitlines()]
+    suite = ElementTree.parse(store.out / "junit.xml").getroot()
+    return rows, suite, json.loads((store.out / "findings.sarif").read_text())
+
+
+def test_lines_of_json_hold_what_was_shown_and_what_was_suspected(store: Store) -> None:
+    rows, _, _ = outputs(store, Accepted(frozenset({OTHER.fingerprint})))
+    by_id = {row["id"]: row for row in rows}
+    assert by_id[FINDING.id]["counts"] and by_id[FINDING.id]["sentence"] == FINDING.sentence
+    assert not by_id[OTHER.id]["counts"] and by_id[OTHER.id]["accepted"] == "in the baseline"
+    assert by_id["9" * 12]["status"] == "suspected" and not by_id["9" * 12]["counts"]
+    for row in rows:
+        assert (store.out / row["script"]).is_file() and (store.out / row["case"]).is_file()
+
+
+def test_junit_has_a_test_for_each_place_that_failed_passed_or_was_never_judged(
+    store: Store,
+) -> None:
+    _, suite, _ = outputs(store, Accepted(frozenset({OTHER.fingerprint})))
+    assert {n: suite.get(n) for n in ("tests", "failures", "skipped", "errors")} == {
+        "tests": "3", "failures": "1", "skipped": "1", "errors": "0",
+    }  # fmt: skip
+    tests = {test.get("name"): test for test in suite}
+    (failure,) = tests["inductor / linear"].findall("failure")
+    assert failure.get("message") == FINDING.sentence and FINDING.id in (failure.text or "")
+    assert len(tests["eager / linear"]) == 0, "what it shows is in the baseline"
+    assert tests["inductor / attention"].find("skipped") is not None
+
+
+def test_sarif_names_rule_level_fingerprint_and_script(store: Store) -> None:
+    _, _, sarif = outputs(store, Accepted(frozenset({OTHER.fingerprint})))
+    (run,) = sarif["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["O1", "O5"]
+    results = {result["ruleId"]: result for result in run["results"]}
+    assert (results["O5"]["level"], results["O1"]["level"]) == ("warning", "error")
+    assert results["O5"]["partialFingerprints"]["narrowfuzz/v1"] == FINDING.fingerprint
+    assert "suppressions" not in results["O5"] and results["O1"]["suppressions"]
+    place = results["O5"]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert (store.out / place).is_file()
+
+
+def test_an_issue_has_the_claim_the_script_the_versions_and_what_is_open() -> None:
+    text = issue_text(FINDING, "import torch\nraise SystemExit(1)\n")
+    assert text.startswith(f"# {RECIPE}: output wrong value")
+    assert "```python\nimport torch\nraise SystemExit(1)\n```" in text
+    assert "It needs: bias=True." in text and "25.0% of its norm" in text
+    assert "- torch 2.13.0" in text and "absent" not in text.split("Where it was seen")[0]
+    assert "- not tried on a GPU" in text and "It prints `output[0, 0]: 1, must be 2`" in text
+    assert "must be attached" not in text
+    long = issue_text(FINDING, "import torch\n" * 500)
+    assert "The attached `repro.py` (500 lines" in long and "```" not in long
+    open_ = issue_text(msgspec.structs.replace(FINDING, why_suspected="it shows no more"), "")
+    assert "**No script shows it yet: it shows no more.**" in open_
