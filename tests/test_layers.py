@@ -127,6 +127,7 @@ MAY_IMPORT = {
     "own_models": {"catalog", "play"},
     "campaign": JUDGED
     | {
+        "__init__",
         "facts",
         "own_models",
         "advice",

@@ -1,7 +1,8 @@
 """narrowfuzz: find numerical bugs of narrow-precision training before a long run dies of them.
 
 The data's way: strategy -> case -> arms -> traces -> oracles -> finding -> triage -> report.
-Everything in ``__all__`` is the public face: what a file of recipes or plants needs.
+Everything in ``__all__`` is the public face: what a file of recipes or plants needs, and what tests
+of a user's own model do.
 It is imported when it is first asked for, so importing this package loads neither torch nor numpy.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from narrowfuzz.plants.plant import Plant
     from narrowfuzz.recipe import Emit, Recipe, every_linear, load_recipes
     from narrowfuzz.stateful import Stateful
+    from narrowfuzz.testing import cases, check
     from narrowfuzz.trace import Seen
 
 __version__ = "0.1.0"
@@ -46,6 +48,7 @@ _HOME = {
     "plants.plant": ("Plant",),
     "recipe": ("Emit", "Recipe", "every_linear", "load_recipes"),
     "stateful": ("Stateful",),
+    "testing": ("cases", "check"),
     "trace": ("Seen",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -70,6 +73,8 @@ __all__ = [
     "Stateful",
     "TwoLevelScale",
     "__version__",
+    "cases",
+    "check",
     "every_linear",
     "fp8_codes",
     "fp32_array",

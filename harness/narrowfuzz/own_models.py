@@ -169,6 +169,7 @@ def _tried(source: Source) -> _Facts:
         "heads": 1,
         "attention": "flash",
         "bias": False,
+        "dynamic": False,
         "dtype": _dtype(next(iter(linears.values())).weight),
     }
     random = any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))

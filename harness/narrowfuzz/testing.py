@@ -1,0 +1,122 @@
+"""Cases of a user's own model in the user's own tests.
+
+    from hypothesis import given
+    from my_model import build
+    from narrowfuzz import cases, check
+
+    @given(cases(build, recipes=["torchao.float8.rowwise"]))
+    def test_my_block(case):
+        check(case)
+
+What fails is made smaller and has a script of its own, as in a campaign; it lies in a folder under
+``narrowfuzz-runs/pytest``. Hypothesis need not shrink: ``settings(phases=[Phase.generate])``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.case import Case, Compile
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.own_models import register
+from narrowfuzz.recipe import load_every, load_recipes, runnable, select
+from narrowfuzz.specs import specs
+from narrowfuzz.strategies import batches
+from narrowfuzz.triage.finding import report
+from narrowfuzz.verdict import fingerprint
+
+if TYPE_CHECKING:
+    from narrowfuzz.judge import Judge
+
+#: Where findings of tests are kept, if nothing else is said.
+FOUND = Path("narrowfuzz-runs/pytest")
+
+
+def cases(
+    model: str | Callable[[], Any],
+    recipes: Sequence[str] = (),
+    *,
+    compile: Compile = "none",
+    files: Sequence[Path] = (),
+) -> st.SearchStrategy[Case]:
+    """Cases of a model: ``build`` itself, or FILE.py:build, or package.module:build.
+
+    ``recipes`` are globs, of which those that run here are drawn; none: the model as it is.
+    Raises ValueError for a model that cannot be judged, and for a recipe that does not exist.
+    """
+    prepare()
+    made = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
+    wanted = recipes or (f"torch.{made.fixed['dtype']}",)
+    chosen = select(load_recipes(files), wanted).values()
+    able = [here for recipe in chosen if (here := runnable(recipe, "cpu"))]
+    if not able:
+        raise ValueError(f"none of {', '.join(wanted)} can run here")
+    drawn = specs(able, compile=compile, models=(made.name,), linears=False)
+    return batches(drawn, draws=1).map(lambda batch: batch[0])
+
+
+def _where(build: Callable[[], Any], caller: FrameType) -> str:
+    file, name = inspect.getsourcefile(build), build.__qualname__
+    if file is None or not name.isidentifier():
+        raise ValueError(f"{name} is no function of a file: give the model as FILE.py:build")
+    if file == caller.f_code.co_filename:
+        raise ValueError(
+            f"{name} stands in the file that asks for its cases, and scripts import it: put it "
+            "into a file of its own"
+        )
+    return f"{file}:{name}"
+
+
+def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
+    """Judge a case by every rule; what the ledger knows passes.
+
+    Raises AssertionError with the report of each finding, after up to ``seconds`` of making it
+    smaller; what a rule shows and no script does is a warning. Both are kept in ``out``.
+    """
+    __tracebackhide__ = True
+    judgement = _judge().judge(case)
+    told = [_report(case, verdict, judgement.family, seconds, out) for verdict in judgement.causes]
+    if failed := [text for text in told if text]:
+        raise AssertionError("\n\n".join(failed))
+
+
+@cache
+def _judge() -> Judge:
+    from narrowfuzz.device import Device
+    from narrowfuzz.judge import Judge
+    from narrowfuzz.ledger import load_ledger
+    from narrowfuzz.trials import Trials
+
+    settle()
+    return Judge(load_every(), load_ledger(Trials(device="cpu"), "cpu"), device=Device())
+
+
+#: Fingerprint -> report, "" of what is suspected: an engine shows what fails again and again.
+_REPORTS: dict[str, str] = {}
+
+
+def _report(case: Case, verdict: Any, family: str, seconds: float, out: Path) -> str:
+    from narrowfuzz.triage.triage import triage
+
+    name = fingerprint(verdict, family)
+    if name not in _REPORTS:
+        found = triage(_judge(), case, verdict, seconds=seconds)
+        Store(out).add(found.finding, found.script)
+        folder = out / "findings" / found.finding.id
+        replay = f"narrowfuzz replay {folder}"
+        text = f"{report(found.finding, replay)}\n  script: {folder}/repro.py"
+        if not found.confirmed:
+            warnings.warn(f"suspected, {found.finding.why_suspected}: {text}", stacklevel=3)
+            text = ""
+        _REPORTS[name] = text
+    return _REPORTS[name]
