@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -93,7 +94,8 @@ class Verdict:
 
     def sentence(self) -> str:
         """One line: what, where, how far."""
-        far = f"; {self.factor:.3g}x the allowed radius" if self.factor else ""
+        finite = self.factor and math.isfinite(self.factor)
+        far = f"; {self.factor:.3g}x the allowed radius" if finite else ""
         place = self._place()
         expected = "" if self.expect is None else f", must be {self.expect}"
         values = [str(given) for given in self.given if given.at.what != "tensor"]

@@ -17,6 +17,7 @@ from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged, judged
+from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.device import Device
 from narrowfuzz.recipe import AnyRecipe
@@ -44,12 +45,12 @@ class Campaign:
 
     def run(self) -> Tally:
         """Run it, say and write what came of it."""
-        from narrowfuzz.campaign.summary import print_summary, print_unmet
+        from narrowfuzz.campaign.summary import hits_of, print_summary, print_unmet
         from narrowfuzz.campaign.supervisor import run_campaign
 
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
         environment = self.environment()
-        applying = self.applying() if self.config.ledger else []
+        applying = self.applying()
         _print_head(console, self.config, environment, self.device.profile(), self.lacking)
         if self.asked.configuration:
             print_unmet(console, {}, applying, "known of this configuration, drawn or not:")
@@ -64,9 +65,17 @@ class Campaign:
             verbose=self.asked.verbose,
             subject=self.asked.models[0] if self.asked.configuration else "",
         )  # fmt: skip
-        write_formats(self.store, self.judged(tally), self.accepted, tally.seconds)
+        share, summary = self.judged(tally), self.summary(tally, whole)
+        write_formats(self.store, share, self.accepted, tally.seconds)
+        hits = hits_of(tally.counts)
+        entries = {entry.id: entry for entry in (*self.ledger.entries, *self.ledger.unnamed)}
+        known = [(entries[name], hits[name]) for name in sorted(hits) if name in entries]
+        write_page(
+            self.store, summary, environment, share, self.accepted, known, self.applying(),
+            self.options(),
+        )  # fmt: skip
         self.store.write_json("env.json", environment)
-        self.store.write_json("summary.json", self.summary(tally, whole))
+        self.store.write_json("summary.json", summary)
         return tally
 
     def environment(self) -> dict[str, Any]:
@@ -79,7 +88,9 @@ class Campaign:
         }  # fmt: skip
 
     def applying(self) -> list[Entry]:
-        """The entries that what was asked for may show."""
+        """The entries that what was asked for may show; none where all count as new."""
+        if not self.config.ledger:
+            return []
         from narrowfuzz.advice import applying
         from narrowfuzz.machine import machine
 

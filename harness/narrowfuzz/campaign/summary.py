@@ -97,7 +97,7 @@ def print_summary(
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
     _print_known(console, tally.counts, ledger)
     print_unmet(
-        console, _hits(tally.counts), applying,
+        console, hits_of(tally.counts), applying,
         "known of what was asked for, and not met by this run:",
     )  # fmt: skip
     if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
@@ -105,12 +105,13 @@ def print_summary(
     if verbose:
         _print_rules(console, tally.counts)
         _print_pairs(console, pairs_seen(tally.counts), whole)
-    console.print(f"\nOutput: {escape(str(store.out))}", soft_wrap=True)
+    page = escape(str(store.out / "report.html"))
+    console.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
 
 
 def _soundness(subject: str, tally: Tally, store: Store) -> str:
     """Whether a user's model is sound, in a sentence."""
-    hits = _hits(tally.counts)
+    hits = hits_of(tally.counts)
     if found := store.findings():
         return f"{subject} is not sound: {found[0].sentence}"
     if not tally.counts["cases"]:
@@ -217,7 +218,7 @@ def _short(n: int) -> str:
     return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
 
 
-def _hits(counts: Counter[Any]) -> dict[str, int]:
+def hits_of(counts: Counter[Any]) -> dict[str, int]:
     """How often each entry explained something."""
     return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
 
@@ -241,7 +242,7 @@ def print_unmet(
 
 
 def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None:
-    hits = _hits(counts)
+    hits = hits_of(counts)
     if not hits:
         return
     console.print("\nknown divergences that still show:")

@@ -1,0 +1,105 @@
+"""``report.html``: a run as one page without a network: what was found, judged, and left out.
+
+Everything that came from outside (names, messages, scripts) is escaped by the template's engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.campaign.judged import Judged
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.summary import replay
+from narrowfuzz.campaign.words import explained
+from narrowfuzz.ledger import Entry
+from narrowfuzz.severity import SEVERITIES
+from narrowfuzz.triage.finding import Finding
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finding, and what stands beside it on the page."""
+
+    finding: Finding
+    script: str
+    why_not: str
+    #: The command that runs it again.
+    replay: str
+    also: tuple[Finding, ...]
+    #: Its state over the events, drawn; "" where it keeps none.
+    picture: str
+
+
+def write_page(
+    store: Store,
+    summary: dict[str, Any],
+    environment: dict[str, Any],
+    share: Judged,
+    accepted: Accepted,
+    known: Sequence[tuple[Entry, int]],
+    applying: Sequence[Entry],
+    options: Sequence[str] = (),
+) -> None:
+    """Write it beside the rest of a run. ``known``: entries that came up, and how often;
+    ``applying``: those that may, and did not. ``options``: what a replay needs."""
+    show = partial(_shown, store, accepted=accepted, options=options)
+    found = [show(finding) for finding in store.findings()]
+    found.sort(key=lambda one: SEVERITIES.index(one.finding.severity))
+    engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+                         lstrip_blocks=True)  # fmt: skip
+    engine.globals["term"] = _term
+    template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())
+    html = template.render(
+        found=found,
+        suspected=[show(finding) for finding in store.suspected()],
+        summary=summary,
+        environment=environment,
+        share=share,
+        matrix=_matrix(share),
+        known=known,
+        applying=[entry for entry in applying if entry.id not in {e.id for e, _ in known}],
+        severities=SEVERITIES,
+    )
+    (store.out / "report.html").write_text(html)
+
+
+def _shown(store: Store, finding: Finding, *, accepted: Accepted, options: Sequence[str]) -> Shown:
+    folder = store.out / "findings" / finding.id
+    script, picture = folder / "repro.py", folder / "state.svg"
+    return Shown(
+        finding,
+        script.read_text() if script.is_file() else "",
+        accepted.why(finding),
+        replay(store, finding, options),
+        tuple(store.sightings(finding.id)),
+        picture.read_text() if picture.is_file() else "",
+    )
+
+
+def _matrix(share: Judged) -> dict[str, dict[str, tuple[int, int]]]:
+    """recipe -> arm -> (models judged, models that can run)."""
+    cells: dict[str, dict[str, tuple[int, int]]] = {}
+    for combinations, met in ((share.met, 1), (share.never, 0)):
+        for recipe, arm, _ in combinations:
+            row = cells.setdefault(recipe, {})
+            judged, there = row.get(arm, (0, 0))
+            row[arm] = judged + met, there + 1
+    return cells
+
+
+def _term(word: str) -> str:
+    """A word that says what it means when it is pointed at, focused or pressed."""
+    meaning = explained(word)
+    if not meaning:
+        return word
+    return Markup('<button type="button" class="term" data-means="{}">{}</button>').format(
+        meaning, word
+    )

@@ -1,0 +1,32 @@
+"""Words of a report that explain themselves where they stand."""
+
+from __future__ import annotations
+
+from narrowfuzz.oracles import BY_NAME
+
+#: What a reader who has read nothing else needs to know of each.
+WORDS: dict[str, str] = {
+    "exact": "Bits are compared: no order of sums and no rounding mode explains a difference.",
+    "bound": "The result lies outside an interval that is proven for every order of sums, from the "
+    "operands that were really multiplied.",
+    "ratio": "The error against float64 is far above the eager run's, on twenty other draws too.",
+    "lattice": "Data whose sums every accumulator gets exactly: results are compared to the bit.",
+    "ladder": "Data whose sums come out differently in accumulators of other widths.",
+    "wild": "Data of a value class: gaussian, outliers, zero rows, edges of binades, infinities.",
+    "arm": "A way to run a case: eager, recomputed, compiled, on other kernels.",
+    "recipe": "A way to train in narrow precision: what is converted, and what it promises.",
+    "suspected": "A rule shows it and no stand-alone script does: kept and counted, not a finding.",
+    "known": "The ledger has it: confirmed by hand, with a script, in the versions installed.",
+    "fingerprint": "The identity of a cause: rule, role, arm, symptom and family of recipes.",
+    "judged": "A rule about a cast or a multiply has said something of this recipe, arm and model.",
+    "severity": "How bad it is for a training: how far off, how silently, on what data and use.",
+    "needs": "What the smallest case needs besides what every case has.",
+}
+
+
+def explained(word: str) -> str:
+    """What a word, or a rule's name, means; "" for one that explains nothing."""
+    rule = BY_NAME.get(word)
+    if rule is None:
+        return WORDS.get(word, "")
+    return f"{rule.title}: applies where {rule.precondition}. {WORDS[rule.strength]}"

@@ -1,0 +1,129 @@
+"""``report.html``: what it shows, and that nothing from outside is markup in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.campaign.page import write_page
+from narrowfuzz.campaign.words import WORDS, explained
+from narrowfuzz.ledger import load_entries
+from narrowfuzz.oracles import ORACLES
+from test_accepted import FINDING, OTHER, SHARE, store
+
+__all__ = ["store"]  # a fixture
+SUMMARY: dict[str, Any] = {
+    "cases": 100, "specs": 10, "compiles": 2, "seconds": 12.5, "seed": 7, "findings": [{}, {}],
+    "judged": {"met": 2, "of": 3},
+}  # fmt: skip
+ENVIRONMENT: dict[str, Any] = {
+    "versions": {"torch": "2.13.0"}, "platform": "Linux",
+    "machine": {"cpu": ["avx2"], "onednn": "3.12.0", "compiler": "g++ 12.2.0"},
+}  # fmt: skip
+
+
+class Read(HTMLParser):
+    """The text of a page, its elements, and what it would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.elements, self.fetched = "", [], []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.elements.append((tag, named))
+        self.fetched += [named[n] for n in ("src", "srcset", "data", "poster") if named.get(n)]
+        if tag in ("link", "use", "image") and named.get("href"):
+            self.fetched.append(named["href"])
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page(store: Any, accepted: Accepted = Accepted(), **changes: Any) -> Read:  # noqa: B008
+    entry = load_entries()[0]
+    write_page(store, SUMMARY | changes, ENVIRONMENT, SHARE, accepted, [(entry, 3)], [entry],
+               ["--model", "mine.py:build"])  # fmt: skip
+    read = Read()
+    read.feed((store.out / "report.html").read_text())
+    return read
+
+
+def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:
+    read = page(store)
+    title = re.sub(r"\s+", " ", read.text[read.text.index("2 new findings:") :])
+    assert title.startswith("2 new findings: 1 high 1 medium")
+    cards = [named for tag, named in read.elements if tag == "article"]
+    assert [card["id"] for card in cards] == [OTHER.id, FINDING.id]
+    assert [card["data-level"] for card in cards] == ["2", "1"]
+    assert "judged: 2 of 3 combinations" in read.text and "1 suspected" in read.text
+    assert f"findings/{FINDING.id} --model mine.py:build" in read.text
+    assert "1 of 1" in read.text and "1 of 2" in read.text, "by recipe and arm"
+
+
+def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:
+    from narrowfuzz.campaign.store import Store
+
+    empty = page(Store(tmp_path / "run"), cases=0, findings=[])
+    assert "Nothing was judged: this run says nothing" in empty.text
+    sound = page(Store(tmp_path / "other"), findings=[])
+    assert "Nothing new in what was judged" in sound.text
+
+
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", '" onmouseover="alert(1)', "</pre><img src=x>", "{{ 7 }}"]
+)
+def test_nothing_from_outside_is_markup(store: Any, text: str) -> None:
+    plain = page(store)
+    bad = msgspec.structs.replace(
+        FINDING, sentence=f"output {text}", needs=[text], fingerprint=f"O5--{text}"
+    )
+    store.add(bad, f"print({text!r})\n# {text}\n")
+    read = page(store)
+    assert text in read.text
+    names = [tag for tag, _ in read.elements]
+    assert names.count("script") == 1 and names.count("img") == 0
+    handlers = [n for _, named in read.elements for n in named if n.startswith("on")]
+    assert handlers == [n for _, named in plain.elements for n in named if n.startswith("on")]
+
+
+def test_it_needs_no_network(store: Any) -> None:
+    read = page(store)
+    assert not read.fetched
+    source = (store.out / "report.html").read_text()
+    assert "@import" not in source and "url(" not in source and "fetch(" not in source
+
+
+def test_every_term_says_what_it_means(store: Any) -> None:
+    read = page(store)
+    terms = [named for tag, named in read.elements if named.get("class") == "term"]
+    assert len(terms) >= 10 and all(
+        term["data-means"] and term["type"] == "button" for term in terms
+    )
+    assert all(explained(rule.name) for rule in ORACLES) and all(explained(w) for w in WORDS)
+    assert explained("no such word") == ""
+
+
+def test_what_does_not_count_says_why(store: Any) -> None:
+    read = page(store, Accepted(frozenset({OTHER.fingerprint})))
+    assert read.text.count("does not count: in the baseline") == 1
+
+
+def test_labels_and_landmarks_are_there(store: Any) -> None:
+    """What a reader by ear needs: one h1, a language, names for what can be operated."""
+    read = page(store)
+    names = [tag for tag, _ in read.elements]
+    assert names.count("h1") == 1 and names.count("main") == 1
+    assert dict(read.elements[0][1]).get("lang") == "en" or any(
+        tag == "html" and named.get("lang") == "en" for tag, named in read.elements
+    )
+    ids = [named["id"] for _, named in read.elements if "id" in named]
+    assert len(ids) == len(set(ids))
+    for _, named in read.elements:
+        if "aria-labelledby" in named:
+            assert named["aria-labelledby"] in ids
