@@ -11,7 +11,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench score gate seed-bug gpu versions nightly clean
+.PHONY: fuzz test lint bench score gate seed-bug gpu versions page nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -47,6 +47,10 @@ gpu: MINUTES = 18
 gpu:
 	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) benchmarks/gpu_day.py --minutes $(MINUTES) \
 		$(if $(WHEELS),--wheels $(WHEELS)) $(ARGS)
+
+# report.html in a real browser, with axe-core; needs Chromium and npm
+page: $(READY)
+	$(BIN)/python -m pytest -q tests/page_checks.py $(ARGS)
 
 # what of the ledger and the baselines holds on another torch, in an environment of its own (gigabytes
 # of it): `make versions` takes the newest torch and torchao of the package index, `make versions
