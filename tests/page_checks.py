@@ -147,7 +147,7 @@ def test_a_script_is_copied_or_selected(shown: Any, tmp_path: Path) -> None:
       copy.closest("details").open = true; copy.click();
       await new Promise(done => setTimeout(done, 500));
       return {said: copy.textContent, selected: getSelection().toString().length, there: script.textContent.length};
-    }"""  # noqa: E501
+    }"""
     said = asked(shown, tmp_path, script)
     assert said["said"] == "Copied" or (
         said["said"].startswith("Selected") and said["selected"] >= said["there"] - 1

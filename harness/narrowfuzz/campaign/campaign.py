@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
@@ -192,10 +193,13 @@ def _brief(finding: Finding) -> dict[str, str]:
 
 
 class _Live:
-    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds."""
+    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds. Each finding
+    is named as it comes."""
 
     def __init__(self, console: Console, config: Config) -> None:
-        self.config, self.last = config, 0.0
+        self.console, self.config, self.last = console, config, 0.0
+        #: Ids of the findings that were named.
+        self.named: set[str] = set()
         self.status = console.status("starting workers") if console.is_terminal else None
         self.every = 0.25 if self.status else 10.0
         if self.status:
@@ -205,6 +209,11 @@ class _Live:
         from narrowfuzz.campaign.supervisor import Tally
 
         assert isinstance(tally, Tally)
+        for found in [found.finding for found in tally.found]:
+            if found.id not in self.named:
+                self.named.add(found.id)
+                sentence = f"found: {found.sentence} ({found.recipe}, {found.arm})"
+                self.console.print(escape(sentence), soft_wrap=True)
         if time.monotonic() - self.last < self.every:
             return
         self.last = time.monotonic()

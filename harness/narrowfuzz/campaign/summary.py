@@ -163,10 +163,9 @@ def _print_verdict(
 
 def _print_layers(console: Console, share: Judged) -> None:
     """Of a user's model: which of its linears rules looked at one by one."""
-    for recipe, arm, name in sorted(share.met):
-        if not MODELS[name].own:
-            continue
-        every = MODELS[name].linears
+    own = {name: model.linears for name, model in MODELS.items() if model.own}
+    for recipe, arm, name in sorted(one for one in share.met if one[2] in own):
+        every = own[name]
         seen = [layer for layer in every if layer in share.layers[recipe, arm, name]]
         rest = [layer for layer in every if layer not in seen]
         line = f"  {recipe}, {arm}: {len(seen)} of {len(every)} linears one by one"

@@ -1,0 +1,88 @@
+"""What a run says it has judged, of what can run here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.campaign.judged import RULES, Judged, judged, looked_at
+from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.summary import print_summary
+from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.recipe import load_every
+from narrowfuzz.verdict import Status, Verdict
+from rich.console import Console
+
+RECIPES = load_every()
+BF16 = {"torch.bf16": RECIPES["torch.bf16"]}
+LIBRARY = {"reference.delayed": RECIPES["reference.delayed"]}
+EAGER = ["eager", "eager+checkpoint_reentrant"]
+
+
+def verdict(oracle: str, status: Status, layer: str = "") -> Verdict:
+    return Verdict(oracle, "eager", "output", status, at=At(layer=layer))
+
+
+def test_rules_about_casts_and_multiplies_count_and_no_others() -> None:
+    assert {"O2", "O3", "O5", "O15", "O13", "O20"} <= RULES
+    assert not RULES & {"contract", "O1", "O8", "O9", "O12", "R5"}
+
+
+@pytest.mark.parametrize(
+    ("status", "counts"),
+    [("ok", True), ("diverged", True), ("known", True), ("inconclusive", False),
+     ("not_applicable", False)],
+)  # fmt: skip
+def test_what_a_rule_could_not_decide_was_not_judged(status: Status, counts: bool) -> None:
+    seen = looked_at([verdict("O5", status, "proj"), verdict("O1", "ok")], "torch.bf16", "linear")
+    assert seen == ({("judged", "torch.bf16", "eager", "linear", "proj")} if counts else set())
+
+
+def test_the_share_is_of_what_can_run() -> None:
+    counts = looked_at([verdict("O5", "ok", "proj")], "torch.bf16", "mlp_gelu")
+    share = judged(counts, BF16, EAGER, ["mlp_gelu", "tied_embedding"], "cpu")
+    # token ids carry no gradient: there is no reentrant checkpoint of that model
+    assert share.met == {("torch.bf16", "eager", "mlp_gelu")}
+    assert share.never == (
+        ("torch.bf16", "eager", "tied_embedding"),
+        ("torch.bf16", "eager+checkpoint_reentrant", "mlp_gelu"),
+    )
+    assert share.share == pytest.approx(100 / 3)
+    assert share.layers["torch.bf16", "eager", "mlp_gelu"] == {"proj"}
+    assert judged([], {}, EAGER, [], "cpu").share == 100.0
+
+
+def test_a_device_without_an_arm_is_not_asked_for_it() -> None:
+    names = [arm for arm in BY_NAME if arm.startswith("inductor")]
+    assert not judged([], BF16, names, ["linear"], "simulated").never
+
+
+def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
+    seen = looked_at([verdict("O2", "ok")], "reference.delayed", "library_linear")
+    counts: Counter[Any] = Counter({**dict.fromkeys(seen, 1), "cases": 3})
+    share = judged(counts, LIBRARY, [*BY_NAME], [], "cpu")
+    assert share.met == {("reference.delayed", "eager", "library_linear")}
+    assert said(tmp_path, share, counts).startswith("New findings: 0; suspected")
+
+
+def said(folder: Path, share: Judged, counts: Counter[Any], **more: Any) -> str:
+    console = Console(file=StringIO(), width=110, highlight=False)
+    print_summary(console, Tally(counts=counts), Store(folder / "run"), Ledger([]), frozenset(),
+                  [], [], share, Accepted(), **more)  # fmt: skip
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().strip()
+
+
+def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
+    text = said(tmp_path, Judged(frozenset(), (("torch.bf16", "eager", "linear"),)), Counter())
+    assert "Nothing was judged: this run says nothing." in text
+    assert "never: torch.bf16 eager linear" in text
+    subject = said(tmp_path, Judged(frozenset(), ()), Counter(), subject="mine.py:build")
+    assert subject.startswith("mine.py:build: nothing was judged")
