@@ -15,6 +15,7 @@ from narrowfuzz.address import At
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.fold import fold
 from narrowfuzz.judge import FRESH_DRAWS, Judge, tensors_of
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.numerics.formats import F32
@@ -49,8 +50,8 @@ def bad(
 
 def causes(*verdicts: Verdict) -> list[tuple[str, str]]:
     """(rule, arm) of the first causes; the order of the verdicts must not matter."""
-    judge, case = Judge(recipes(), Ledger([])), Case(spec=CLIMB, data=DataSpec())
-    folded = [judge._fold(case, "torch", order, True).causes for order in
+    case = Case(spec=CLIMB, data=DataSpec())
+    folded = [fold(case, "torch", order, True, known_as=lambda verdict: "").causes for order in
               (verdicts, verdicts[::-1])]  # fmt: skip
     names = [[(v.oracle, v.arm) for v in found] for found in folded]
     assert names[0] == names[1]

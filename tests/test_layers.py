@@ -43,6 +43,7 @@ JUDGED = DATA | {
     "models",
     "arms",
     "oracles",
+    "fold",
     "judge",
     "observe_library",
     "device",
@@ -121,8 +122,19 @@ MAY_IMPORT = {
     "observe_library": DATA | {"arms", "oracles"},
     "programs": DATA | {"arms"},
     "drawn": {"case", "numerics", "oracles"},
+    "fold": DATA | {"oracles"},
     "judge": DATA
-    | {"cures", "models", "arms", "oracles", "drawn", "observe_library", "device", "programs"},
+    | {
+        "cures",
+        "fold",
+        "models",
+        "arms",
+        "oracles",
+        "drawn",
+        "observe_library",
+        "device",
+        "programs",
+    },
     "triage": JUDGED | {"plants", "vectors"},
     "own_models": {"catalog", "play"},
     "campaign": JUDGED

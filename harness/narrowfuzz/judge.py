@@ -26,6 +26,7 @@ from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.drawn import Drawn, drawn_together
 from narrowfuzz.event_data import with_events
+from narrowfuzz.fold import Judgement, fold
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.numerics.formats import F32
@@ -34,7 +35,6 @@ from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.observe_library import observe_library, traces_of
 from narrowfuzz.oracles import BY_NAME, ORACLES, kind_of, rules_of
 from narrowfuzz.oracles.applied import checks
-from narrowfuzz.oracles.causes import explained
 from narrowfuzz.oracles.contract import accepted
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
@@ -47,29 +47,6 @@ from narrowfuzz.verdict import BAD, PLAIN_FAMILY, Verdict, fingerprint
 FRESH_DRAWS = 20
 #: Plans that are kept: those of some Specs and of their models' linears.
 _PLANS = 256
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """All verdicts of one case; ``causes`` are the first causes among the bad ones."""
-
-    case: Case
-    family: str
-    verdicts: tuple[Verdict, ...]
-    causes: tuple[Verdict, ...]
-    known: tuple[Verdict, ...]
-    #: False: the eager arm raised, and will on every data draw of this Spec.
-    ran: bool = True
-
-    def fingerprints(self) -> set[str]:
-        return {fingerprint(v, self.family) for v in self.causes}
-
-    def cause(self, wanted: str) -> Verdict | None:
-        """The first cause with this fingerprint."""
-        for verdict in self.causes:
-            if fingerprint(verdict, self.family) == wanted:
-                return verdict
-        return None
 
 
 @dataclass
@@ -127,19 +104,19 @@ class Judge:
         family = self.recipe(case.spec).family
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
         verdicts, ran = _judged(evidence, chosen), evidence.ran
-        judgement = self._fold(case, family, verdicts, ran)
+        judgement = self._fold(case, verdicts, ran)
         if judgement.causes and case.spec.native:
             spec = msgspec.structs.replace(case.spec, kernels="default")
             usual = msgspec.structs.replace(case, spec=spec)
             verdicts += _judged(self.observe(usual, focus=focus, repeat=repeat), chosen)
-            judgement = self._fold(case, family, verdicts, ran)
+            judgement = self._fold(case, verdicts, ran)
         while confirm:
             ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
             chance = next((v for v in ratios if not self._holds(case, v, family)), None)
             if chance is None:
                 break
             verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
-            judgement = self._fold(case, family, verdicts, ran)
+            judgement = self._fold(case, verdicts, ran)
         return judgement
 
     def draw(self, cases: Sequence[Case]) -> None:
@@ -244,6 +221,10 @@ class Judge:
             if again.cause(wanted) is None:
                 return False
         return True
+
+    def _fold(self, case: Case, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
+        family = self.recipe(case.spec).family
+        return fold(case, family, verdicts, ran, known_as=partial(self.known_as, case))
 
     def known_as(self, case: Case, verdict: Verdict) -> str:
         """Id of the ledger's entry that explains what diverged, or ""."""
@@ -351,34 +332,6 @@ class Judge:
         elif recipe.based_on:
             spec = msgspec.structs.replace(spec, recipe=recipe.based_on)
         return msgspec.structs.replace(case, spec=spec)
-
-    def _fold(self, case: Case, family: str, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
-        """Keep first causes: a verdict explained by one upstream of it is its consequence."""
-        rules = rules_of(case.spec)
-        rung = {name: i for i, name in enumerate(ARMS)}
-        rank = {name: i for i, name in enumerate(rules)}
-        single = case.spec.model == "linear"
-        ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
-        roots: list[Verdict] = []
-        folded: list[Verdict] = []
-        for verdict in ordered:
-            if verdict.status == "known":
-                roots.append(verdict)
-            elif verdict.status in BAD:
-                root = explained(verdict, roots, rules, single=single)
-                if root is None:
-                    entry = self.known_as(case, verdict)
-                    verdict = verdict.known(entry) if entry else verdict
-                    roots.append(verdict)
-                elif root.status == "known":
-                    verdict = verdict.known(root.explained_by)
-                else:
-                    folded.append(verdict)
-                    continue
-            folded.append(verdict)
-        causes = tuple(v for v in roots if v.status in BAD)
-        known = tuple(v for v in roots if v.status == "known")
-        return Judgement(case, family, tuple(folded), causes, known, ran)
 
 
 def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:

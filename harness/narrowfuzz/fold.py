@@ -1,0 +1,72 @@
+"""A case's verdicts, each with what it follows from: what is left is what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.case import Case
+from narrowfuzz.oracles import rules_of
+from narrowfuzz.oracles.causes import explained
+from narrowfuzz.verdict import BAD, Verdict, fingerprint
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All verdicts of one case; ``causes`` are the first causes among the bad ones."""
+
+    case: Case
+    family: str
+    verdicts: tuple[Verdict, ...]
+    causes: tuple[Verdict, ...]
+    known: tuple[Verdict, ...]
+    #: False: the eager arm raised, and will on every data draw of this Spec.
+    ran: bool = True
+
+    def fingerprints(self) -> set[str]:
+        return {fingerprint(v, self.family) for v in self.causes}
+
+    def cause(self, wanted: str) -> Verdict | None:
+        """The first cause with this fingerprint."""
+        for verdict in self.causes:
+            if fingerprint(verdict, self.family) == wanted:
+                return verdict
+        return None
+
+
+def fold(
+    case: Case,
+    family: str,
+    verdicts: Iterable[Verdict],
+    ran: bool,
+    *,
+    known_as: Callable[[Verdict], str],
+) -> Judgement:
+    """Keep first causes: a verdict explained by one upstream of it is its consequence.
+    ``known_as`` names the ledger's entry that explains a first cause, or ""."""
+    rules = rules_of(case.spec)
+    rung = {name: i for i, name in enumerate(ARMS)}
+    rank = {name: i for i, name in enumerate(rules)}
+    single = case.spec.model == "linear"
+    ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
+    roots: list[Verdict] = []
+    folded: list[Verdict] = []
+    for verdict in ordered:
+        if verdict.status == "known":
+            roots.append(verdict)
+        elif verdict.status in BAD:
+            root = explained(verdict, roots, rules, single=single)
+            if root is None:
+                entry = known_as(verdict)
+                verdict = verdict.known(entry) if entry else verdict
+                roots.append(verdict)
+            elif root.status == "known":
+                verdict = verdict.known(root.explained_by)
+            else:
+                folded.append(verdict)
+                continue
+        folded.append(verdict)
+    causes = tuple(v for v in roots if v.status in BAD)
+    known = tuple(v for v in roots if v.status == "known")
+    return Judgement(case, family, tuple(folded), causes, known, ran)
