@@ -79,7 +79,7 @@ def _toml(value: Any) -> str:
 def test_a_valid_entry_loads_with_its_defaults(known: Any) -> None:
     known("one")
     (loaded,) = load_entries()
-    assert loaded == entry()
+    assert loaded == entry(folder=loaded.folder) and loaded.path.parent == Path(loaded.folder)
     assert (loaded.backends, loaded.deviation, loaded.when) == (("*",), "", {})
     assert load_ledger().entries == (loaded,)
 
@@ -186,6 +186,20 @@ def test_an_entry_matches_by_fingerprint_recipe_and_backend(
     assert (
         Ledger([entry(**changes)]).match(FINGERPRINT, CASE, VERDICT, never) == "an-entry"
     ) is hits
+
+
+def test_a_users_own_entries_are_asked_first(
+    known: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own = tmp_path_factory.mktemp("own")
+    known("shipped", id="shipped")
+    known("mine", id="mine").rename(own / "mine.toml")
+    assert load_ledger().match(FINGERPRINT, CASE, VERDICT, never) == "shipped"
+    ledger = load_ledger(folders=[own])
+    assert ledger.match(FINGERPRINT, CASE, VERDICT, never) == "mine"
+    assert [entry.path.parent == own for entry in ledger.entries] == [True, False]
+    with pytest.raises(ValueError, match="there is no entry"):
+        load_ledger(folders=[own / "nothing"])
 
 
 @pytest.mark.parametrize("gone", [True, False])

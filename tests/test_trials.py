@@ -16,14 +16,13 @@ from narrowfuzz.trials import Trials, source_hash, trials_line
 @pytest.fixture
 def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """An entry with a script in a ledger of its own, and a cache of its own."""
-    monkeypatch.setattr(narrowfuzz.trials, "known_dir", lambda: tmp_path)
     monkeypatch.setenv("NARROWFUZZ_CACHE", str(tmp_path / "cache"))
     (tmp_path / "one.py").write_text("raise SystemExit(1)")
     return Entry(
         id="one", title="t", explanation="e", expected="x", workaround="none known", links=("l",),
         symptom="loud", effect=0.0, data="gaussian", use="documented", documentation="d",
         hardware=("cpu",), recipes=("*",), versions={"torch": ">=99"}, review="2027-01-01",
-        script="one.py",
+        script="one.py", folder=str(tmp_path),
     )  # fmt: skip
 
 

@@ -72,6 +72,9 @@ Plant = Annotated[str, typer.Option(help="plant this (id or FILE:id)")]
 Baseline = Annotated[
     Path | None, typer.Option(help="folder of an earlier run: what it has seen does not count")
 ]
+Ledgers = Annotated[
+    list[Path] | None, typer.Option("--ledger", help="folder of known divergences of your own")
+]
 Suppress = Annotated[
     Path | None, typer.Option(help="TOML file of accepted findings, with reasons and dates")
 ]
@@ -94,6 +97,7 @@ def run(
     seed: Seed = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
+    ledger: Ledgers = None,
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
     plant: Plant = "",
     te_version: TeVersion = "",
@@ -111,7 +115,8 @@ def run(
     asked = Asked(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
         recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=tuple(model or ()),
-        device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger, plant=plant,
+        device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger,
+        ledgers=tuple(ledger or ()), plant=plant,
         te_version=te_version, fail_on=fail_on, min_judged=min_judged, baseline=baseline,
         suppress=suppress, verbose=verbose,
     )  # fmt: skip
@@ -137,6 +142,7 @@ def check(
     out: Out = None,
     fail_on: FailOn = "low",
     min_judged: MinJudged = 100.0,
+    ledger: Ledgers = None,
     baseline: Baseline = None,
     suppress: Suppress = None,
     plant: Plant = "",
@@ -150,7 +156,8 @@ def check(
     asked = Asked(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
         recipe_files=tuple(recipe_file or ()), models=(model,), device=device, seed=seed, out=out,
-        fail_on=fail_on, min_judged=min_judged, baseline=baseline, suppress=suppress, plant=plant,
+        fail_on=fail_on, min_judged=min_judged, ledgers=tuple(ledger or ()), baseline=baseline,
+        suppress=suppress, plant=plant,
         verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(check_command(asked, compile, checkpoint))

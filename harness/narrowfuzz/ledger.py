@@ -12,7 +12,7 @@ import fnmatch
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -109,6 +109,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     when: dict[str, Condition] = {}
     #: None and no deviation: confirmed by hand, and no case expresses it yet.
     matches: tuple[Match, ...] = ()
+    #: Where its file is; the loader's to say.
+    folder: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Its script."""
+        return Path(self.folder) / self.script
 
     @property
     def severity(self) -> Severity:
@@ -195,14 +202,17 @@ def known_dir() -> Path:
 
 
 def load_ledger(
-    shows: Callable[[Entry], bool] = lambda entry: False, device: str = "cpu"
+    shows: Callable[[Entry], bool] = lambda entry: False,
+    device: str = "cpu",
+    folders: Sequence[Path] = (),
 ) -> Ledger:
-    """All entries for what is installed; ``shows`` is asked of those that name other versions.
+    """All entries for what is installed, those of a user's ``folders`` as well; ``shows`` is asked
+    of those that name other versions.
 
     Raises ValueError naming a file that is not valid.
     """
     installed = functools.cache(_installed)  # entries speak of the same few packages
-    standing = [(entry, stands(entry, device, installed)) for entry in load_entries()]
+    standing = [(entry, stands(entry, device, installed)) for entry in load_entries(folders)]
     return Ledger(
         [entry for entry, how in standing if how == "named"],
         unnamed=[entry for entry, how in standing if how == "other"],
@@ -211,9 +221,18 @@ def load_ledger(
     )
 
 
-def load_entries() -> list[Entry]:
-    """Every entry. Raises ValueError naming the file, and what is wrong in it."""
-    return [_load(path) for path in sorted(known_dir().glob("*.toml"))]
+def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
+    """Every entry, those of a user's ``folders`` first: they know what is changed on purpose.
+
+    Raises ValueError naming the file, and what is wrong in it, or a folder that has none.
+    """
+    found: list[Entry] = []
+    for folder in (*folders, known_dir()):
+        entries = [_load(path) for path in sorted(folder.glob("*.toml"))]
+        if not entries and folder in folders:
+            raise ValueError(f"--ledger {folder}: there is no entry, which is a TOML file, in it")
+        found += entries
+    return found
 
 
 def _load(path: Path) -> Entry:
@@ -222,7 +241,7 @@ def _load(path: Path) -> Entry:
         _check(entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"ledger entry {path.name}: {error}") from None
-    return entry
+    return msgspec.structs.replace(entry, folder=str(path.parent))
 
 
 def _check(entry: Entry) -> None:

@@ -104,7 +104,7 @@ def _known(
 
 def known_command(id: str) -> None:
     """Print an entry of the ledger. Raises ValueError with the nearest match."""
-    from narrowfuzz.ledger import known_dir, load_entries
+    from narrowfuzz.ledger import load_entries
 
     entries = {entry.id: entry for entry in load_entries()}
     if id not in entries:
@@ -123,7 +123,7 @@ def known_command(id: str) -> None:
         "seen on": ", ".join(entry.hardware),
         "documentation": entry.documentation,
         "links": " ".join(entry.links) or f"none: {entry.searched}",
-        "script": str(known_dir() / entry.script),
+        "script": str(entry.path),
     }
     for name, text in parts.items():
         console.print(f"{name}: {text}" if name else f"{text}\n", soft_wrap=True)

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from narrowfuzz.ledger import Entry, known_dir
+from narrowfuzz.ledger import Entry
 from narrowfuzz.machine import machine
 from narrowfuzz.triage.verify import GONE, ScriptRun, run_script
 
@@ -63,7 +63,7 @@ class Trials:
             if kept.is_file():
                 answer: Answer = json.loads(kept.read_text())["answer"]
                 return answer
-            result = self.run(known_dir() / entry.script)
+            result = self.run(entry.path)
             answer = _answer(result)
             if result.code is None:  # out of time: another day it may tell
                 return answer
@@ -100,7 +100,7 @@ def _identity(entry: Entry, device: str) -> str:
     """Hash of all that the answer hangs on."""
     here = machine()
     lines = [
-        hashlib.sha256((known_dir() / entry.script).read_bytes()).hexdigest(),
+        hashlib.sha256(entry.path.read_bytes()).hexdigest(),
         *(f"{package} {source_hash(package)}" for package in sorted({"torch", *entry.versions})),
         " ".join(here.cpu),
         here.compiler,

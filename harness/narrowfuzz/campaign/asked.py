@@ -29,6 +29,8 @@ class Asked:
     out: Path | None = None
     resume: bool = False
     ledger: bool = True
+    #: Folders of entries of one's own.
+    ledgers: tuple[Path, ...] = ()
     plant: str = ""
     te_version: str = ""
     fail_on: str = "low"

@@ -19,6 +19,8 @@ class Config:
     arms: tuple[str, ...] = ()
     device: str = "cpu"
     ledger: bool = True
+    #: Folders with a user's own entries.
+    ledgers: tuple[Path, ...] = ()
     #: Distinguishes the draws of a resumed run from those before it.
     part: int = 0
     #: Plant this in every worker, and in the scripts of what they find: (file or "", id).

@@ -72,7 +72,7 @@ def run_command(asked: Asked) -> int:
     where = enter(asked.device)
     models, own = _models(asked.models)
     chosen, lacking = _recipes(asked, where.torch)
-    loaded = _printed_ledger(where.torch) if asked.ledger else Ledger([])
+    loaded = _printed_ledger(where.torch, asked.ledgers) if asked.ledger else Ledger([])
     folder = _output(asked.out, asked.resume)
     minutes = asked.minutes
     if minutes is None:
@@ -88,6 +88,7 @@ def run_command(asked: Asked) -> int:
         arms=asked.arms,
         device=asked.device,
         ledger=asked.ledger,
+        ledgers=asked.ledgers,
         plant=planted,
         models=models,
         own=own,
@@ -156,12 +157,12 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]
     ]
 
 
-def _printed_ledger(device: str) -> Ledger:
+def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
     """Every entry, those that workers may try apart: what is installed in a worker's process only
     is absent here, and may have entries, too."""
     from narrowfuzz.ledger import Ledger, load_entries, stands
 
-    standing = [(entry, stands(entry, device)) for entry in load_entries()]
+    standing = [(entry, stands(entry, device)) for entry in load_entries(folders)]
     return Ledger(
         [entry for entry, how in standing if how != "other"],
         unnamed=[entry for entry, how in standing if how == "other"],

@@ -18,7 +18,7 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, missing, table
-from narrowfuzz.ledger import Entry, Ledger, known_dir
+from narrowfuzz.ledger import Entry, Ledger
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.severity import SEVERITIES
 from narrowfuzz.triage.finding import Finding, report
@@ -247,7 +247,7 @@ def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None
     console.print("\nknown divergences that still show:")
     for entry in (*ledger.entries, *ledger.unnamed):
         if entry.id in hits:
-            script = _relative(known_dir() / entry.script)
+            script = _relative(entry.path)
             console.print(
                 f"  {entry.id} ({entry.severity}, {hits[entry.id]} hits): {escape(entry.title)}"
                 f"  [dim]{escape(script)}[/]",

@@ -118,7 +118,9 @@ class Worker:
         self.recipes = [*of_kind(able, Recipe).values()]
         self.stateful = [*of_kind(able, Stateful).values()]
         self.trials = Trials(device=device.name)
-        ledger = load_ledger(self.trials, device.torch) if config.ledger else Ledger([])
+        ledger = Ledger([])
+        if config.ledger:
+            ledger = load_ledger(self.trials, device.torch, config.ledgers)
         self.arms = select_arms(config.arms)
         self.judge = Judge(every, ledger, self.arms, device=device)
         self.judge.before_rerun = self._note
