@@ -164,6 +164,31 @@ def check(
 
 
 @app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="a Python, an environment, or a folder of packages")],
+    second: Annotated[str, typer.Argument(help="the same of the other side")],
+    out: Annotated[Path, typer.Option(help="output folder, with one run for each side")],
+    cases: Annotated[int, typer.Option(help="how many cases each side judges")] = 500,
+    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 1,
+    workers: Workers = 1,
+    recipe: Globs = None,
+    arm: ArmGlobs = None,
+    model: ModelFiles = None,
+) -> None:
+    """The same cases on two installations. Exit 0: both show the same, 1: they differ, 3: a run
+    did not come to its end."""
+    from narrowfuzz.campaign.compare import compare_command
+
+    given = {"--recipe": recipe, "--arm": arm, "--model": model}
+    more = [text for name, values in given.items() for v in values or () for text in (name, v)]
+    raise typer.Exit(
+        compare_command(
+            first, second, cases=cases, seed=seed, workers=workers, out=out, more=more
+        )
+    )  # fmt: skip
+
+
+@app.command()
 def replay(
     case: Annotated[str, typer.Argument(help="case file, finding folder, or finding id")],
     arm: ArmGlobs = None,
