@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.verify import RunScript
 
@@ -21,3 +23,19 @@ def scripts() -> RunScript:
 def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that a test runs in its own process changes how that one ends: not for good."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+
+@pytest.fixture(autouse=True)
+def forgets_own_models() -> Iterator[None]:
+    """A user's model that a test registers is none of the next test's."""
+    before = set(MODELS)
+    yield
+    if before == MODELS.keys():
+        return
+    from narrowfuzz.own_models import register
+    from narrowfuzz.play.own import imported
+
+    for name in MODELS.keys() - before:
+        del MODELS[name]
+    register.cache_clear()
+    imported.cache_clear()

@@ -138,7 +138,7 @@ def test_terms_explain_themselves_by_mouse_and_by_keyboard(shown: Any, tmp_path:
     said = asked(shown, tmp_path, script)
     opened = [bool(text) for text in said["seen"]]
     assert opened == [True, False, True, False, True, False] and said["order"]
-    assert said["seen"][0].startswith("gemm-bound, output: applies where")
+    assert said["seen"][0].startswith("gemm-bound, output; it applies where")
 
 
 def test_a_script_is_copied_or_selected(shown: Any, tmp_path: Path) -> None:

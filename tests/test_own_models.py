@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -34,21 +34,15 @@ from torch import nn
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """own(source, build="build"): the source as a file's, and how that is named. What it registers
-    is forgotten afterwards."""
-    before = set(MODELS)
+def own(tmp_path: Path) -> Callable[..., str]:
+    """own(source, build="build"): the source as a file's, and how that is named."""
 
     def write(source: str, build: str = "build", name: str = "mine.py") -> str:
         file = tmp_path / name
         file.write_text(HEAD + source)
         return f"{file}:{build}"
 
-    yield write
-    for name in set(MODELS) - before:
-        del MODELS[name]
-    register.cache_clear()
-    imported.cache_clear()
+    return write
 
 
 def case_of(model: Model, recipe: str = "torch.bf16", **changes: object) -> Case:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+from pathlib import Path
 
+from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.kept import kept
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.oracles import BY_NAME
@@ -27,10 +29,16 @@ def report_command(target: str, *, issue: bool) -> int:
     if found.finding is None or found.folder is None:
         raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")
     if not issue:
-        print(report(found.finding, f"narrowfuzz replay {found.folder}"))
+        print(report(found.finding, replay_of(found.finding, found.folder)))
         return 0
     print(issue_text(found.finding, (found.folder / "repro.py").read_text()))
     return 0
+
+
+def replay_of(finding: Finding, folder: Path) -> str:
+    """The command, with a user's own model by its title: where its file is, the user knows."""
+    title, _, own = finding.minimal.spec.model.partition("#")
+    return f"narrowfuzz replay {folder}{f' --model {title}' if own else ''}"
 
 
 def issue_text(finding: Finding, script: str) -> str:
@@ -68,18 +76,20 @@ def _what(finding: Finding) -> str:
 
 
 def _script(finding: Finding, script: str) -> str:
-    count = len(script.splitlines())
+    title, _, own = finding.minimal.spec.model.partition("#")
+    title, count = title if own else "", len(script.splitlines())
     said = f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1." if (
         finding.script_output.strip()
     ) else "It exits 1 while the divergence shows, 0 once it is gone."  # fmt: skip
     if count > _SHOWN:
-        return f"The attached `repro.py` ({count} lines, torch and the library alone). {said}"
+        alone = f"and {title}, which is to be attached, too" if title else "alone"
+        return f"The attached `repro.py` ({count} lines; torch, the library {alone}). {said}"
     return f"{said}\n\n```python\n{script.rstrip()}\n```"
 
 
 def _expected(finding: Finding) -> str:
     rule = BY_NAME.get(finding.oracle)
-    title = f"The rule is {rule.title!r}; it applies where {rule.precondition}. " if rule else ""
+    title = f"The rule is {rule.title!r}. " if rule else ""
     return f"{title}{_STRENGTH[finding.strength]}"
 
 
@@ -92,7 +102,7 @@ def _where(finding: Finding) -> str:
         f"- {environment.get('platform', '')}",
         f"- CPU: {', '.join(machine.get('cpu', ()))}; oneDNN {machine.get('onednn') or 'absent'}",
     ]
-    if machine.get("compiler") and "inductor" in finding.arm:
+    if machine.get("compiler") and ARMS[finding.arm].compiler == "inductor":
         lines.append(f"- C++ compiler: {machine['compiler']}")
     if not environment.get("cuda"):
         lines.append("- not tried on a GPU")

@@ -42,7 +42,7 @@ from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import AnyRecipe, Recipe, of_kind, unknown
 from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import BAD, PLAIN_FAMILY, Verdict, fingerprint
+from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS = 20
 #: Plans that are kept: those of some Specs and of their models' linears.
@@ -101,7 +101,7 @@ class Judge:
         asked, kind = self.oracles if oracles is None else oracles, kind_of(case.spec)
         chosen = [oracle for oracle in asked if oracle.of == kind]
         repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
-        family = self.recipe(case.spec).family
+        family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
         verdicts, ran = _judged(evidence, chosen), evidence.ran
         judgement = self._fold(case, verdicts, ran)
@@ -223,7 +223,7 @@ class Judge:
         return True
 
     def _fold(self, case: Case, verdicts: Iterable[Verdict], ran: bool) -> Judgement:
-        family = self.recipe(case.spec).family
+        family = self.family(case.spec)
         return fold(case, family, verdicts, ran, known_as=partial(self.known_as, case))
 
     def known_as(self, case: Case, verdict: Verdict) -> str:
@@ -245,6 +245,12 @@ class Judge:
             (v.oracle, v.arm, v.status) == (verdict.oracle, verdict.arm, "ok")
             for v in again.verdicts
         )
+
+    def family(self, spec: Spec) -> str:
+        """Whose findings share fingerprints: the recipe's family's, in a user's own model those of
+        that alone."""
+        family, model = self.recipe(spec).family, MODELS.get(spec.model)
+        return f"{family}{OWN}{model.title}" if model is not None and model.own else family
 
     def recipe(self, spec: Spec) -> AnyRecipe:
         """The Spec's recipe. Raises ValueError with the nearest match."""

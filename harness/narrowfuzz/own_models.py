@@ -155,6 +155,10 @@ def _tried(source: Source) -> _Facts:
         raise refuse(f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
                      "rows and features")  # fmt: skip
     fixed = _sizes(example, ids)
+    dtype = _dtype(next(iter(linears.values())).weight)
+    if not dtype:
+        kind = str(next(iter(linears.values())).weight.dtype).removeprefix("torch.")
+        raise refuse(f"its first linear is {kind}: fp32, bf16 and fp16 can be judged")
     outputs = [_outputs(own, source, seed, refuse) for seed in (1, 2)]
     if _buffers(module) != _buffers(own.model):
         raise refuse(f"{source.build}() gives other buffers each time: seed what it draws")
@@ -170,7 +174,7 @@ def _tried(source: Source) -> _Facts:
         "attention": "flash",
         "bias": False,
         "dynamic": False,
-        "dtype": _dtype(next(iter(linears.values())).weight),
+        "dtype": dtype,
     }
     random = any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
     names = tuple(f"model.{name}".rstrip(".") for name in linears)
@@ -238,7 +242,7 @@ def _dtype(weight: torch.Tensor) -> str:
     from narrowfuzz.play.dtypes import DTYPES
 
     names = {dtype: name for name, dtype in DTYPES.items()}
-    return names.get(weight.dtype, "fp32")
+    return names.get(weight.dtype, "")
 
 
 def _buffers(module: Any) -> dict[str, bytes]:

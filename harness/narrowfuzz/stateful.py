@@ -108,7 +108,8 @@ class Stateful:
     def models(self, named: Collection[str]) -> tuple[str, ...]:
         """Those that it runs where a user names models: its own, if all there are are meant."""
         mine = tuple(f"library_{layer}" for layer in self.carries().layers)
-        return mine if set(MODELS) <= {*named} else ()
+        shipped = {name for name, model in MODELS.items() if not model.own}
+        return mine if shipped <= {*named} else ()
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec it cannot play, and why."""

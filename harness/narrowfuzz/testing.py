@@ -1,9 +1,10 @@
 """Cases of a user's own model in the user's own tests.
 
-    from hypothesis import given
+    from hypothesis import given, settings
     from my_model import build
     from narrowfuzz import cases, check
 
+    @settings(deadline=None)
     @given(cases(build, recipes=["torchao.float8.rowwise"]))
     def test_my_block(case):
         check(case)
@@ -28,6 +29,7 @@ from hypothesis import strategies as st
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.case import Case, Compile
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.issue import replay_of
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe import load_every, load_recipes, runnable, select
 from narrowfuzz.specs import specs
@@ -113,7 +115,7 @@ def _report(case: Case, verdict: Any, family: str, seconds: float, out: Path) ->
         found = triage(_judge(), case, verdict, seconds=seconds)
         Store(out).add(found.finding, found.script)
         folder = out / "findings" / found.finding.id
-        replay = f"narrowfuzz replay {folder}"
+        replay = replay_of(found.finding, folder)
         text = f"{report(found.finding, replay)}\n  script: {folder}/repro.py"
         if not found.confirmed:
             warnings.warn(f"suspected, {found.finding.why_suspected}: {text}", stacklevel=3)

@@ -130,8 +130,19 @@ def _passed_at(verdict: Verdict, layer: str, call: int) -> Verdict:
     return replace(verdict, at=At(layer=layer, call=call))
 
 
+#: In a family of fingerprints: what stands behind it is a user's own model.
+OWN = " in "
+
+
+def place_of(at: At) -> str:
+    """The module that an address is in, "" for one of the whole model."""
+    name = at.name.partition("@")[0].removesuffix(".grad")
+    return at.layer or (name.rpartition(".")[0] if "." in name else "")
+
+
 def fingerprint(verdict: Verdict, family: str) -> str:
-    """Identity of a cause: oracle, role, guilty rung, class of symptom, recipe family.
+    """Identity of a cause: oracle, role, guilty rung, class of symptom, recipe family; in a user's
+    own model the module, too.
 
     Quantiser rules judge operands, and the same cast serves all three GEMMs: their role is the
     operand, so one wrong cast is one finding. A compiled rung is named without its checkpointing,
@@ -141,5 +152,8 @@ def fingerprint(verdict: Verdict, family: str) -> str:
     if BY_NAME[arm].compiled and verdict.oracle not in ("O12", "O13", "O18"):
         arm = BY_NAME[arm].stage
     role = "operand" if verdict.oracle in ("O2", "O3", "O4") else verdict.role
-    family = PLAIN_FAMILY if verdict.unconverted else family
+    if OWN in family:  # a model has one bug here and another there
+        family += f" {place_of(verdict.at)}" if place_of(verdict.at) else ""
+    elif verdict.unconverted:
+        family = PLAIN_FAMILY
     return "--".join((verdict.oracle, role, arm, verdict.symptom or "value", family))

@@ -65,6 +65,7 @@ class Campaign:
             self.judged(tally), self.accepted, counted=bool(self.config.cases),
             verbose=self.asked.verbose,
             subject=self.asked.models[0] if self.asked.configuration else "",
+            first=len(self.config.first),
         )  # fmt: skip
         share, summary = self.judged(tally), self.summary(tally, whole)
         write_formats(self.store, share, self.accepted, tally.seconds)

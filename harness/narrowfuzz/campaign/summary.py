@@ -65,6 +65,7 @@ def print_summary(
     counted: bool = False,
     verbose: bool = False,
     subject: str = "",
+    first: int = 0,
 ) -> None:
     """The verdict first, then what it rests on, the findings, and what is known.
 
@@ -73,10 +74,12 @@ def print_summary(
     for may show. ``share``: what was judged of it. ``accepted``:
     what does not make it fail. ``counted``: the number of cases was given, so
     that another run may have the same. ``verbose``: with the tables of rules and pairs.
-    ``subject``: the user's model that it is about.
+    ``subject``: the user's model that it is about, ``first``: how many cases come before others.
     """
     if subject:
-        console.print(f"\n[bold]{escape(_soundness(subject, tally, store))}[/]", soft_wrap=True)
+        console.print(
+            f"\n[bold]{escape(_soundness(subject, tally, store, first))}[/]", soft_wrap=True
+        )
     _print_verdict(console, tally, store, share, accepted, counted=counted)
     for finding in store.findings():
         console.print()
@@ -109,13 +112,17 @@ def print_summary(
     console.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
 
 
-def _soundness(subject: str, tally: Tally, store: Store) -> str:
-    """Whether a user's model is sound, in a sentence."""
-    hits = hits_of(tally.counts)
+def _soundness(subject: str, tally: Tally, store: Store, first: int) -> str:
+    """Whether a user's model is sound, in a sentence; so many cases come ``first``."""
+    hits, counts = hits_of(tally.counts), tally.counts
     if found := store.findings():
         return f"{subject} is not sound: {found[0].sentence}"
-    if not tally.counts["cases"]:
-        return f"{subject}: nothing was judged"
+    if not counts["cases"]:
+        return f"{subject}: nothing was judged, give it more --minutes"
+    if counts["cases"] < first:
+        return (
+            f"{subject}: {counts['cases']} of the first {first} cases ran, give it more --minutes"
+        )
     if hits:
         return f"{subject} shows nothing new, but known divergences: {', '.join(sorted(hits))}"
     return f"{subject} is sound in all that was judged"

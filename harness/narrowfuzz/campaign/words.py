@@ -29,4 +29,5 @@ def explained(word: str) -> str:
     rule = BY_NAME.get(word)
     if rule is None:
         return WORDS.get(word, "")
-    return f"{rule.title}: applies where {rule.precondition}. {WORDS[rule.strength]}"
+    where = "" if rule.precondition == "none" else f"; it applies where {rule.precondition}"
+    return f"{rule.title}{where}. {WORDS[rule.strength]}"

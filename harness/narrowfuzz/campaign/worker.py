@@ -339,7 +339,7 @@ class Worker:
             shown=lambda found: self.out.send(("shown", found)),
         )  # fmt: skip
         self.out.send(("finding", result))
-        wanted = fingerprint(verdict, self.judge.recipe(case.spec).family)
+        wanted = fingerprint(verdict, self.judge.family(case.spec))
         if not result.confirmed or result.finding.fingerprint != wanted:
             release(self.config.out, wanted)
         self.triage_seconds += time.monotonic() - started

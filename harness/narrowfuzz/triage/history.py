@@ -57,7 +57,7 @@ def histories(
     Where the case shows it alone, one of its rungs may leave what another meets: other data of the
     case do so for a script, which plays one. ``rules`` are asked, ``files`` are recipe files; after
     ``seconds`` no fewer are looked for."""
-    wanted = fingerprint(verdict, judge.recipe(case.spec).family)
+    wanted = fingerprint(verdict, judge.family(case.spec))
     arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
 
     def seen(history: Sequence[Case], limit: float) -> Verdict | None:
@@ -96,8 +96,8 @@ def _starts(judge: Judge, case: Case, past: Sequence[Case]) -> Iterator[list[Cas
     """What may have run before, those first that a script can play: it has one recipe."""
     yield [_other_data(case)]
     same = [c for c in past if c.spec.recipe == case.spec.recipe]
-    family = judge.recipe(case.spec).family
-    related = [c for c in past if judge.recipe(c.spec).family == family]
+    family = judge.family(case.spec)
+    related = [c for c in past if judge.family(c.spec) == family]
     of_one = [
         msgspec.structs.replace(
             earlier,

@@ -181,7 +181,7 @@ def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
     spec, rules = case.spec, _rules(case, verdict)
     if not _playable(judge, spec):
         return None
-    wanted = fingerprint(verdict, judge.recipe(spec).family)
+    wanted = fingerprint(verdict, judge.family(spec))
     stage, beneath = ARMS[verdict.arm].stage, judge.beneath(spec, verdict.arm)
     if not beneath:
         return None
@@ -202,7 +202,7 @@ def _triaged(judge: Judge, shown: _Shown) -> Triaged:
 
 def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
-    wanted = fingerprint(verdict, judge.recipe(case.spec).family)
+    wanted = fingerprint(verdict, judge.family(case.spec))
     effect = effect_of(judge, minimal, verdict)
     return Finding(
         id=finding_id(wanted, minimal),
