@@ -69,6 +69,7 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Pat
     assert script.returncode == 1, script.stderr
 
 
+@pytest.mark.heavy
 def test_run_takes_models_by_name_and_of_ones_own_and_says_which_it_never_met(
     tmp_path: Path,
 ) -> None:

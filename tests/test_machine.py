@@ -11,7 +11,7 @@ import pytest
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.machine import Machine, lacking_kernel, machine
+from narrowfuzz.machine import Machine, compiler, lacking_kernel, machine
 from narrowfuzz.recipe import load_recipes, obstacles
 
 LACK = "could not create a primitive descriptor for the matmul primitive. Run workload with"
@@ -94,11 +94,11 @@ def test_a_limited_onednn_is_seen(isa: str) -> None:
 
 def compiler_of(cxx: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("CXX", str(cxx))
-    machine.cache_clear()
+    compiler.cache_clear()
     try:
         return machine().compiler
     finally:
-        machine.cache_clear()
+        compiler.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_mine(case):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_bug_of_ones_own_fails_with_its_layer_and_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     (tmp_path / "test_mine.py").write_text(TEST)

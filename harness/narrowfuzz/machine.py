@@ -41,9 +41,12 @@ class Machine:
     kernels: dict[str, str]
     #: What the library says where it has no kernel for an ordinary multiply, by what it multiplies.
     lacks: dict[str, str]
-    #: What Inductor compiles C++ with, "" where there is none: ``g++ 12.2.0 -mtune=generic``, where
-    #: the CPU that GCC tunes for is what -march=native makes of this one.
-    compiler: str = ""
+
+    @property
+    def compiler(self) -> str:
+        """What Inductor compiles C++ with, "" where there is none: ``g++ 12.2.0 -mtune=generic``,
+        where the CPU that GCC tunes for is what -march=native makes of this one."""
+        return compiler()
 
     def without(self, kind: str) -> str:
         """Why nothing can be multiplied in this way here, "" if something can."""
@@ -55,12 +58,12 @@ class Machine:
 
     def describe(self) -> dict[str, Any]:
         """As recorded beside findings."""
-        return asdict(self)
+        return asdict(self) | {"compiler": self.compiler}
 
 
 @functools.cache
 def machine() -> Machine:
-    """What this machine is; probed on the first call, in some tens of milliseconds.
+    """What this machine is; probed on the first call, in a few milliseconds.
 
     Not while another thread writes to standard output: oneDNN prints there what it runs, and the
     probe catches it.
@@ -74,7 +77,6 @@ def machine() -> Machine:
         onednn=found.group(1) if found else "",
         kernels={name: kernel for name, (kernel, _) in told.items()},
         lacks={name: error for name, (_, error) in told.items() if error},
-        compiler=_compiler(),
     )
 
 
@@ -137,7 +139,8 @@ def _usual(flag: str) -> str:
     return {"avx512f": "avx512_f"}.get(flag, flag)
 
 
-def _compiler() -> str:
+@functools.cache
+def compiler() -> str:
     """As torch._inductor.config.cpp.cxx chooses it, without importing that: it takes a second."""
     cxx = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     version = _said_by(cxx, "-dumpfullversion", "-dumpversion").strip()
