@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.cures import without_slp_vectorizer
 from narrowfuzz.judge import Judge, Judgement
@@ -54,6 +55,30 @@ def test_what_still_diverges_under_the_cure_is_a_finding(
     assert judgement.causes and not judgement.known
 
 
+def test_what_goes_away_by_itself_is_not_taken_for_cured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of as many multiplies as one judging makes, under a cure that does nothing."""
+    monkeypatch.setattr("narrowfuzz.judge.CURES", {"it": nullcontext})
+    ledger = Ledger([msgspec.structs.replace(ENTRY, cure="it")])
+    left = [10**6]
+
+    def judgement() -> Judgement:
+        def product(a: object, b: object, result: torch.Tensor, role: str) -> torch.Tensor:
+            left[0] -= 1
+            return result * 1.5 if left[0] >= 0 else result
+
+        with float8_mm(product):
+            return Judge(load_recipes(), ledger, frozenset({"eager"})).judge(CASE)
+
+    monkeypatch.setattr("narrowfuzz.judge._CURE_TRIES", 0)
+    assert judgement().known, "asked no further, anything is cured"
+    made = 10**6 - left[0]
+    monkeypatch.undo()
+    monkeypatch.setattr("narrowfuzz.judge.CURES", {"it": nullcontext})
+    left[0] = made
+    found = judgement()
+    assert found.causes and not found.known and left[0] < 0
+
+
 def test_the_slp_vectorizer_is_switched_off_by_a_compiler_that_inductor_takes_for_gcc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,4 +97,7 @@ def test_the_slp_vectorizer_is_switched_off_by_a_compiler_that_inductor_takes_fo
     assert config.cpp.cxx == usual and _is_gcc(script)
     ran = subprocess.run([script, "-O3", "a b.cpp"], capture_output=True, text=True, check=True)
     assert ran.stdout == "-O3 a b.cpp -fno-tree-slp-vectorize\n"
+    monkeypatch.setenv("CXX", "/bin/echo")
+    with without_slp_vectorizer():
+        assert "/bin/echo" in Path(script).read_text(), "of the compiler that is asked for now"
     assert os.listdir(Path(script).parent) == ["g++"]

@@ -27,10 +27,11 @@ def without_slp_vectorizer() -> Iterator[None]:
 
     real = shutil.which(os.environ.get("CXX", "g++")) or "g++"
     script = Path(cache_dir()) / "without_slp_vectorizer" / "g++"
-    if not script.exists():
+    text = f'#!/bin/sh\nexec "{real}" "$@" -fno-tree-slp-vectorize\n'
+    if not script.exists() or script.read_text() != text:  # of another compiler
         script.parent.mkdir(parents=True, exist_ok=True)
         fresh = script.with_name(f"g++.{os.getpid()}")
-        fresh.write_text(f'#!/bin/sh\nexec "{real}" "$@" -fno-tree-slp-vectorize\n')
+        fresh.write_text(text)
         fresh.chmod(0o755)
         fresh.rename(script)  # another worker may be at it, too
     with config.patch({"cpp.cxx": (None, str(script))}):

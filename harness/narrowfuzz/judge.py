@@ -45,6 +45,8 @@ from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS = 20
+#: How often a case is judged with a cure, and without it, before the cure is believed.
+_CURE_TRIES = 3
 #: Plans that are kept: those of some Specs and of their models' linears.
 _PLANS = 256
 
@@ -233,18 +235,26 @@ class Judge:
         return self.ledger.match(name, known, verdict, cured)
 
     def _cured(self, case: Case, verdict: Verdict, cure: str) -> bool:
-        """True if the verdict's rule holds, on the verdict's arm, where the cure is in force."""
-        judge = self._under.setdefault(
-            cure, Judge(self.recipes, Ledger([]), self.arms, device=self.device)
-        )
+        """True if the verdict's rule is broken again and again, on the verdict's arm, but never
+        where the cure is in force: what comes and goes by chance seems cured by anything."""
         arms = frozenset({base_of(case.spec).name, verdict.arm})
         rule = [rules_of(case.spec)[verdict.oracle]]
-        with CURES[cure]():
+        asked = verdict.oracle, verdict.arm
+
+        def holds(judge: Judge) -> bool:
             again = judge.judge(case, rule, arms, confirm=False)
-        return not again.causes and any(
-            (v.oracle, v.arm, v.status) == (verdict.oracle, verdict.arm, "ok")
-            for v in again.verdicts
+            judged = any((v.oracle, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
+            return judged and not again.causes
+
+        usual = Judge(self.recipes, Ledger([]), self.arms, device=self.device)
+        usual.programs = self.programs
+        if any(holds(usual) for _ in range(_CURE_TRIES)):
+            return False
+        under = self._under.setdefault(
+            cure, Judge(self.recipes, Ledger([]), self.arms, device=self.device)
         )
+        with CURES[cure]():
+            return all(holds(under) for _ in range(_CURE_TRIES))
 
     def family(self, spec: Spec) -> str:
         """Whose findings share fingerprints: the recipe's family's, in a user's own model those of
