@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,8 @@ from narrowfuzz.campaign.accepted import Accepted, accepted
 from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.summary import soundness
+from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.issue import issue_text
 from narrowfuzz.triage.finding import Finding
@@ -71,6 +74,31 @@ def test_what_a_baseline_has_seen_does_not_count(store: Store, tmp_path: Path) -
     new = msgspec.structs.replace(FINDING, fingerprint="O2--another")
     assert here.counting([FINDING, new]) == [new]
     assert accepted(None, None, TODAY).counting([FINDING]) == [FINDING]
+
+
+@pytest.mark.parametrize(
+    ("ran", "seen", "says"),
+    [
+        (0, True, "m.py:build is not sound: output wrong value"),
+        (0, False, "m.py:build: nothing was judged, give it more --minutes"),
+        (2, False, "m.py:build: 2 of the first 3 cases ran, give it more --minutes"),
+        (3, True, "m.py:build is not sound: output wrong value"),
+        (3, False, "m.py:build shows nothing that counts: what it shows is accepted"),
+    ],
+)
+def test_a_model_is_sound_only_if_what_comes_first_ran(
+    store: Store, ran: int, seen: bool, says: str
+) -> None:
+    known = accepted(None if seen else store.out, None, TODAY)
+    tally = Tally(Counter(cases=10 * ran, first=ran))
+    assert soundness("m.py:build", tally, store, known, 3).startswith(says)
+
+
+def test_a_model_that_shows_nothing_is_sound(tmp_path: Path) -> None:
+    nothing, tally = accepted(None, None, TODAY), Tally(Counter(cases=9, first=3))
+    assert "is sound in all that was judged" in soundness(
+        "m.py:build", tally, Store(tmp_path), nothing, 3
+    )
 
 
 def test_a_suppression_holds_until_its_day(tmp_path: Path) -> None:

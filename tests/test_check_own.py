@@ -65,6 +65,9 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Pat
     assert found["sentence"].startswith("model.feed_forward.w2 output operands differ in recompute")
     folder = str(ran.folder / "findings" / found["id"])
     assert narrowfuzz(tmp_path, "replay", folder, "--model", "mine.py:build").code == 1
+    (tmp_path / "other.py").write_text(TINY)
+    wrong = narrowfuzz(tmp_path, "replay", folder, "--model", "other.py:build")
+    assert wrong.code == 2 and "is about mine.py:build, not about other.py:build" in wrong.output
     script = subprocess.run([sys.executable, f"{folder}/repro.py"], cwd="/", capture_output=True)
     assert script.returncode == 1, script.stderr
 

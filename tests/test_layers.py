@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "arm": {"case"},
     "choices": set(),
     "schedule": {"case", "catalog", "choices"},
-    "stateful": {"case", "catalog", "numerics", "schedule"},
+    "stateful": {"case", "numerics", "schedule"},
     "content": {"__init__"},
     "verdict": {"address", "arm", "case", "expect", "numerics"},
     "policy": set(),
@@ -136,7 +136,7 @@ MAY_IMPORT = {
         "programs",
     },
     "triage": JUDGED | {"plants", "vectors"},
-    "own_models": {"catalog", "play"},
+    "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED
     | {
         "__init__",

@@ -67,6 +67,7 @@ def case_of(model: Model, recipe: str = "torch.bf16", **changes: object) -> Case
         ("def build(): return nn.Linear(4, 4), torch.ones(2, 5)", "raised RuntimeError: mat1"),
         ("def build(): return nn.Linear(4, 4, device='meta'), torch.ones(2, 4)", "built on meta"),
         ("def build(): return nn.Linear(4, 4), torch.ones(0, 4)", "it needs rows and features"),
+        ("def build(): return nn.Linear(4, 4), torch.ones(5000, 4)", "it has 5000 rows"),
         (
             "def build(): return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.ones(2, 4)",  # noqa: E501
             "a forward changes its buffer 1.running_mean",

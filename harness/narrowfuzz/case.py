@@ -81,7 +81,9 @@ ValueClass = Literal[
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
 
-Dim = Annotated[int, Meta(ge=0, le=4096)]
+#: The most rows, features or token ids of a case.
+LARGEST = 4096
+Dim = Annotated[int, Meta(ge=0, le=LARGEST)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
 HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
 

@@ -5,22 +5,15 @@ from __future__ import annotations
 import fnmatch
 from pathlib import Path
 
-from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.campaign.words import explained
 from narrowfuzz.kept import kept
 from narrowfuzz.ledger import load_entries
-from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.severity import LARGE
-from narrowfuzz.triage.finding import Finding, report
+from narrowfuzz.triage.finding import Finding, replay_command, report
 
 #: Lines of a script that an issue shows; a longer one is to be attached.
 _SHOWN = 220
-_STRENGTH = {
-    "exact": "The rule compares bits: no order of sums explains the difference.",
-    "bound": "The rule is a proven bound on every order of sums, from the operands that were "
-             "really multiplied.",
-    "ratio": "The error against float64 is far above that of the eager run, on twenty other draws "
-             "as well.",
-}  # fmt: skip
 
 
 def report_command(target: str, *, issue: bool) -> int:
@@ -38,7 +31,7 @@ def report_command(target: str, *, issue: bool) -> int:
 def replay_of(finding: Finding, folder: Path) -> str:
     """The command, with a user's own model by its title: where its file is, the user knows."""
     title, _, own = finding.minimal.spec.model.partition("#")
-    return f"narrowfuzz replay {folder}{f' --model {title}' if own else ''}"
+    return replay_command(folder, ("--model", title) if own else ())
 
 
 def issue_text(finding: Finding, script: str) -> str:
@@ -88,9 +81,7 @@ def _script(finding: Finding, script: str) -> str:
 
 
 def _expected(finding: Finding) -> str:
-    rule = BY_NAME.get(finding.oracle)
-    title = f"The rule is {rule.title!r}. " if rule else ""
-    return f"{title}{_STRENGTH[finding.strength]}"
+    return f"The rule: {explained(finding.oracle)}"
 
 
 def _where(finding: Finding) -> str:
@@ -102,7 +93,7 @@ def _where(finding: Finding) -> str:
         f"- {environment.get('platform', '')}",
         f"- CPU: {', '.join(machine.get('cpu', ()))}; oneDNN {machine.get('onednn') or 'absent'}",
     ]
-    if machine.get("compiler") and ARMS[finding.arm].compiler == "inductor":
+    if machine.get("compiler") and BY_NAME[finding.arm].compiler == "inductor":
         lines.append(f"- C++ compiler: {machine['compiler']}")
     if not environment.get("cuda"):
         lines.append("- not tried on a GPU")

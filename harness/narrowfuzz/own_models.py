@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from narrowfuzz.case import LARGEST
 from narrowfuzz.catalog import MODELS, Model
 
 if TYPE_CHECKING:
@@ -168,7 +169,13 @@ def _tried(source: Source) -> _Facts:
     tokens = fixed["m"] * (fixed["batch"] or 1)
     fixed["k" if ids else "n"] = math.ceil(numel / tokens)
     if ids:
-        fixed["n"] = _vocabulary(module, example)
+        fixed["n"] = min(_vocabulary(module, example), LARGEST)
+    largest = max(fixed["m"], fixed["k"], fixed.get("n", 1))
+    if largest > LARGEST:
+        raise refuse(
+            f"it has {largest} rows or features in or out, and {LARGEST} is the most that is "
+            "judged: build it with fewer tokens, less width or vocabulary"
+        )
     fixed |= {
         "heads": 1,
         "attention": "flash",

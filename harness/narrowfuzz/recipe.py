@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from narrowfuzz.case import Dtype, Spec, TensorName
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.content import content_dir, load_definitions
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.stateful import Stateful
@@ -151,8 +152,8 @@ class Recipe:
         return name
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
-        """Those that it runs, of some models: all, for it converts any."""
-        return tuple(named)
+        """Those that it runs of the models that a user names, or of all: it converts any."""
+        return tuple(named or (name for name, model in MODELS.items() if not model.own))
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""

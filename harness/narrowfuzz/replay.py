@@ -133,7 +133,10 @@ def _register(case: Case, models: tuple[str, ...]) -> None:
     are now, which may have changed since."""
     from narrowfuzz.own_models import known_as, source_of
 
+    named = {source_of(text).title: text for text in models}
     for name in {spec.model for spec in (case.spec, *(c.spec for c in case.history))}:
-        for text in models if "#" in name else ():
-            if source_of(text).title == name.partition("#")[0]:
-                known_as(name, text)
+        title, own, _ = name.partition("#")
+        if own and title in named:
+            known_as(name, named[title])
+        elif own and named:
+            raise ValueError(f"the case is about {title}, not about {', '.join(named)}")

@@ -135,6 +135,8 @@ def specs(
 def fixed(spec: Spec, recipe: Recipe) -> Spec:
     """The same Spec, but for what its model leaves no choice of."""
     given = MODELS[spec.model].fixed
+    if not given:
+        return spec
     if "dtype" in given and given["dtype"] not in recipe.dtypes:
         given = {name: value for name, value in given.items() if name != "dtype"}
     spec = msgspec.structs.replace(spec, **given)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.case import Dtype, Spec
-from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.schedule.carries import Carries, check_carried
 from narrowfuzz.schedule.events import Settings
@@ -106,10 +105,8 @@ class Stateful:
         return ""
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
-        """Those that it runs where a user names models: its own, if all there are are meant."""
-        mine = tuple(f"library_{layer}" for layer in self.carries().layers)
-        shipped = {name for name, model in MODELS.items() if not model.own}
-        return mine if shipped <= {*named} else ()
+        """As of a Recipe: none of those that a user names, for a library has its own models."""
+        return () if named else tuple(f"library_{layer}" for layer in self.carries().layers)
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec it cannot play, and why."""

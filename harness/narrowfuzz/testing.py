@@ -87,8 +87,8 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
     """
     __tracebackhide__ = True
     judgement = _judge().judge(case)
-    told = [_report(case, verdict, judgement.family, seconds, out) for verdict in judgement.causes]
-    if failed := [text for text in told if text]:
+    texts = [_report(case, verdict, judgement.family, seconds, out) for verdict in judgement.causes]
+    if failed := [text for text in texts if text]:
         raise AssertionError("\n\n".join(failed))
 
 

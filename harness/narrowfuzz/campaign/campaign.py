@@ -59,15 +59,15 @@ class Campaign:
         live = _Live(console, self.config)
         tally = run_campaign(self.config, self.store, live.show)
         live.close()
-        whole = self.universe()
+        whole, share = drawable(self.recipes, self.config), self.judged(tally)
         print_summary(
             console, tally, self.store, self.ledger, whole, self.options(), applying,
-            self.judged(tally), self.accepted, counted=bool(self.config.cases),
+            share, self.accepted, counted=bool(self.config.cases),
             verbose=self.asked.verbose,
             subject=self.asked.models[0] if self.asked.configuration else "",
             first=len(self.config.first),
         )  # fmt: skip
-        share, summary = self.judged(tally), self.summary(tally, whole)
+        summary = self.summary(tally, whole, share)
         write_formats(self.store, share, self.accepted, tally.seconds)
         hits = hits_of(tally.counts)
         entries = {entry.id: entry for entry in (*self.ledger.entries, *self.ledger.unnamed)}
@@ -103,10 +103,6 @@ class Campaign:
             self.asked.configuration,
         )  # fmt: skip
 
-    def universe(self) -> frozenset[Any]:
-        """The pairs of features that this run can meet."""
-        return drawable(self.recipes, self.config)
-
     def judged(self, tally: Tally) -> Judged:
         """What was judged of what was asked for and can run here."""
         return judged(
@@ -120,12 +116,12 @@ class Campaign:
         given += [text for own in self.config.own for text in ("--model", own)]
         return given + (["--te-version", self.asked.te_version] if self.asked.te_version else [])
 
-    def summary(self, tally: Tally, whole: frozenset[Any]) -> dict[str, Any]:
+    def summary(self, tally: Tally, whole: frozenset[Any], share: Judged) -> dict[str, Any]:
         """What ``summary.json`` holds."""
         from narrowfuzz.campaign.summary import pairs_seen, rule_counts, trials_seen
         from narrowfuzz.coverage import missing, table
 
-        seen, share = pairs_seen(tally.counts), self.judged(tally)
+        seen = pairs_seen(tally.counts)
         return {
             "cases": tally.counts["cases"],
             "cases_digest": tally.digest,

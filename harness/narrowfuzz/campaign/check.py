@@ -45,6 +45,10 @@ def check_command(asked: Asked, compile: str, checkpoint: str) -> int:
     every = load_recipes(asked.recipe_files)
     wanted = asked.recipes or (f"torch.{model.fixed['dtype']}",)
     recipes = [here for r in select(every, wanted).values() if (here := runnable(r, device))]
+    if not recipes:
+        raise ValueError(
+            f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
+        )
     first = tuple(_first(model, recipes, compile, checkpoint))  # type: ignore[arg-type]
     arms = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     compiled = sum(bool(arm.compiler) for case in first for arm in climb(case.spec))

@@ -65,7 +65,6 @@ def judged(
         if isinstance(key, tuple) and key[0] == "judged":
             seen[key[1:4]].add(key[4])
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
-    models = models or [name for name, model in MODELS.items() if not model.own]
     whole = set(_asked(recipes, arms, models, device))
     return Judged(frozenset(met & whole), tuple(sorted(whole - met)), layers)
 

@@ -145,7 +145,7 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]
     meant = any(glob != "*" for glob in asked.recipes)
     unasked = [] if meant else [name for name, r in there.items() if r.process]
     wanted = select(there, asked.recipes)
-    unasked += [name for name, r in wanted.items() if not r.models(asked.models or MODELS)]
+    unasked += [name for name, r in wanted.items() if not r.models(asked.models)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}
     if not wanted:
         raise ValueError(f"{', '.join(unasked)}: a library's own layers, and no --model, run there")

@@ -17,11 +17,10 @@ from markupsafe import Markup
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.summary import replay
 from narrowfuzz.campaign.words import explained
 from narrowfuzz.ledger import Entry
 from narrowfuzz.severity import SEVERITIES
-from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.finding import Finding, replay_command
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _shown(store: Store, finding: Finding, *, accepted: Accepted, options: Seque
         finding,
         script.read_text() if script.is_file() else "",
         accepted.why(finding),
-        replay(store, finding, options),
+        replay_command(folder, options),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from narrowfuzz.coverage import Pair, missing, table
 from narrowfuzz.ledger import Entry, Ledger
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.severity import SEVERITIES
-from narrowfuzz.triage.finding import Finding, report
+from narrowfuzz.triage.finding import replay_command, report
 from narrowfuzz.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
@@ -71,23 +70,22 @@ def print_summary(
 
     ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
     what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
-    for may show. ``share``: what was judged of it. ``accepted``:
-    what does not make it fail. ``counted``: the number of cases was given, so
-    that another run may have the same. ``verbose``: with the tables of rules and pairs.
+    for may show. ``share``: what was judged of it. ``accepted``: what does not make it fail.
+    ``counted``: the number of cases was given, so that another run may have the same. ``verbose``:
+    with the tables of rules and pairs.
     ``subject``: the user's model that it is about, ``first``: how many cases come before others.
     """
     if subject:
-        console.print(
-            f"\n[bold]{escape(_soundness(subject, tally, store, first))}[/]", soft_wrap=True
-        )
+        said = soundness(subject, tally, store, accepted, first)
+        console.print(f"\n[bold]{escape(said)}[/]", soft_wrap=True)
     _print_verdict(console, tally, store, share, accepted, counted=counted)
     for finding in store.findings():
         console.print()
         if why := accepted.why(finding):
             console.print(f"[dim]does not count: {escape(why)}[/]", soft_wrap=True)
-        console.print(escape(report(finding, replay(store, finding, options))), soft_wrap=True)
-        script = store.out / "findings" / finding.id / "repro.py"
-        console.print(f"  script: {escape(str(script))}", soft_wrap=True)
+        folder = store.out / "findings" / finding.id
+        said = report(finding, replay_command(folder, options))
+        console.print(escape(f"{said}\n  script: {folder / 'repro.py'}"), soft_wrap=True)
         for other in store.sightings(finding.id):
             console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
     for finding in store.suspected():
@@ -112,17 +110,18 @@ def print_summary(
     console.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
 
 
-def _soundness(subject: str, tally: Tally, store: Store, first: int) -> str:
+def soundness(subject: str, tally: Tally, store: Store, accepted: Accepted, first: int) -> str:
     """Whether a user's model is sound, in a sentence; so many cases come ``first``."""
     hits, counts = hits_of(tally.counts), tally.counts
-    if found := store.findings():
+    if found := accepted.counting(store.findings()):
         return f"{subject} is not sound: {found[0].sentence}"
     if not counts["cases"]:
         return f"{subject}: nothing was judged, give it more --minutes"
-    if counts["cases"] < first:
-        return (
-            f"{subject}: {counts['cases']} of the first {first} cases ran, give it more --minutes"
-        )
+    if counts["first"] < first:
+        ran = f"{counts['first']} of the first {first} cases ran"
+        return f"{subject}: {ran}, give it more --minutes"
+    if store.findings():
+        return f"{subject} shows nothing that counts: what it shows is accepted"
     if hits:
         return f"{subject} shows nothing new, but known divergences: {', '.join(sorted(hits))}"
     return f"{subject} is sound in all that was judged"
@@ -179,12 +178,6 @@ def _print_layers(console: Console, share: Judged) -> None:
         if rest:
             line += f"; as multiplies of the whole {', '.join(rest)}"
         console.print(escape(line), soft_wrap=True)
-
-
-def replay(store: Store, finding: Finding, options: Sequence[str]) -> str:
-    """The command that replays a finding from the folder in which the run was started."""
-    folder = store.out / "findings" / finding.id
-    return shlex.join(["narrowfuzz", "replay", str(folder), *options])
 
 
 def _print_rules(console: Console, counts: Counter[Any]) -> None:

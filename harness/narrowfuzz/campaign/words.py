@@ -16,10 +16,8 @@ WORDS: dict[str, str] = {
     "arm": "A way to run a case: eager, recomputed, compiled, on other kernels.",
     "recipe": "A way to train in narrow precision: what is converted, and what it promises.",
     "suspected": "A rule shows it and no stand-alone script does: kept and counted, not a finding.",
-    "known": "The ledger has it: confirmed by hand, with a script, in the versions installed.",
     "fingerprint": "The identity of a cause: rule, role, arm, symptom and family of recipes.",
     "judged": "A rule about a cast or a multiply has said something of this recipe, arm and model.",
-    "severity": "How bad it is for a training: how far off, how silently, on what data and use.",
     "needs": "What the smallest case needs besides what every case has.",
 }
 

@@ -174,6 +174,7 @@ class Worker:
             self.counts["specs"] += 1
             before = self.judge.programs.compiles
             self._judge(case, ORACLES)
+            self.counts["first"] += 1
             self.counts["compiles"] += self.judge.programs.compiles - before
 
     def serve(self, now: Slice, until: float) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
@@ -134,6 +137,11 @@ def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
         use = "rare"
     loud = verdict.status in ("crashed", "hung")
     return severity("loud" if loud else "silent", effect, reach_of(case), use)
+
+
+def replay_command(folder: Path, options: Sequence[str]) -> str:
+    """What runs a finding again from the folder in which its run was started."""
+    return shlex.join(["narrowfuzz", "replay", str(folder), *options])
 
 
 def report(finding: Finding, replay: str) -> str:
