@@ -69,10 +69,12 @@ nightly: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)
 	$(MAKE) gpu ARGS=--simulate MINUTES=9
 
+# what is imported is compiled to bytecode then; all of torch at once takes twice as long
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
 	touch $(READY)
 
 clean:

@@ -113,7 +113,7 @@ RECIPES = [
         family="torchao.blockwise_fp8",
         title="1x128 blocks, 128x128 for the weight, E4M3, fp32 scales",
         backends=("scaled_mm", "triton"),
-        package="torchao",
+        package="torchao>=0.18",
         plan=lambda spec: _PLAN,
         convert=_convert,
         refusal=_refusal,

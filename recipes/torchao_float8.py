@@ -179,7 +179,7 @@ RECIPES = [
         family="torchao.float8",
         title=title,
         backends=("real", "emulated"),
-        package="torchao",
+        package="torchao>=0.13",
         plan=plan,
         convert=partial(_convert, recipe=theirs),
         refusal=_refusal,

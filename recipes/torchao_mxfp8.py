@@ -202,7 +202,7 @@ RECIPES = [
         family="torchao.mxfp8",
         title=variant.title,
         backends=variant.backends,
-        package="torchao",
+        package="torchao>=0.18",
         plan=_plan(variant),
         convert=partial(_convert, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),
         refusal=_refusal(variant),

@@ -139,7 +139,7 @@ RECIPES = [
         family="torchao.nvfp4",
         title="E2M1 blocks of 16, two-level scale, stochastic gradients, random Hadamard",
         backends=("triton",),
-        package="torchao",
+        package="torchao>=0.18",
         plan=lambda spec: _PLAN,
         convert=_convert,
         refusal=_refusal,

@@ -264,7 +264,7 @@ def test_a_lost_case_whose_turn_comes_too_late_stays_suspected(tmp_path: Path) -
     assert not kept.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_ctrl_c_names_the_lost_cases_that_were_not_looked_into(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(out, "--minutes", "5", "--recipe", FLOAT8, "--plant", "kernel-aborts", *EAGER)
@@ -303,7 +303,7 @@ class TestInterrupt:
         assert run.finding("O5").flake == "always"
         assert "Traceback" not in run.output
 
-    @pytest.mark.slow
+    @pytest.mark.heavy
     def test_ctrl_c_while_workers_start_is_an_interrupt_too(self, tmp_path: Path) -> None:
         out = tmp_path / "out"
         process = start(out, "--minutes", "5", "--recipe", "torch.fp32", *EAGER)

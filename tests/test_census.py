@@ -31,6 +31,7 @@ from narrowfuzz.triage.effect import effect_of
 from narrowfuzz.triage.finding import severity_of
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.verdict import Verdict, fingerprint
+from samples import one_in
 
 prepare()
 settle()
@@ -190,10 +191,8 @@ FOLDED: dict[str, set[ChangeKind]] = {
 
 @pytest.mark.parametrize(
     "sample",
-    [  # nightly all of them: each is a process
-        pytest.param(sample, id=name(sample), marks=pytest.mark.heavy if i % 2 else ())
-        for i, sample in enumerate(SAMPLES)
-    ],
+    one_in(2, SAMPLES),  # each is a process
+    ids=name,
 )
 def test_a_script_shows_what_the_census_found_and_nothing_else(
     sample: Sample, recipes: dict[str, Recipe], tmp_path: Path

@@ -135,13 +135,15 @@ MAY_IMPORT = {
         "device",
         "programs",
     },
-    "triage": JUDGED | {"plants", "vectors"},
+    "overlay": {"te_on_cpu.folders"},
+    "triage": JUDGED | {"overlay", "plants", "vectors"},
     "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED
     | {
         "__init__",
         "facts",
         "own_models",
+        "overlay",
         "advice",
         "exits",
         "trials",

@@ -83,12 +83,10 @@ def of_arm(case: Case, arm: str) -> dict[str, Any]:
 
 def params() -> list[Any]:
     return [
-        pytest.param(
-            name, arm.name, marks=pytest.mark.heavy if arm.compiler == "inductor" else (),
-        )
+        pytest.param(name, arm.name, marks=[pytest.mark.heavy] * (arm.compiler == "inductor"))
         for name, case in sorted(CASES.items())
         for arm in climb(case.spec)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("planted", [False, True], ids=["clean", "planted"])

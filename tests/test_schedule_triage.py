@@ -116,7 +116,10 @@ def run_here(script: str, folder: Path) -> int:
     return int(str(ended.value.code))
 
 
-@pytest.mark.parametrize("fault", SHOWN_BY)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=[pytest.mark.heavy] * (f == "rounded_on_save")) for f in SHOWN_BY],
+)
 def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     fault: str, tmp_path: Path
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:
     assert "bias=False" in script and "bias=True" in script
 
 
+@pytest.mark.heavy
 @settings(max_examples=5, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
 @given(schedules(LARGE.recipe, carries=carries()))
 def test_scripts_of_a_clean_schedule_hold(spec: Spec) -> None:

@@ -29,6 +29,7 @@ from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.verdict import OtherRun, Verdict, fingerprint
+from samples import one_in
 
 MAX_LINES = 60
 #: Of a linear whose operands are looked at: its recipe's tap comes along.
@@ -145,8 +146,6 @@ SPECS = {
 #: Arms whose scripts are made as those of others: every kind of recompute is there in eager code
 #: and in Inductor's. One Spec takes them all.
 REPEATS = {a.name for a in LADDER if a.recomputes and a.stage not in ("eager", "inductor")}
-#: Their scripts are those of others, in other layouts and of another class.
-SELDOM = {"transposed", "wrapper"}
 
 
 def places() -> Iterator[tuple[str, str]]:
@@ -197,10 +196,7 @@ def arms_of(oracle: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("oracle", "name"),
-    [
-        pytest.param(*place, marks=pytest.mark.heavy if place[1] in SELDOM else ())
-        for place in places()
-    ],
+    one_in(4, places()),
 )
 def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
@@ -232,7 +228,7 @@ def test_a_single_linear_has_a_short_script(oracle: str, arm: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "bound"), [("scale", False), ("result", False), ("result", True)])
-@pytest.mark.parametrize(("oracle", "name"), [p for p in places() if p[0] in VARIANTS])
+@pytest.mark.parametrize(("oracle", "name"), one_in(2, (p for p in places() if p[0] in VARIANTS)))
 def test_every_variants_symptom_has_a_script(
     oracle: str, name: str, what: str, bound: bool
 ) -> None:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.shares import Shares
@@ -46,6 +47,7 @@ def spent(dear: float, *, cases: int = 0) -> dict[str, float]:
     return seconds
 
 
+@pytest.mark.heavy
 def test_a_recipe_that_is_twenty_times_dearer_gets_seconds_not_cases() -> None:
     shared = spent(20.0)
     assert shared[DEAR] < 3 * shared[CHEAP] + 4

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from te_on_cpu import environment, install, kernels, norms
+from te_on_cpu import environment, folders, install, kernels, norms
 
 FORMATS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 INF, NAN = float("inf"), float("nan")
@@ -251,7 +251,7 @@ def test_environment_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (folder / what[-1]).touch()
 
     monkeypatch.setenv("TE_ON_CPU_CACHE", str(tmp_path))
-    monkeypatch.setattr(environment, "_pip", pip)
+    monkeypatch.setattr(folders, "pip", pip)
     folder = environment.ensure("1.12.0")
     assert folder.parent == tmp_path and folder.name.startswith("1.12.0-")
     made = sorted(p.name for p in folder.iterdir())
@@ -272,7 +272,7 @@ def test_environment_of_a_faster_process_is_kept(
         (other / "theirs").touch()
 
     monkeypatch.setenv("TE_ON_CPU_CACHE", str(tmp_path))
-    monkeypatch.setattr(environment, "_pip", pip)
+    monkeypatch.setattr(folders, "pip", pip)
     assert [p.name for p in environment.ensure("1.12.0").iterdir()] == ["theirs"]
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -50,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "capability",
     [  # all checks of one run in one process
-        pytest.param(capability, marks=pytest.mark.xdist_group(f"te {capability}"))
-        for capability in ("[9, 0]", "[10, 0]")
+        pytest.param("[9, 0]", marks=[pytest.mark.xdist_group("te 9"), pytest.mark.heavy]),
+        pytest.param("[10, 0]", marks=pytest.mark.xdist_group("te 10")),
     ],
 )
 def test_check(name: str, capability: str, folder: Path) -> None:

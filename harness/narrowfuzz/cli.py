@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from narrowfuzz.exits import INTERRUPTED, OURS, USAGE
+from narrowfuzz.overlay import lay
 
 app = typer.Typer(
     add_completion=False,
@@ -49,6 +50,10 @@ DeviceName = Annotated[
 ]
 ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (glob)")]
 
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="another release of a library under this torch: torchao==0.15.0"),
+]
 TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, installed on demand")]
 
 
@@ -101,6 +106,7 @@ def run(
     no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
     plant: Plant = "",
     te_version: TeVersion = "",
+    with_: With = None,
     fail_on: FailOn = "low",
     min_judged: MinJudged = 0.0,
     baseline: Baseline = None,
@@ -109,6 +115,7 @@ def run(
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings, 3: not
     complete, 4: less judged than asked."""
+    lay(with_ or ())
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
 
@@ -146,10 +153,12 @@ def check(
     baseline: Baseline = None,
     suppress: Suppress = None,
     plant: Plant = "",
+    with_: With = None,
     verbose: Verbose = False,
 ) -> None:
     """Your own model in your own configuration: is it sound, and what was judged? BUILD takes
     nothing and returns the module and what it is called with. Exit codes as of run."""
+    lay(with_ or ())
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.check import check_command
 
@@ -194,12 +203,14 @@ def replay(
     arm: ArmGlobs = None,
     recipe_file: Files = None,
     te_version: TeVersion = "",
+    with_: With = None,
     device: Annotated[str, typer.Option(help="where; left out: where the finding was seen")] = "",
     model: Annotated[
         list[str] | None, typer.Option(help="your own model that it is about: FILE.py:build")
     ] = None,
 ) -> None:
     """Run one case again. Exit 0: fixed or sound, 1: still failing, 125: cannot tell here."""
+    lay(with_ or ())
     from narrowfuzz.replay import replay_command
 
     raise typer.Exit(

@@ -10,11 +10,14 @@ import difflib
 import fnmatch
 import importlib.metadata
 import importlib.util
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from packaging.requirements import Requirement
 
 from narrowfuzz.case import Dtype, Spec, TensorName
 from narrowfuzz.catalog import MODELS
@@ -97,7 +100,8 @@ class Recipe:
     title: str
     #: First one is the default.
     backends: tuple[str, ...]
-    #: Distribution the recipe needs, besides torch; "" for none.
+    #: Distribution the recipe needs besides torch, and the releases whose names and rules it knows,
+    #: as pip writes them; "" for none.
     package: str
     plan: Callable[[Spec], Plan]
     #: Convert a model with the real library. Called inside a planted fault. Scripts are made of the
@@ -215,16 +219,26 @@ def _load_file(file: Path) -> Sequence[AnyRecipe]:
     return load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
 
 
-def missing_package(recipe: AnyRecipe) -> str:
-    """The distribution this recipe needs and this environment lacks, or ""."""
-    lacking = recipe.package and importlib.util.find_spec(recipe.package) is None
-    return recipe.package if lacking else ""
+def lacks(recipe: AnyRecipe) -> str:
+    """Why what this recipe needs is not installed here, or not in a release whose names and rules
+    it knows; "" if it is."""
+    if not recipe.package:
+        return ""
+    needed = Requirement(recipe.package)
+    if importlib.util.find_spec(needed.name) is None:
+        return f"needs {needed}: pip install {shlex.quote(str(needed))}"
+    try:
+        here = importlib.metadata.version(needed.name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""  # a checkout on the path, of no release
+    old = not needed.specifier.contains(here, prereleases=True)
+    return f"needs {needed}, and {here} is installed" if old else ""
 
 
 def obstacles(recipe: AnyRecipe, device: str) -> dict[str, str]:
     """Each backend that cannot run here, with the reason."""
-    if package := missing_package(recipe):
-        return dict.fromkeys(recipe.backends, f"needs {package}: pip install {package}")
+    if reason := lacks(recipe):
+        return dict.fromkeys(recipe.backends, reason)
     reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
     return {backend: reason for backend, reason in reasons.items() if reason}
 

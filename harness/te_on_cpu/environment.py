@@ -6,15 +6,13 @@ import functools
 import importlib
 import importlib.metadata
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from te_on_cpu.folders import installed
 from te_on_cpu.install import CARRIED, carried, has_extension, install
 
 #: What its Python package imports. torch stays that of the running environment.
@@ -30,9 +28,7 @@ def cache() -> Path:
 def ensure(version: str) -> Path:
     """The folder that holds exactly TransformerEngine ``version``; made on the first call.
 
-    Asks pip, so the first call needs a package index. Processes may race: whoever is done first
-    wins, nobody sees half a folder. Raises ValueError for a version that is not carried, or if pip
-    fails.
+    Raises ValueError for a version that is not carried, and as ``installed``.
     """
     if not carried(version):
         raise ValueError(
@@ -40,17 +36,7 @@ def ensure(version: str) -> Path:
             f"use one of {', '.join(CARRIED)}."
         )
     folder = cache() / f"{version}-{sys.implementation.cache_tag}"
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        _pip(building, "--no-deps", f"transformer_engine=={version}")
-        _pip(building, *_NEEDS)
-        _keep(building, folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return folder
+    return installed(folder, ("--no-deps", f"transformer_engine=={version}"), _NEEDS)
 
 
 def worker_environment(version: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -63,30 +49,6 @@ def worker_environment(version: str, environ: Mapping[str, str]) -> dict[str, st
         "NVTE_PROJECT_BUILDING": "1",
         "NVTE_TORCH_COMPILE": "0",
     }
-
-
-def _pip(folder: Path, *what: str) -> None:
-    """Install ``what`` into ``folder``, from wheels only: nothing is built."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "--only-binary", ":all:", "--no-compile", "--target", str(folder), *what],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stdout.strip().splitlines() or ["it said nothing"])[-1]
-        raise ValueError(f"pip could not install {' '.join(what)}: {last}")
-
-
-def _keep(building: Path, folder: Path) -> None:
-    try:
-        building.rename(folder)
-    except OSError:
-        # Another process was faster; its folder is as good.
-        if not folder.is_dir():
-            raise
 
 
 #: The version tested unless another is asked for.

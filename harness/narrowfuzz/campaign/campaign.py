@@ -21,6 +21,7 @@ from narrowfuzz.campaign.judged import Judged, judged
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.device import Device
+from narrowfuzz.overlay import laid
 from narrowfuzz.recipe import AnyRecipe
 from narrowfuzz.triage.finding import Finding
 
@@ -114,6 +115,7 @@ class Campaign:
         """What a replay needs besides the finding's folder."""
         given = [text for file in self.asked.recipe_files for text in ("--recipe-file", str(file))]
         given += [text for own in self.config.own for text in ("--model", own)]
+        given += [text for release in laid() for text in ("--with", release)]
         return given + (["--te-version", self.asked.te_version] if self.asked.te_version else [])
 
     def summary(self, tally: Tally, whole: frozenset[Any], share: Judged) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from narrowfuzz.exits import CLEAN, FOUND, OURS
+from narrowfuzz.overlay import folder_of
 
 #: What a run ends with if it came to its end.
 _ENDED = (0, 1)
@@ -30,18 +31,23 @@ class Side:
 
 
 def side_of(text: str) -> Side:
-    """A Python, the folder of an environment, or a folder of packages to lay over this one's.
+    """A Python, the folder of an environment, a folder of packages to lay over this one's, or
+    PACKAGE==VERSION of one.
 
     Raises ValueError if it is none of these.
     """
     path = Path(text)
+    if "==" in text:
+        return Side(text, sys.executable, str(folder_of(text)))
     if path.is_file() and os.access(path, os.X_OK):
         return Side(text, str(path))
     if (path / "bin" / "python").is_file():
         return Side(text, str(path / "bin" / "python"))
     if path.is_dir():
         return Side(text, sys.executable, str(path.resolve()))
-    raise ValueError(f"{text!r} is no Python, no environment and no folder of packages")
+    raise ValueError(
+        f"{text!r} is no Python, no environment, no folder of packages and no PACKAGE==VERSION"
+    )
 
 
 def compare_command(

@@ -150,11 +150,9 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]
     if not wanted:
         raise ValueError(f"{', '.join(unasked)}: a library's own layers, and no --model, run there")
     chosen, lacking = _runnable(wanted, device)
-    return chosen, lacking + [
-        f"{name}: only if named, as it patches a library"
-        for name in unasked
-        if there[name].process and not meant
-    ]
+    if patching := [name for name in unasked if there[name].process and not meant]:
+        lacking.append(f"{', '.join(patching)}: only if named, as it patches a library")
+    return chosen, lacking
 
 
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
@@ -170,18 +168,22 @@ def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
 
 
 def _runnable(chosen: dict[str, AnyRecipe], device: str) -> tuple[dict[str, AnyRecipe], list[str]]:
-    """The recipes that run here, and a line for each backend that does not. Raises ValueError if
-    none does."""
+    """The recipes that run here, and a line for each reason why one, or a backend, does not. Raises
+    ValueError if none does."""
     able: dict[str, AnyRecipe] = {}
-    lines: list[str] = []
+    reasons: dict[str, list[str]] = {}
     for name, recipe in chosen.items():
         lacking = obstacles(recipe, device)
         here = runnable(recipe, device)
         if here is not None and (reason := obstacle(here, device)):
             lacking, here = {"": reason}, None
-        lines += [f"{name}{f' ({part})' if part else ''}: {why}" for part, why in lacking.items()]
+        if here is None and len({*lacking.values()}) == 1:
+            lacking = {"": next(iter(lacking.values()))}
+        for part, why in lacking.items():
+            reasons.setdefault(why, []).append(f"{name}{f' ({part})' if part else ''}")
         if here is not None:
             able[name] = here
+    lines = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
     if not able:
         raise ValueError(f"none of the chosen recipes can run here: {'; '.join(lines)}")
     return able, lines

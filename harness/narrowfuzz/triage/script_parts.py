@@ -13,6 +13,7 @@ from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
+from narrowfuzz.overlay import laid
 from narrowfuzz.play import models, own
 from narrowfuzz.triage.paste import hoisted, pasted
 from narrowfuzz.verdict import Verdict
@@ -92,9 +93,10 @@ def packed(tensors: Tensors) -> str:
 
 def docstring(verdict: Verdict, subject: str) -> str:
     """What a script says of itself; ``subject`` is what it runs."""
+    over = f" over {', '.join(laid())}" if laid() else ""
     return (
-        f'"""{quoted(verdict.sentence())}\n\n{subject}, arm {verdict.arm}, rule {verdict.oracle}. '
-        'Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."""'
+        f'"""{quoted(verdict.sentence())}\n\n{subject}{over}, arm {verdict.arm}, rule '
+        f'{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."""'
     )
 
 

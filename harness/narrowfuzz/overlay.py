@@ -1,0 +1,83 @@
+"""Another release of a library under this torch: ``--with torchao==0.15.0``.
+
+A folder holds that package alone, without what it depends on: torch and everything else stay those
+of the running environment. The command starts again with the folder before all others on its path,
+so that workers, scripts and this process import one and the same release.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from te_on_cpu.folders import installed
+
+#: Environment variable that holds what the path has been laid over with.
+LAID = "NARROWFUZZ_WITH"
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)\Z")
+#: Another of these is another program.
+_NOT_OURS = ("torch", "numpy", "narrowfuzz")
+
+
+def lay(requirements: Sequence[str]) -> None:
+    """Start this command again over these packages; does nothing where that has been done.
+
+    Raises ValueError for what is no PACKAGE==VERSION, cannot be installed or does not import.
+    """
+    wanted = " ".join(requirements)
+    if not wanted or os.environ.get(LAID) == wanted:
+        return
+    folders = [folder_of(requirement) for requirement in requirements]
+    path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    env = {**os.environ, "PYTHONPATH": path, LAID: wanted}
+    for requirement in requirements:
+        _check_import(requirement, env)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
+
+
+def laid() -> tuple[str, ...]:
+    """What the command was started over, as PACKAGE==VERSION."""
+    return tuple(os.environ.get(LAID, "").split())
+
+
+def folder_of(requirement: str) -> Path:
+    """The folder that holds exactly this release; made on the first call.
+
+    Raises ValueError for what is no PACKAGE==VERSION, or if pip fails.
+    """
+    parts = _REQUIREMENT.match(requirement)
+    if parts is None:
+        raise ValueError(f"--with {requirement!r}: write PACKAGE==VERSION, like torchao==0.15.0")
+    package, version = parts.groups()
+    if package.replace("-", "_") == "transformer_engine":
+        raise ValueError(f"--with {requirement}: write --te-version {version}")
+    if package in _NOT_OURS:
+        raise ValueError(f"--with {requirement}: {package} needs an environment of its own; "
+                         "narrowfuzz compare takes the Pythons of two")  # fmt: skip
+    folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
+    try:
+        return installed(folder, ("--no-deps", requirement))
+    except ValueError as error:
+        raise ValueError(f"--with {requirement}: {error}") from None
+
+
+def _cache() -> Path:
+    """Where the folders lie: $NARROWFUZZ_CACHE, or ~/.cache/narrowfuzz."""
+    root = os.environ.get("NARROWFUZZ_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "narrowfuzz"
+
+
+def _check_import(requirement: str, env: dict[str, str]) -> None:
+    """Raises ValueError if the release does not import beside what is installed."""
+    module = requirement.partition("==")[0].replace("-", "_")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}"], env=env, capture_output=True, text=True
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ValueError(f"--with {requirement}: it does not import here: {last}")

@@ -1,0 +1,111 @@
+"""``--with PACKAGE==VERSION``: another release under this torch, in every process of a command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from narrowfuzz import overlay
+from narrowfuzz.campaign.compare import side_of
+from narrowfuzz.recipe import lacks, load_recipes
+from te_on_cpu import folders
+
+RECIPES = load_recipes()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_laid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NARROWFUZZ_CACHE", str(tmp_path))
+    monkeypatch.delenv(overlay.LAID, raising=False)
+
+
+def package(cache: Path, version: str, source: str = "") -> Path:
+    """What pip leaves of torchao ``version`` in its folder: a package and what is said of it."""
+    folder = cache / f"torchao-{version}-{sys.implementation.cache_tag}"
+    (folder / "torchao").mkdir(parents=True)
+    (folder / "torchao" / "__init__.py").write_text(source)
+    said = folder / f"torchao-{version}.dist-info"
+    said.mkdir()
+    (said / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchao\nVersion: {version}\n")
+    return folder
+
+
+def narrowfuzz(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "narrowfuzz", *argv], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("torchao", "--with 'torchao': write PACKAGE==VERSION, like torchao==0.15.0"),
+        ("torchao>=0.15", "write PACKAGE==VERSION"),
+        ("../torchao==1", "write PACKAGE==VERSION"),
+        ("torch==2.12.0", "torch needs an environment of its own"),
+        ("transformer_engine==1.10.0", "write --te-version 1.10.0"),
+    ],
+)
+def test_what_is_no_release_of_a_library_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=r"^--with") as caught:
+        overlay.lay([text])
+    assert says in str(caught.value)
+
+
+def test_a_release_that_does_not_exist_is_refused_with_pips_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    ran = narrowfuzz("run", "--with", "torchao==0.99.0")
+    assert ran.returncode == 2 and "no matching distribution" in ran.stderr.lower(), ran.stderr
+    assert ran.stderr.count("\n") == 1 and not [*tmp_path.iterdir()]
+
+
+def test_a_release_that_does_not_import_is_refused(tmp_path: Path) -> None:
+    package(tmp_path, "0.12.0", "raise ImportError('no such operator')")
+    ran = narrowfuzz("replay", "no_such_case", "--with", "torchao==0.12.0")
+    assert ran.returncode == 2, ran.stderr
+    assert "torchao==0.12.0: it does not import here: ImportError: no such" in ran.stderr
+
+
+def test_the_command_starts_again_over_the_release_and_says_what_it_cannot_play(
+    tmp_path: Path,
+) -> None:
+    package(tmp_path, "0.12.0")
+    ran = narrowfuzz("run", "--recipe", "torchao.*", "--with", "torchao==0.12.0")
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert "needs torchao>=0.13, and 0.12.0 is installed" in ran.stderr
+    assert ran.stderr.count("needs torchao>=0.18, and 0.12.0 is installed") == 1
+
+
+def test_a_side_of_a_comparison_is_a_release_too(tmp_path: Path) -> None:
+    folder = package(tmp_path, "0.15.0")
+    assert side_of("torchao==0.15.0").overlay == str(folder)
+
+
+def test_what_was_laid_is_part_of_the_command_and_of_scripts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(overlay.LAID, "torchao==0.15.0")
+    assert overlay.laid() == ("torchao==0.15.0",)
+    overlay.lay(["torchao==0.15.0"])  # done: it does not start again
+
+
+def test_every_recipe_of_torchao_says_which_releases_it_knows() -> None:
+    ours = [recipe for name, recipe in RECIPES.items() if name.startswith("torchao.")]
+    assert ours and all(">=" in recipe.package and not lacks(recipe) for recipe in ours)
+
+
+def test_pip_builds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        seen.append(command)
+        return subprocess.CompletedProcess(command, 1, "one\nERROR: no wheel\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ValueError, match="could not install x==1: ERROR: no"):
+        folders.installed(tmp_path / "x", ("x==1",))
+    assert "--only-binary" in seen[0] and not [*tmp_path.iterdir()]
