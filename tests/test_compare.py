@@ -76,7 +76,7 @@ def test_a_side_is_a_python_an_environment_or_packages(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text("")
     assert side_of(str(tmp_path)).python == str(tmp_path / "bin" / "python")
-    with pytest.raises(ValueError, match="is no Python, no environment and no folder"):
+    with pytest.raises(ValueError, match="is no Python, no environment, no folder"):
         side_of(str(tmp_path / "nothing"))
 
 

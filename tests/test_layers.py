@@ -135,7 +135,7 @@ MAY_IMPORT = {
         "device",
         "programs",
     },
-    "overlay": {"te_on_cpu.folders"},
+    "overlay": {"te_on_cpu"},
     "triage": JUDGED | {"overlay", "plants", "vectors"},
     "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED
