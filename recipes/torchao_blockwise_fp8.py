@@ -39,7 +39,8 @@ _PLAN = Plan(
 )
 
 
-def _convert(model: Any, spec: Spec) -> Any:
+def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
+    from narrowfuzz.recipe import named
     from torch import nn
     from torchao.prototype.blockwise_fp8_training.linear import (
         Float8BlockwiseLinear,
@@ -48,7 +49,7 @@ def _convert(model: Any, spec: Spec) -> Any:
     from torchao.quantization import quantize_
 
     def is_linear(module: Any, name: str) -> bool:
-        return isinstance(module, nn.Linear)
+        return isinstance(module, nn.Linear) and named(name, only)
 
     quantize_(model, Float8BlockwiseLinearConfig(), is_linear)
     for module in model.modules():

@@ -87,12 +87,14 @@ def _rowwise_gw_hp(spec: Spec) -> Plan:
     )
 
 
-def _convert(model: Any, spec: Spec, *, recipe: str) -> Any:
+def _convert(model: Any, spec: Spec, *, recipe: str, only: tuple[str, ...] = ()) -> Any:
+    from narrowfuzz.recipe import named
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = Float8LinearConfig.from_recipe_name(recipe)
     config = dataclasses.replace(config, emulate=_emulates(spec))
-    return convert_to_float8_training(model, config=config)
+    chosen = (lambda module, name: named(name, only)) if only else None
+    return convert_to_float8_training(model, config=config, module_filter_fn=chosen)
 
 
 def _converted(module: Any) -> bool:

@@ -80,7 +80,10 @@ def _plan(variant: _Variant) -> Any:
     return plan
 
 
-def _convert(model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool) -> Any:
+def _convert(
+    model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool, only: tuple[str, ...] = ()
+) -> Any:
+    from narrowfuzz.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
     from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
@@ -95,22 +98,29 @@ def _convert(model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool) -> Any:
         "wgrad_with_hp": wgrad_with_hp,
     }
     if spec.backend == "wrapper":
-        quantize_(model, MXFP8TrainingOpConfig(**kw))
+        chosen = (lambda module, name: _wrapped(module) and named(name, only)) if only else None
+        quantize_(model, MXFP8TrainingOpConfig(**kw), *([chosen] if chosen else []))
         return model
-    for module in model.modules():
-        if type(module) is nn.Linear:
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and named(name, only):
             # torchao has no conversion to MXFP8Linear; ours changes nothing but the class
             module.__class__ = MXFP8Linear
             vars(module).update(kw)
     return model
 
 
-def _convertible(module: Any, name: str, spec: Spec) -> bool:
+def _convertible(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:
+    from narrowfuzz.recipe import named
+    from torch import nn
+
+    kind = _wrapped(module) if spec.backend == "wrapper" else type(module) is nn.Linear
+    return kind and named(name, only)
+
+
+def _wrapped(module: Any) -> bool:
     """quantize_'s default filter, quant_api.py _is_linear: not MultiheadAttention's out_proj."""
     from torch import nn
 
-    if spec.backend != "wrapper":
-        return type(module) is nn.Linear
     exempt = nn.modules.linear.NonDynamicallyQuantizableLinear
     return isinstance(module, nn.Linear) and not isinstance(module, exempt)
 

@@ -48,13 +48,14 @@ _PLAN = Plan(
 )
 
 
-def _convert(model: Any, spec: Spec) -> Any:
+def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
+    from narrowfuzz.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4TrainingConfig
     from torchao.quantization import quantize_
 
     def is_linear(module: Any, name: str) -> bool:
-        return isinstance(module, nn.Linear)
+        return isinstance(module, nn.Linear) and named(name, only)
 
     quantize_(model, NVFP4TrainingConfig(rht_sign_vector=SIGNS), is_linear)
     return model

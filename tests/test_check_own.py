@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_own_models import ANOTHER_IN_RECOMPUTE, HEAD
+from test_own_models import ANOTHER_IN_RECOMPUTE, HEAD, SIZES
 
 pytestmark = pytest.mark.slow
 TINY = HEAD + "def build(): return nn.Sequential(nn.Linear(16, 16), nn.GELU()), torch.ones(8, 16)\n"
@@ -54,10 +54,30 @@ def test_a_sound_model_is_said_to_be_sound_and_what_was_judged(tmp_path: Path) -
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
 
+def test_a_filter_that_leaves_nothing_names_the_linears(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "up")
+    assert ran.code == 2 and "is true of none of the linears of mine.py:build, which are 0" in (
+        ran.output
+    )
+
+
+@pytest.mark.heavy
+def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + SIZES)
+    ran = check(
+        tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "0",
+        "--cases", "24",
+    )  # fmt: skip
+    assert ran.code == 0, ran.output
+    assert "mine.py:build: 1 linears and 7 other sizes; torchao.float8.rowwise@0" in ran.output
+    assert ran.summary["judged"] == {"met": 1, "of": 1}
+
+
 def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     ran = check(
-        tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.15", "--checkpoint", "full"
+        tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.5", "--checkpoint", "full"
     )
     assert ran.code == 1, ran.output
     assert "mine.py:build is not sound: " in ran.output

@@ -137,7 +137,8 @@ MAY_IMPORT = {
     },
     "overlay": {"te_on_cpu"},
     "triage": JUDGED | {"overlay", "plants", "vectors"},
-    "own_models": {"case", "catalog", "play"},
+    "own_dims": set(),
+    "own_models": {"case", "catalog", "own_dims", "play"},
     "campaign": JUDGED
     | {
         "__init__",

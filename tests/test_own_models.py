@@ -21,7 +21,9 @@ from narrowfuzz.play.own import imported
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.specs import fixed
+from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.triage import triage
+from narrowfuzz.verdict import fingerprint
 
 prepare()
 settle()
@@ -57,7 +59,7 @@ def case_of(model: Model, recipe: str = "torch.bf16", **changes: object) -> Case
         ("raise RuntimeError('no weights here')", "importing it raised RuntimeError: no weights"),
         ("import nothing_like_it", "importing it raised ModuleNotFoundError"),
         ("def other(): pass", "there is no function build in it"),
-        ("def build(dim): pass", "build is called without arguments, and wants dim"),
+        ("def build(dim): pass", "build wants dim: give it a default, or values by Literal"),
         ("def build(): raise OSError('no such checkpoint')", "build() raised OSError: no such"),
         ("def build(): import sys; sys.exit(3)", "build() raised SystemExit"),
         ("def build(): pass", "build() gives nothing; it must return a module and"),
@@ -112,15 +114,15 @@ def test_what_does_not_exist_is_refused(text: str, says: str) -> None:
 
 
 def test_shapes_precision_and_blocks_are_the_examples(own: Callable[..., str]) -> None:
-    block = register(f"{EXAMPLES / 'llama.py'}:block")
+    (block,) = register(f"{EXAMPLES / 'llama.py'}:block")
     assert {n: block.fixed[n] for n in ("batch", "m", "k", "n", "dtype")} == {
         "batch": 2, "m": 32, "k": 64, "n": 64, "dtype": "bf16",
     }  # fmt: skip
     assert len(block.linears) == 7 and not block.regions and not block.takes_ids
-    whole = register(f"{EXAMPLES / 'llama.py'}:whole")
+    (whole,) = register(f"{EXAMPLES / 'llama.py'}:whole")
     assert whole.takes_ids and whole.regions == ("model.layers.0", "model.layers.1")
     assert (whole.fixed["m"], whole.fixed["k"], whole.fixed["n"]) == (32, 256, 256)
-    pictures = register(f"{EXAMPLES / 'others.py'}:pictures")
+    (pictures,) = register(f"{EXAMPLES / 'others.py'}:pictures")
     assert pictures.linears == ("model.head",) and pictures.fixed["dtype"] == "fp32"
     # 4 * 3 * 16 rows of 16 pixels in, 4 * (32 + 1024) numbers out in as many rows
     assert (pictures.fixed["m"], pictures.fixed["k"], pictures.fixed["n"]) == (192, 16, 22)
@@ -128,8 +130,8 @@ def test_shapes_precision_and_blocks_are_the_examples(own: Callable[..., str]) -
 
 def test_a_model_that_draws_random_numbers_is_known_as_such(own: Callable[..., str]) -> None:
     text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)"
-    assert register(own(text)).random
-    assert not register(own(text.replace("nn.Dropout(0.5)", "nn.GELU()"), name="calm.py")).random
+    assert register(own(text))[0].random
+    assert not register(own(text.replace("nn.Dropout(0.5)", "nn.GELU()"), name="calm.py"))[0].random
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_model_that_draws_random_numbers_is_known_as_such(own: Callable[..., s
 def test_what_it_is_called_with_is_a_tensor_a_tuple_or_a_dict(
     own: Callable[..., str], given: str
 ) -> None:
-    model = register(own(f"""
+    (model,) = register(own(f"""
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -171,7 +173,7 @@ def build(): return Scaled(), {given}
 def test_the_examples_are_sound_and_each_linear_is_judged(
     own: Callable[..., str], file: str, build: str, recipe: str
 ) -> None:
-    model = register(f"{EXAMPLES / file}:{build}")
+    (model,) = register(f"{EXAMPLES / file}:{build}")
     case = case_of(model, recipe, checkpoint="selective", steps=2)
     judgement = Judge(RECIPES, Ledger([])).judge(case)
     assert not judgement.causes
@@ -220,7 +222,7 @@ def build():
 def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
     own: Callable[..., str],
 ) -> None:
-    model = register(own(ANOTHER_IN_RECOMPUTE))
+    (model,) = register(own(ANOTHER_IN_RECOMPUTE))
     judge = Judge(RECIPES, Ledger([]))
     case = case_of(model, checkpoint="full")
     found = {(v.oracle, v.at.layer): v for v in judge.judge(case).causes}
@@ -232,7 +234,7 @@ def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
 
 
 def test_a_cast_kept_over_a_step_is_found(own: Callable[..., str]) -> None:
-    model = register(own(KEPT_CAST))
+    (model,) = register(own(KEPT_CAST))
     events = (Forward(), Backward(of=(0,)), Step(), Reload(), Forward(), Backward(of=(1,)), Step())
     case = case_of(model, "torch.fp32", dtype="fp32", events=events)
     causes = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case).causes
@@ -241,7 +243,7 @@ def test_a_cast_kept_over_a_step_is_found(own: Callable[..., str]) -> None:
 
 def test_a_case_makes_no_file_run_and_names_it(own: Callable[..., str], tmp_path: Path) -> None:
     text = own("print('it runs')\ndef build(): return nn.Linear(8, 8), torch.ones(4, 8)")
-    case = case_of(register(text), "torch.fp32", dtype="fp32")
+    case = case_of(register(text)[0], "torch.fp32", dtype="fp32")
     raw = dump_case(case)
     del MODELS[case.spec.model]
     assert load_case(raw) == case and b"mine.py:build#" in raw and str(tmp_path).encode() not in raw
@@ -251,7 +253,7 @@ def test_a_case_makes_no_file_run_and_names_it(own: Callable[..., str], tmp_path
 
 def test_a_file_that_has_changed_is_judged_as_it_is_now(own: Callable[..., str]) -> None:
     text = own("def build(): return nn.Linear(8, 8), torch.ones(4, 8)")
-    old = register(text).name
+    old = register(text)[0].name
     del MODELS[old]
     register.cache_clear()
     imported.cache_clear()
@@ -262,10 +264,79 @@ def test_a_file_that_has_changed_is_judged_as_it_is_now(own: Callable[..., str])
         known_as("other.py:build#00000000", text)
 
 
+SIZES = """
+from typing import Annotated, Literal
+def build(layers: Literal[1, 2] = 1, width: Annotated[int, range(8, 33, 8)] = 16, name="plain"):
+    parts = [nn.Linear(width, width) for _ in range(layers)]
+    return nn.Sequential(*parts), torch.ones(4, width)
+"""
+
+
+def test_parameters_with_values_make_models_of_their_own(own: Callable[..., str]) -> None:
+    default, *others = register(own(SIZES))
+    assert default.by_default and default.name.startswith("mine.py:build#")
+    names = [model.name.partition("#")[0].partition("(")[2] for model in others]
+    assert names[:4] == ["width=8)", "width=24)", "width=32)", "layers=2)"] and len(names) == 7
+    assert "layers=2, width=8)" in names and not any(m.by_default for m in others)
+    by_name = {model.name: model for model in (default, *others)}
+    assert {m.title for m in by_name.values()} == {"mine.py:build"}
+    (wide,) = (m for m in others if "(width=32)" in m.name)
+    assert wide.fixed["k"] == 32 and len(wide.linears) == 1
+    assert by_name[wide.smaller[0]].fixed["k"] == 8
+    assert default.name in wide.smaller and wide.name not in default.smaller
+
+
+def test_a_finding_of_another_size_is_made_smaller_and_is_the_same_cause(
+    own: Callable[..., str],
+) -> None:
+    text = (
+        SIZES.replace("nn.Sequential(*parts)", "Odd(*parts)")
+        + """
+class Odd(nn.Sequential):
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x) * (1 + 2.0**-6 * (self.calls % 2))
+"""
+    )
+    models = register(own(text))
+    judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
+    cases = [case_of(model, "torch.fp32", dtype="fp32") for model in (models[0], models[3])]
+    causes = [judge.judge(case).causes[0] for case in cases]
+    wanted, other = (
+        fingerprint(cause, judge.family(case.spec))
+        for cause, case in zip(causes, cases, strict=True)
+    )
+    assert wanted == other
+    small = minimise(cases[1], lambda c: judge.judge(c).cause(wanted) is not None).case
+    assert small.spec.k == 8 and "width=8" in small.spec.model
+
+
+@pytest.mark.parametrize(
+    ("signature", "says"),
+    [
+        ("dim: int", "build wants dim: give it a default, or values by Literal"),
+        ("dim: 'NoSuchType' = 4", "build has an annotation that does not exist"),
+        ("dim: Literal[4, 5] = 4", "(dim=5): build() raised RuntimeError: five"),
+    ],
+)
+def test_parameters_that_cannot_be_drawn_are_refused(
+    own: Callable[..., str], signature: str, says: str
+) -> None:
+    text = f"""
+from typing import Literal
+def build({signature}):
+    if dim == 5: raise RuntimeError("five")
+    return nn.Linear(dim, 4), torch.ones(3, dim)
+"""
+    with pytest.raises(ValueError, match=r"^model mine\.py:build") as caught:
+        register(own(text))
+    assert says in str(caught.value)
+
+
 def test_the_twin_is_the_model_in_float64(own: Callable[..., str]) -> None:
     from narrowfuzz.arms.twin import twin_outputs
 
-    model = register(own("def build(): return nn.Linear(8, 4), torch.ones(6, 8)"))
+    (model,) = register(own("def build(): return nn.Linear(8, 4), torch.ones(6, 8)"))
     case = case_of(model, "torch.fp32", dtype="fp32")
     tensors = tensors_of(case, RECIPES["torch.fp32"])
     x, weight, bias = (

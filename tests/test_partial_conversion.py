@@ -13,7 +13,7 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger, load_ledger
-from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.recipe import Recipe, load_recipes, named, runnable
 from narrowfuzz.strategies import cases, direct_cases
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
@@ -173,3 +173,73 @@ def test_a_tap_that_sees_nothing_is_said_at_the_first_case() -> None:
     assert NAME not in alone.unseen
     alone.judge(case_of())  # and then there is
     assert "saw 0" in alone.unseen[NAME]
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "wanted"),
+    [
+        ("wo", ("wq", "wk"), False),
+        ("layers.0.wq", ("*.w[qk]",), True),
+        ("layers.0.wo", ("!*.wo",), False),
+        ("layers.0.wq", ("!*.wo",), True),
+        ("layers.0.wq", ("layers.*", "!*.wq"), False),
+        ("model.feed_forward.w2", ("feed_forward.*",), True),
+        ("proj", (), True),
+    ],
+)
+def test_a_filter_is_globs_of_names(name: str, only: tuple[str, ...], wanted: bool) -> None:
+    assert named(name, only) is wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("torchao.float8.rowwise", "emulated"),
+        ("torchao.float8.tensorwise", "emulated"),
+        ("torchao.mxfp8.rceil", "linear"),
+        ("torchao.mxfp8.rceil", "wrapper"),
+    ],
+)
+def test_a_shipped_recipe_takes_a_filter_in_its_name(name: str, backend: str) -> None:
+    filtered = f"{name}@up,!other"
+    own = Judge(load_recipes((), [filtered]), Ledger([]))
+    spec = Spec(recipe=filtered, backend=backend, model="mlp_gelu", m=32, k=32, n=32)
+    judged = own.judge(Case(spec=spec, data=DataSpec(seed=3)))
+    assert not judged.causes, judged.causes[0].sentence()
+    assert of(judged.verdicts, "O2", "up") == {"ok"}
+    assert of(judged.verdicts, "O2", "down") == {"not_applicable"}
+    assert own.as_known(judged.case).spec.recipe == name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("torch.fp32@up", "torch.fp32 takes no filter: its convert has no keyword `only`"),
+        ("reference.delayed@up", "reference.delayed takes no filter"),
+        ("torchao.float8.rowwize@up", "did you mean 'torchao.float8.rowwise'?"),
+    ],
+)
+def test_a_filter_nobody_takes_is_refused(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=r"filter|recipe") as caught:
+        load_recipes((), [name])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("torchao.float8.rowwise", "emulated"), ("torchao.mxfp8.rceil", "wrapper")],
+)
+def test_a_script_has_the_filter_in_it(name: str, backend: str, scripts: RunScript) -> None:
+    from narrowfuzz.plants.registry import builtin_faults
+
+    filtered = f"{name}@up"
+    own = Judge(load_recipes((), [filtered]), Ledger([]))
+    spec = Spec(recipe=filtered, backend=backend, model="mlp_gelu", m=32, k=32, n=32)
+    fault = "cast-truncates" if "float8" in name else "mx-scale-byte-plus-one"
+    with builtin_faults()[fault].plant():
+        cause = own.judge(Case(spec=spec, data=DataSpec(seed=3))).causes[0]
+    assert cause.at.layer == "up"
+    proof = proven(own, Case(spec=spec, data=DataSpec(seed=3)), cause, plant=("", fault),
+                   scripts=scripts)  # fmt: skip
+    assert not proof.why, proof.output
+    assert "'up'" in proof.script

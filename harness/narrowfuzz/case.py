@@ -286,6 +286,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             fields.append([earlier.id for earlier in self.history])
         return hashlib.sha256(msgspec.json.encode(fields, order="sorted")).hexdigest()[:12]
 
+    @property
+    def recipes(self) -> frozenset[str]:
+        """Names of the recipes that it and its history run."""
+        return frozenset(case.spec.recipe for case in (self, *self.history))
+
 
 def dump_case(case: Case) -> bytes:
     """Canonical JSON: keys in sorted order, no spaces, defaults left out."""

@@ -59,6 +59,8 @@ class Model:
     #: True: a user's (``own_models.py``), whose linears these are.
     own: bool = False
     linears: tuple[str, ...] = ()
+    #: False of a user's that is called with other values than its defaults.
+    by_default: bool = True
 
     def build(self, spec: Any, *, dtype: torch.dtype, device: str) -> nn.Module:
         """The module with fresh parameters."""
@@ -186,10 +188,16 @@ def of_kind(*kinds: str) -> tuple[str, ...]:
     return tuple(name for name, model in MODELS.items() if model.kind in kinds)
 
 
+def title_of(name: str) -> str:
+    """FILE.py:build of a user's model, whatever it is called with; "" of a shipped one."""
+    called, own, _ = name.partition("#")
+    return called.partition("(")[0] if own else ""
+
+
 def unregistered(name: str) -> str:
     """What is to be said of a user's model whose file nobody has named, "" of any other."""
-    title, mark, _ = name.partition("#")
-    if not mark or name in MODELS:
+    title = title_of(name)
+    if not title or name in MODELS:
         return ""
     return f"{title!r} is a user's model: name its file by --model FILE.py:build"
 

@@ -154,6 +154,10 @@ def check(
     suppress: Suppress = None,
     plant: Plant = "",
     with_: With = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--filter", help="linears to convert, by name (glob); !GLOB leaves out"),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Your own model in your own configuration: is it sound, and what was judged? BUILD takes
@@ -169,7 +173,7 @@ def check(
         suppress=suppress, plant=plant,
         verbose=verbose,
     )  # fmt: skip
-    raise typer.Exit(check_command(asked, compile, checkpoint))
+    raise typer.Exit(check_command(asked, compile, checkpoint, tuple(only or ())))
 
 
 @app.command()

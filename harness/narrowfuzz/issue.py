@@ -7,6 +7,7 @@ from pathlib import Path
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.words import explained
+from narrowfuzz.catalog import title_of
 from narrowfuzz.kept import kept
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.severity import LARGE
@@ -30,8 +31,8 @@ def report_command(target: str, *, issue: bool) -> int:
 
 def replay_of(finding: Finding, folder: Path) -> str:
     """The command, with a user's own model by its title: where its file is, the user knows."""
-    title, _, own = finding.minimal.spec.model.partition("#")
-    return replay_command(folder, ("--model", title) if own else ())
+    title = title_of(finding.minimal.spec.model)
+    return replay_command(folder, ("--model", title) if title else ())
 
 
 def issue_text(finding: Finding, script: str) -> str:
@@ -69,8 +70,7 @@ def _what(finding: Finding) -> str:
 
 
 def _script(finding: Finding, script: str) -> str:
-    title, _, own = finding.minimal.spec.model.partition("#")
-    title, count = title if own else "", len(script.splitlines())
+    title, count = title_of(finding.minimal.spec.model), len(script.splitlines())
     said = f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1." if (
         finding.script_output.strip()
     ) else "It exits 1 while the divergence shows, 0 once it is gone."  # fmt: skip

@@ -94,7 +94,7 @@ def _known(
 
     entries = load_entries()
     if recipes or arms:
-        chosen = select(load_every(files), recipes).values()
+        chosen = select(load_every(files, recipes), recipes).values()
         entries = applying(entries, chosen, [BY_NAME[n] for n in select_arms(arms)], machine())
     return ("entry", "severity", "recipes", "what", "what helps", "link"), (
         (e.id, e.severity, ", ".join(e.recipes), e.title, e.workaround, (*e.links, "")[0])

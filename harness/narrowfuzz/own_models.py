@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
-import inspect
 import math
 import sys
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.case import LARGEST
 from narrowfuzz.catalog import MODELS, Model
+from narrowfuzz.own_dims import Dims, choices, combinations, size
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ class Source:
     build: str
     #: Of the file's bytes.
     hash: str
+    #: What it is called with where that is not the default.
+    dims: Dims = ()
 
     @property
     def title(self) -> str:
@@ -42,7 +45,8 @@ class Source:
 
     @property
     def name(self) -> str:
-        return f"{self.title}#{self.hash}"
+        called = f"({', '.join(f'{n}={v!r}' for n, v in self.dims)})" if self.dims else ""
+        return f"{self.title}{called}#{self.hash}"
 
 
 def source_of(text: str) -> Source:
@@ -70,34 +74,64 @@ def source_of(text: str) -> Source:
 
 
 @cache
-def register(text: str) -> Model:
-    """The model by this name, tried once; from now on it is among ``MODELS``.
+def register(text: str) -> tuple[Model, ...]:
+    """The model by this name, tried once, as it is by default and then as its parameters' other
+    values make it; from now on they are among ``MODELS``.
 
     Raises ValueError, in one sentence, for what cannot be judged: a build that raises or gives no
     module, a model without a linear, one that does not run on a CPU, or whose buffers change.
     """
     source = source_of(text)
-    facts = _tried(source)
-    model = Model(
+    values = _choices(source)
+    sources = [replace(source, dims=dims) for dims in combinations(values)]
+    sizes = {one.name: size(values, one.dims) for one in sources}
+    models = tuple(_model(one, sizes) for one in sources)
+    MODELS.update((model.name, model) for model in models)
+    return models
+
+
+def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
+    from narrowfuzz.play.own import imported
+
+    try:
+        build = getattr(imported(source.where), source.build, None)
+    except (Exception, SystemExit) as error:
+        raise _refused(source, f"importing it raised {_said(error)}") from error
+    if not callable(build):
+        raise _refused(source, f"there is no function {source.build} in it")
+    try:
+        return choices(build)
+    except ValueError as error:
+        raise _refused(source, f"{source.build} {error}") from None
+
+
+def _model(source: Source, sizes: Mapping[str, float]) -> Model:
+    facts, mine, dims = _tried(source), sizes[source.name], dict(source.dims)
+    smaller = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine]
+    return Model(
         source.name, source.title, "OwnModel",
-        lambda spec: (source.where, source.build, spec.tokens, spec.width), "block",
+        lambda spec: (source.where, source.build, spec.tokens, spec.width, dims), "block",
         wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
-        regions=facts.blocks, smaller=(), fixed=facts.fixed, own=True, linears=facts.linears,
+        regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
+        linears=facts.linears, by_default=not source.dims,
     )  # fmt: skip
-    MODELS[model.name] = model
-    return model
 
 
 def known_as(name: str, text: str) -> Model:
     """The model of a case that was kept when its file was another: the file as it is now.
 
-    Raises ValueError if it is of another file or function.
+    Raises ValueError if it is of another file or function, or of other parameters than it has.
     """
-    model = register(text)
-    if name.partition("#")[0] != model.name.partition("#")[0]:
-        raise ValueError(f"the case is about the model {name.partition('#')[0]}, not about {text}")
-    MODELS[name] = model
-    return model
+    called = name.partition("#")[0]
+    for model in register(text):
+        if model.name.partition("#")[0] == called:
+            MODELS[name] = model
+            return model
+    raise ValueError(f"the case is about the model {called}, not about {text}")
+
+
+def _refused(source: Source, why: str) -> ValueError:
+    return ValueError(f"model {source.name.partition('#')[0]}: {why}")
 
 
 @dataclass(frozen=True)
@@ -119,20 +153,10 @@ def _tried(source: Source) -> _Facts:
 
     from narrowfuzz.play.own import OwnModel, driven, imported
 
-    def refuse(why: str) -> ValueError:
-        return ValueError(f"model {source.title}: {why}")
-
-    try:
-        build = getattr(imported(source.where), source.build, None)
-    except (Exception, SystemExit) as error:
-        raise refuse(f"importing it raised {_said(error)}") from error
-    if not callable(build):
-        raise refuse(f"there is no function {source.build} in it")
-    if needed := _needed(build):
-        raise refuse(f"{source.build} is called without arguments, and wants {needed}")
+    refuse = partial(_refused, source)
     try:
         torch.manual_seed(0)
-        made = build()
+        made = getattr(imported(source.where), source.build)(**dict(source.dims))
     except (Exception, SystemExit) as error:
         raise refuse(f"{source.build}() raised {_said(error)}") from error
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
@@ -149,7 +173,7 @@ def _tried(source: Source) -> _Facts:
     linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise refuse("it has no nn.Linear: there is nothing that a recipe would quantise")
-    own = OwnModel(source.where, source.build, 1, 1)
+    own = OwnModel(source.where, source.build, 1, 1, dict(source.dims))
     example = own.given[driven(own.given)]
     ids = not example.is_floating_point()
     if example.dim() == 0 or not example.numel():
@@ -209,14 +233,6 @@ def _outputs(own: Any, source: Source, seed: int, refuse: Any) -> list[torch.Ten
         raise refuse(f"a forward changes its buffer {changed[0]}, so that no two runs are alike: "
                      "build it without running statistics, or in eval mode")  # fmt: skip
     return found
-
-
-def _needed(build: Any) -> str:
-    """The arguments without a default that a callable wants."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(build).parameters.values()
-    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-    return ", ".join(missing)
 
 
 def _sizes(example: torch.Tensor, ids: bool) -> dict[str, Any]:

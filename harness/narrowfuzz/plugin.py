@@ -81,7 +81,7 @@ def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
     from narrowfuzz.recipe import load_every, select
 
     files = [Path(f) for f in config.getoption("--nf-recipe-file")]
-    everything = load_every(files)
+    everything = load_every(files, config.getoption("--nf-recipe"))
     return everything, list(select(everything, config.getoption("--nf-recipe")).values())
 
 

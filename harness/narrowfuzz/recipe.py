@@ -10,10 +10,12 @@ import difflib
 import fnmatch
 import importlib.metadata
 import importlib.util
+import inspect
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,11 +75,23 @@ def nothing() -> None:
     """For recipes that need nothing to be made ready."""
 
 
-def every_linear(module: Any, name: str, spec: Spec) -> bool:
+def every_linear(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:
     """nn.Linear and its subclasses: what a library that documents no exception converts."""
     from torch import nn
 
-    return isinstance(module, nn.Linear)
+    return isinstance(module, nn.Linear) and named(name, only)
+
+
+def named(name: str, globs: tuple[str, ...]) -> bool:
+    """Is a layer of this dotted name among these globs? One that begins with ! leaves layers out;
+    all are in where no other glob is. A user's names lack the "model." of what holds the model."""
+    from fnmatch import fnmatchcase
+
+    names = (name, name.removeprefix("model."))
+    inside = [glob for glob in globs if not glob.startswith("!")]
+    outside = [glob[1:] for glob in globs if glob.startswith("!")]
+    wanted = not inside or any(fnmatchcase(n, glob) for n in names for glob in inside)
+    return wanted and not any(fnmatchcase(n, glob) for n in names for glob in outside)
 
 
 #: What F.linear rounds under autocast, wherever it runs; what a layer does that autocast passes by.
@@ -182,10 +196,30 @@ def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
     return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
 
 
-def load_every(extra_files: Sequence[Path] = ()) -> dict[str, AnyRecipe]:
-    """All recipes by name; each file is executed once. Raises ValueError naming the file if one
-    cannot be loaded."""
-    return {r.name: r for file in _files(extra_files) for r in _load_file(file)}
+def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, AnyRecipe]:
+    """All recipes by name, and those of these names that have a filter; each file is executed once.
+    Raises ValueError naming the file if one cannot be loaded, or for a filter nobody takes."""
+    found = {r.name: r for file in _files(extra_files) for r in _load_file(file)}
+    return found | {name: _filtered(found, name) for name in names if FILTERED in name}
+
+
+#: Between a recipe's name and globs of the linears that it converts: "name@feed_forward.*,!wo".
+FILTERED = "@"
+
+
+def _filtered(recipes: Mapping[str, AnyRecipe], name: str) -> Recipe:
+    base, _, globs = name.partition(FILTERED)
+    if base not in recipes:
+        raise ValueError(unknown("recipe", base, recipes))
+    recipe, only = recipes[base], tuple(globs.split(","))
+    if not isinstance(recipe, Recipe) or not all(
+        "only" in inspect.signature(f).parameters for f in (recipe.convert, recipe.convertible)
+    ):
+        raise ValueError(f"{base} takes no filter: its convert has no keyword `only`")
+    functions: dict[str, Any] = {
+        verb: partial(getattr(recipe, verb), only=only) for verb in ("convert", "convertible")
+    }
+    return replace(recipe, name=name, based_on=recipe.based_on or base, **functions)
 
 
 def of_kind(recipes: Mapping[str, AnyRecipe], kind: type[K]) -> dict[str, K]:
@@ -193,9 +227,9 @@ def of_kind(recipes: Mapping[str, AnyRecipe], kind: type[K]) -> dict[str, K]:
     return {name: r for name, r in recipes.items() if isinstance(r, kind)}
 
 
-def load_recipes(extra_files: Sequence[Path] = ()) -> dict[str, Recipe]:
+def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
     """All recipes that convert a model, by name. Raises ValueError as ``load_every``."""
-    return of_kind(load_every(extra_files), Recipe)
+    return of_kind(load_every(extra_files, names), Recipe)
 
 
 def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
@@ -271,7 +305,7 @@ def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:
     nothing."""
     chosen: dict[str, T] = {}
     for glob in globs:
-        hits = fnmatch.filter(recipes, glob)
+        hits = [glob] if glob in recipes else fnmatch.filter(recipes, glob)
         if not hits:
             raise ValueError(unknown("recipe", glob, recipes))
         chosen.update({name: recipes[name] for name in hits})

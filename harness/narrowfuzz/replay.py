@@ -12,6 +12,7 @@ from narrowfuzz.arm import climb
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case import Case
+from narrowfuzz.catalog import title_of
 from narrowfuzz.device import check_device, choose, enter
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.kept import kept
@@ -55,7 +56,7 @@ def replay_command(
     from narrowfuzz.recipe import load_every
     from narrowfuzz.trials import Trials
 
-    recipes = load_every(files)
+    recipes = load_every(files, case.recipes)
     _register(case, models)
     settle()
     there = enter(name)
@@ -135,8 +136,8 @@ def _register(case: Case, models: tuple[str, ...]) -> None:
 
     named = {source_of(text).title: text for text in models}
     for name in {spec.model for spec in (case.spec, *(c.spec for c in case.history))}:
-        title, own, _ = name.partition("#")
-        if own and title in named:
+        title = title_of(name)
+        if title in named:
             known_as(name, named[title])
-        elif own and named:
+        elif title and named:
             raise ValueError(f"the case is about {title}, not about {', '.join(named)}")

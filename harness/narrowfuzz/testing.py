@@ -31,7 +31,7 @@ from narrowfuzz.case import Case, Compile
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.issue import replay_of
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import load_every, load_recipes, runnable, select
+from narrowfuzz.recipe import AnyRecipe, Recipe, load_every, of_kind, runnable, select
 from narrowfuzz.specs import specs
 from narrowfuzz.strategies import batches
 from narrowfuzz.triage.finding import report
@@ -57,13 +57,16 @@ def cases(
     Raises ValueError for a model that cannot be judged, and for a recipe that does not exist.
     """
     prepare()
-    made = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
+    (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
     wanted = recipes or (f"torch.{made.fixed['dtype']}",)
-    chosen = select(load_recipes(files), wanted).values()
+    _RECIPES.update(load_every(files, wanted))
+    chosen = select(of_kind(_RECIPES, Recipe), wanted).values()
     able = [here for recipe in chosen if (here := runnable(recipe, "cpu"))]
     if not able:
         raise ValueError(f"none of {', '.join(wanted)} can run here")
-    drawn = specs(able, compile=compile, models=(made.name,), linears=False)
+    drawn = specs(
+        able, compile=compile, models=tuple(one.name for one in (made, *others)), linears=False
+    )
     return batches(drawn, draws=1).map(lambda batch: batch[0])
 
 
@@ -92,6 +95,10 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
         raise AssertionError("\n\n".join(failed))
 
 
+#: Those that ``cases`` has drawn for, and the shipped ones.
+_RECIPES: dict[str, AnyRecipe] = {}
+
+
 @cache
 def _judge() -> Judge:
     from narrowfuzz.device import Device
@@ -100,7 +107,8 @@ def _judge() -> Judge:
     from narrowfuzz.trials import Trials
 
     settle()
-    return Judge(load_every(), load_ledger(Trials(device="cpu"), "cpu"), device=Device())
+    _RECIPES.update(load_every())
+    return Judge(_RECIPES, load_ledger(Trials(device="cpu"), "cpu"), device=Device())
 
 
 #: Fingerprint -> report, "" of what is suspected: an engine shows what fails again and again.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -16,7 +16,15 @@ from narrowfuzz.device import torch_name
 from narrowfuzz.environment import prepare
 from narrowfuzz.facts import Fact
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import Recipe, load_recipes, runnable, select, unknown
+from narrowfuzz.recipe import (
+    FILTERED,
+    Recipe,
+    load_recipes,
+    named,
+    runnable,
+    select,
+    unknown,
+)
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.specs import fixed
 
@@ -31,8 +39,9 @@ _VALUES: tuple[ValueClass, ...] = (
 )  # fmt: skip
 
 
-def check_command(asked: Asked, compile: str, checkpoint: str) -> int:
-    """Check ``asked.models[0]``; returns the exit code. Raises ValueError for a model that cannot
+def check_command(asked: Asked, compile: str, checkpoint: str, only: tuple[str, ...] = ()) -> int:
+    """Check ``asked.models[0]``; returns the exit code. ``only``: globs of the linears that the
+    recipes convert, as ``recipe.named`` reads them. Raises ValueError for a model that cannot
     be judged, or an option that does not exist."""
     if compile not in get_args(Compile):
         raise ValueError(unknown("value", compile, get_args(Compile), of="--compile"))
@@ -40,21 +49,25 @@ def check_command(asked: Asked, compile: str, checkpoint: str) -> int:
         raise ValueError(unknown("value", checkpoint, get_args(Checkpoint), of="--checkpoint"))
     (text,) = asked.models
     prepare(asked.plant)
-    model = register(text)
+    (model, *others) = register(text)
     device = torch_name(asked.device or "cpu")
-    every = load_recipes(asked.recipe_files)
     wanted = asked.recipes or (f"torch.{model.fixed['dtype']}",)
+    if only:
+        wanted = _filtered(model, select(load_recipes(asked.recipe_files), wanted), only)
+    every = load_recipes(asked.recipe_files, wanted)
     recipes = [here for r in select(every, wanted).values() if (here := runnable(r, device))]
     if not recipes:
         raise ValueError(
             f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
         )
-    first = tuple(_first(model, recipes, compile, checkpoint))  # type: ignore[arg-type]
+    asked_of = _specs(model, recipes, compile, checkpoint)  # type: ignore[arg-type]
+    first = (*_first(asked_of), *_other_sizes(others, recipes))
     arms = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     compiled = sum(bool(arm.compiler) for case in first for arm in climb(case.spec))
     then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
     print(
-        f"{model.title}: {len(model.linears)} linears; {', '.join(wanted)}, --compile {compile}, "
+        f"{model.title}: {len(model.linears)} linears"
+        f"{f' and {len(others)} other sizes' if others else ''}; {', '.join(wanted)}, --compile {compile}, "
         f"--checkpoint {checkpoint}\nfirst {len(first)} cases of this configuration and near it"
         + (f", which compile {compiled} times at about ten seconds each" if compiled else "")
         + f"; then what is drawn around it, until {then} are over"
@@ -73,11 +86,22 @@ def check_command(asked: Asked, compile: str, checkpoint: str) -> int:
     )  # fmt: skip
 
 
-def _first(
+def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the recipes with this filter. Raises ValueError if it leaves nothing."""
+    if not any(named(name, only) for name in model.linears):
+        names = ", ".join(name.removeprefix("model.") for name in model.linears)
+        raise ValueError(
+            f"--filter {' '.join(only)} is true of none of the linears of {model.title}, "
+            f"which are {names}"
+        )
+    return tuple(f"{name}{FILTERED}{','.join(only)}" for name in recipes)
+
+
+def _specs(
     model: Model, recipes: Sequence[Recipe], compile: Compile, checkpoint: Checkpoint
-) -> Iterator[Case]:
-    """The configuration that was asked for on every kind of data, then what happens around it."""
-    asked = [
+) -> list[Spec]:
+    """The configuration that was asked for, on each backend."""
+    return [
         fixed(
             Spec(
                 recipe=recipe.name, backend=backend, model=model.name, compile=compile,
@@ -87,6 +111,10 @@ def _first(
         )
         for recipe in recipes for backend in recipe.backends
     ]  # fmt: skip
+
+
+def _first(asked: Sequence[Spec]) -> Iterator[Case]:
+    """These on every kind of data, then what happens around them."""
     for spec in asked:  # what needs no compiler is judged even where there is no time for one
         yield Case(spec=msgspec.structs.replace(spec, compile="none"), data=DataSpec())
     for spec in asked:
@@ -101,3 +129,10 @@ def _first(
         for change in around:
             eager = msgspec.structs.replace(spec, compile="none", **change)
             yield Case(spec=eager, data=DataSpec(seed=2))
+
+
+def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator[Case]:
+    """What ``build`` makes of its parameters' other values, each once."""
+    for model in models:
+        for spec in _specs(model, recipes[:1], "none", "none")[:1]:
+            yield Case(spec=spec, data=DataSpec(seed=3))

@@ -75,6 +75,8 @@ def _asked(
     able = [a for a in LADDER if a != REFERENCE and a.name in arms and not unavailable(a, device)]
     for name, recipe in recipes.items():
         for model in recipe.models(models):
+            if model in MODELS and not MODELS[model].by_default:
+                continue  # a neighbour of what is asked for
             mine = able if model in MODELS else [EAGER]
             if not_reentrant(model, autocast=False):
                 mine = [arm for arm in mine if arm.checkpoint != "reentrant"]

@@ -131,9 +131,9 @@ def _models(named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(dict.fromkeys(names)), own
 
 
-def _named(text: str, register: Callable[[str], Model]) -> list[str]:
+def _named(text: str, register: Callable[[str], tuple[Model, ...]]) -> list[str]:
     if ":" in text:
-        return [register(text).name]
+        return [model.name for model in register(text)]
     if hits := fnmatch.filter([name for name, model in MODELS.items() if not model.own], text):
         return hits
     raise ValueError(unknown("model", text, (*MODELS,)))
@@ -141,7 +141,7 @@ def _named(text: str, register: Callable[[str], Model]) -> list[str]:
 
 def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]]:
     """What is asked for and can run here, and a line for each that cannot, or is not asked."""
-    there = load_every(asked.recipe_files)
+    there = load_every(asked.recipe_files, asked.recipes)
     meant = any(glob != "*" for glob in asked.recipes)
     unasked = [] if meant else [name for name, r in there.items() if r.process]
     wanted = select(there, asked.recipes)

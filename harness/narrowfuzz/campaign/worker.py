@@ -105,7 +105,7 @@ class Worker:
         self.digest = hashlib.sha256()
         for own in config.own:
             register(own)
-        every = load_every(config.recipe_files)
+        every = load_every(config.recipe_files, config.recipes)
         chosen = select(every, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(chosen)

@@ -25,12 +25,12 @@ class OwnModel(nn.Module):
     the output, in rows of ``width`` with zeros at the end of the last.
     """
 
-    def __init__(self, where: str, build: str, rows: int, width: int) -> None:
+    def __init__(self, where: str, build: str, rows: int, width: int, dims: dict[str, Any]) -> None:
         super().__init__()
         self.rows, self.width = rows, width
         torch.manual_seed(0)
         with torch.device("cpu"):  # what builds a model may read numbers
-            self.model, self.given = built(where, build)
+            self.model, self.given = built(where, build, dims)
         self.driven = driven(self.given)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -63,9 +63,9 @@ def imported(where: str) -> Any:
     return module
 
 
-def built(where: str, build: str) -> tuple[Any, dict[Any, Any]]:
+def built(where: str, build: str, dims: dict[str, Any]) -> tuple[Any, dict[Any, Any]]:
     """The model that ``build`` gives, and what it is called with, by place or by name."""
-    model, given = getattr(imported(where), build)()
+    model, given = getattr(imported(where), build)(**dims)
     if isinstance(given, dict):
         return model, given
     return model, dict(enumerate(given if isinstance(given, (list, tuple)) else (given,)))

@@ -152,7 +152,9 @@ def show(
     what a fresh process runs."""
     settle()
     case = load_case(raw)
-    judge = Judge(load_every(files), Ledger([]), frozenset(arms), device=enter(device))
+    judge = Judge(
+        load_every(files, case.recipes), Ledger([]), frozenset(arms), device=enter(device)
+    )
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
     if verdict is None:
         return GONE

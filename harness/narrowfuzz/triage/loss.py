@@ -77,7 +77,7 @@ def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[s
 
 
 def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> AnyRecipe:
-    return load_every(recipe_files)[case.spec.recipe]
+    return load_every(recipe_files, [case.spec.recipe])[case.spec.recipe]
 
 
 def _verdict(arm: str, how: str) -> Verdict:

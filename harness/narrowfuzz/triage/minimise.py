@@ -85,8 +85,9 @@ class _Search:
 
     def attempt(self, name: str, candidate: Case) -> bool:
         """Keep ``candidate`` if it shows the fingerprint on any of its draws."""
-        fixed = MODELS[candidate.spec.model].fixed if candidate.spec.model in MODELS else {}
-        if any(getattr(candidate.spec, n) != getattr(self.best.spec, n) for n in fixed):
+        now, then = candidate.spec, self.best.spec
+        fixed = MODELS[now.model].fixed if now.model in MODELS and now.model == then.model else ()
+        if any(getattr(now, name) != getattr(then, name) for name in fixed):
             return False  # its model leaves no choice of that
         if candidate == self.best:
             return False
@@ -155,7 +156,7 @@ class _Search:
         for values in REACH:
             yield f"values={values}", partial(_tamer, values=values)
         for model in MODELS[self.best.spec.model].smaller:
-            yield f"model={model}", partial(_with_spec, model=model)
+            yield f"model={model}", partial(_with_model, model=model)
         for name in _changed(self.best.spec):
             if name not in _KEPT:
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
@@ -169,6 +170,11 @@ class _Search:
 
 def _with_spec(case: Case, **changes: Any) -> Case:
     return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+
+
+def _with_model(case: Case, model: str) -> Case:
+    sizes = {name: value for name, value in MODELS[model].fixed.items() if name != "dtype"}
+    return _with_spec(case, model=model, **sizes)
 
 
 def _with_data(case: Case, **changes: Any) -> Case:
