@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,26 +135,25 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
     Path("mine.py").write_text(LIAR)
     result = run(
         "--nf-profile", "smoke", "--nf-recipe", "mine.*", "--nf-recipe-file", "mine.py",
-        "--nf-no-ledger",
+        "--nf-no-ledger", "--nf-out", "kept",
     )  # fmt: skip
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*mine.liar (*), case *",
             "*scale*: got *, must be *",
-            "*[[]O3, arm eager[]]*",
-            "*narrowfuzz replay case.json*",
-            '*{"data":{*"schema":6,"spec":{*"recipe":"mine.liar"}}*',
+            "*mine.liar (emulated) / eager vs *[[]O3, exact[]]*",
+            "*smallest case: M=1 K=1 N=1 *",
+            "*replay: narrowfuzz replay kept/findings/* --recipe-file mine.py",
+            "*script: kept/findings/*/repro.py",
         ]
     )
-    # the printed JSON is a case that replays to the same failure
-    # (pytest repeats the message in its summary where the environment says CI)
-    line = next(text for text in result.outlines if '{"data"' in text)
-    Path("case.json").write_text(line[line.index('{"data"') :].strip())
-    command = ["replay", "case.json", "--recipe-file", "mine.py", "--arm", "eager"]
+    (folder,) = Path("kept/findings").iterdir()
+    command = ["replay", str(folder), "--recipe-file", "mine.py", "--arm", "eager"]
     replay = called(f"from narrowfuzz.cli import main; main({command!r})")
     assert replay.ret == 1
     replay.stdout.fnmatch_lines(["*rule O3, arm eager, mine.liar*"])
+    script = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
+    assert script.returncode == 1, script.stdout + script.stderr
 
 
 @pytest.mark.heavy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 
 from narrowfuzz.arm import BY_NAME
@@ -29,10 +30,12 @@ def report_command(target: str, *, issue: bool) -> int:
     return 0
 
 
-def replay_of(finding: Finding, folder: Path) -> str:
-    """The command, with a user's own model by its title: where its file is, the user knows."""
+def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str:
+    """The command, with these files of recipes, and with a user's own model by its title: where its
+    file is, the user knows."""
     title = title_of(finding.minimal.spec.model)
-    return replay_command(folder, ("--model", title) if title else ())
+    given = [text for file in files for text in ("--recipe-file", str(file))]
+    return replay_command(folder, [*given, *(("--model", title) if title else ())])
 
 
 def issue_text(finding: Finding, script: str) -> str:

@@ -7,6 +7,7 @@ the fixtures, not here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,8 @@ PROFILES = {
 }
 #: Seconds of the campaign over recipes that run in processes of their own.
 PATCHED_SECONDS = {"smoke": 0.0, "ci": 30.0, "nightly": 300.0}
+#: So many seconds a finding is made smaller.
+_MINIMISING = 20.0
 #: Data draws on each compiled Spec.
 _DRAWS = 6
 
@@ -40,6 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--nf-device", default="cpu", help="cpu, cuda, cuda:N, or simulated: a Hopper on the CPU"
+    )
+    group.addoption(
+        "--nf-out", default="narrowfuzz-runs/pytest", metavar="DIR", help="where findings are kept"
     )
     group.addoption(
         "--nf-no-ledger", action="store_true", help="known divergences fail like new ones"
@@ -74,14 +80,15 @@ def _number(config: pytest.Config) -> int:
     return int(name.removeprefix("gw"))
 
 
+def _files(config: pytest.Config) -> list[Path]:
+    return [Path(file) for file in config.getoption("--nf-recipe-file")]
+
+
 def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
     """Everything there is, and what the options select."""
-    from pathlib import Path
-
     from narrowfuzz.recipe import load_every, select
 
-    files = [Path(f) for f in config.getoption("--nf-recipe-file")]
-    everything = load_every(files, config.getoption("--nf-recipe"))
+    everything = load_every(_files(config), config.getoption("--nf-recipe"))
     return everything, list(select(everything, config.getoption("--nf-recipe")).values())
 
 
@@ -120,6 +127,8 @@ class Harness:
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
+        self.out = Path(config.getoption("--nf-out"))
+        self.files = _files(config)
 
     def examples(self, compile: str = "none") -> int:
         """How many examples a property draws under the profile."""
@@ -158,14 +167,24 @@ class Harness:
         judged = 0
         for judgement in self._compiled(compile, rules, needs):
             judged += _judged(judgement, rules, compiled=True)
-            bad = [v for v in judgement.causes if v.oracle in rules]
-            if bad:
-                pytest.fail(_failure(judgement.case, bad), pytrace=False)
+            self._fail(judgement, rules)
         if not judged:
             none = (
                 f"{', '.join(rules)}: none of {self.examples(compile)} {compile} Specs was judged"
             )
             pytest.skip(none) if self.examples(compile) < 20 else pytest.fail(none, pytrace=False)
+
+    def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
+        """With the report of what these rules show, made smaller, and the path of its script."""
+        from narrowfuzz.testing import reported
+
+        __tracebackhide__ = True
+        bad = [verdict for verdict in judgement.causes if verdict.oracle in rules]
+        text = reported(
+            self.judge, judgement.case, bad, seconds=_MINIMISING, out=self.out, files=self.files
+        )
+        if text:
+            pytest.fail(text, pytrace=False)
 
     def _compiled(
         self, compile: Compile, rules: tuple[str, ...], needs: Callable[[Spec], bool] | None
@@ -265,9 +284,7 @@ class Harness:
             __tracebackhide__ = True
             judgement = self.judge.judge(case, oracles)
             judged += _judged(judgement, rules)
-            bad = [v for v in judgement.causes if v.oracle in rules]
-            if bad:
-                pytest.fail(_failure(case, bad), pytrace=False)
+            self._fail(judgement, rules)
 
         run()
         if not judged:
@@ -290,20 +307,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         rung = getattr(getattr(item, "callspec", None), "params", {}).get("rung")
         if rung:
             item.add_marker(pytest.mark.xdist_group(rung))
-
-
-def _failure(case: Any, bad: list[Any]) -> str:
-    from narrowfuzz.case import dump_case
-
-    lines = [f"{v.sentence()}   [{v.oracle}, arm {v.arm}]" for v in bad]
-    return "\n".join(
-        [
-            f"{case.spec.recipe} ({case.spec.backend}), case {case.id}",
-            *lines,
-            "replay: save as case.json, then narrowfuzz replay case.json",
-            dump_case(case).decode(),
-        ]
-    )
 
 
 @pytest.fixture(scope="session")

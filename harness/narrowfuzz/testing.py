@@ -35,7 +35,7 @@ from narrowfuzz.recipe import AnyRecipe, Recipe, load_every, of_kind, runnable, 
 from narrowfuzz.specs import specs
 from narrowfuzz.strategies import batches
 from narrowfuzz.triage.finding import report
-from narrowfuzz.verdict import fingerprint
+from narrowfuzz.verdict import Verdict, fingerprint
 
 if TYPE_CHECKING:
     from narrowfuzz.judge import Judge
@@ -89,10 +89,9 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
     smaller; what a rule shows and no script does is a warning. Both are kept in ``out``.
     """
     __tracebackhide__ = True
-    judgement = _judge().judge(case)
-    texts = [_report(case, verdict, judgement.family, seconds, out) for verdict in judgement.causes]
-    if failed := [text for text in texts if text]:
-        raise AssertionError("\n\n".join(failed))
+    judge = _judge()
+    if text := reported(judge, case, judge.judge(case).causes, seconds=seconds, out=out):
+        raise AssertionError(text)
 
 
 #: Those that ``cases`` has drawn for, and the shipped ones.
@@ -115,15 +114,39 @@ def _judge() -> Judge:
 _REPORTS: dict[str, str] = {}
 
 
-def _report(case: Case, verdict: Any, family: str, seconds: float, out: Path) -> str:
+def reported(
+    judge: Judge,
+    case: Case,
+    causes: Sequence[Verdict],
+    *,
+    seconds: float,
+    out: Path,
+    files: Sequence[Path] = (),
+) -> str:
+    """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what no
+    script shows is a warning instead. ``files``: of recipes, which a replay needs."""
+    family = judge.family(case.spec)
+    texts = [_report(judge, case, verdict, family, seconds, out, files) for verdict in causes]
+    return "\n\n".join(text for text in texts if text)
+
+
+def _report(
+    judge: Judge,
+    case: Case,
+    verdict: Verdict,
+    family: str,
+    seconds: float,
+    out: Path,
+    files: Sequence[Path],
+) -> str:
     from narrowfuzz.triage.triage import triage
 
     name = fingerprint(verdict, family)
     if name not in _REPORTS:
-        found = triage(_judge(), case, verdict, seconds=seconds)
+        found = triage(judge, case, verdict, seconds=seconds, files=files)
         Store(out).add(found.finding, found.script)
         folder = out / "findings" / found.finding.id
-        replay = replay_of(found.finding, folder)
+        replay = replay_of(found.finding, folder, files)
         text = f"{report(found.finding, replay)}\n  script: {folder}/repro.py"
         if not found.confirmed:
             warnings.warn(f"suspected, {found.finding.why_suspected}: {text}", stacklevel=3)

@@ -65,10 +65,11 @@ def check_command(asked: Asked, compile: str, checkpoint: str, only: tuple[str, 
     arms = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
     compiled = sum(bool(arm.compiler) for case in first for arm in climb(case.spec))
     then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
+    sizes = f" and {len(others)} other sizes" if others else ""
     print(
-        f"{model.title}: {len(model.linears)} linears"
-        f"{f' and {len(others)} other sizes' if others else ''}; {', '.join(wanted)}, --compile {compile}, "
-        f"--checkpoint {checkpoint}\nfirst {len(first)} cases of this configuration and near it"
+        f"{model.title}: {len(model.linears)} linears{sizes}; {', '.join(wanted)}, "
+        f"--compile {compile}, --checkpoint {checkpoint}\n"
+        f"first {len(first)} cases of this configuration and near it"
         + (f", which compile {compiled} times at about ten seconds each" if compiled else "")
         + f"; then what is drawn around it, until {then} are over"
     )
