@@ -26,7 +26,7 @@ def test_a_wheel_installs_narrowfuzz_and_te_on_cpu_and_nothing_else(tmp_path: Pa
     names = build(ROOT, tmp_path)
     assert {name.split("/")[0] for name in names} == {"narrowfuzz", "te_on_cpu"}
     assert "narrowfuzz/_content/recipes/torchao_float8.py" in names
-    assert "narrowfuzz/_content/properties/test_rules.py" in names
+    assert "narrowfuzz/properties/test_rules.py" in names
     assert any(name.startswith("narrowfuzz/_content/reports/known/") for name in names)
     assert not [name for name in names if name.endswith(("pyproject.toml", "README.md"))]
 

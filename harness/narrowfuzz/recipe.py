@@ -184,7 +184,7 @@ AnyRecipe = Recipe | Stateful
 
 
 #: Names that such a sentence has room for.
-_NAMED = 30
+_NAMED = 10
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
