@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_accepted import FINDING, store
-from test_page import page
+from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.triage.finding import State, Story
+from test_accepted import FINDING, OTHER, store
+from test_page import VIEW, page
 
 __all__ = ["store"]  # a fixture
 AXE = "axe-core@4.14.1"
@@ -80,10 +82,15 @@ def asked(store: Any, folder: Path, script: str, axe: str = "", **how: Any) -> A
 
 @pytest.fixture
 def shown(store: Any) -> Any:
-    """A run with findings, one of which rests on values and has a training."""
-    long = msgspec.structs.replace(FINDING, sentence="output " + "wide " * 60)
+    """A run with findings, one of which shows its tensor and one a training."""
+    long = msgspec.structs.replace(FINDING, sentence="output " + "wide " * 60, view=VIEW)
     store.add(long, "print('a line of a script that is rather long')\n" * 200)
-    page(store)
+    states = {arm: [State(0, 1.0, [0.0, 2.0]), State(3, top, [1.5, 2.0])]
+              for arm, top in (("eager", 64.0), ("eager+checkpoint", 128.0))}  # fmt: skip
+    story = Story(lines=["y0 = model(x0)"] * 4, event=3, broke="O14: state", slot="0 backward",
+                  states=states)  # fmt: skip
+    store.add(msgspec.structs.replace(OTHER, story=story), "")
+    page(store, Accepted(frozenset({"O2--gone"})))
     return store
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from narrowfuzz.campaign.accepted import Accepted, accepted
+from narrowfuzz.campaign.accepted import Accepted, Changed, accepted
 from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.store import Store
@@ -74,6 +74,15 @@ def test_what_a_baseline_has_seen_does_not_count(store: Store, tmp_path: Path) -
     new = msgspec.structs.replace(FINDING, fingerprint="O2--another")
     assert here.counting([FINDING, new]) == [new]
     assert accepted(None, None, TODAY).counting([FINDING]) == [FINDING]
+
+
+def test_a_baseline_tells_what_is_new_what_stayed_and_what_is_gone(store: Store) -> None:
+    assert store.fingerprints() == {FINDING.fingerprint, OTHER.fingerprint, "x"}
+    here = accepted(store.out, None, TODAY)
+    assert here.changed(["new", "x"]) == Changed(
+        ("new",), ("x",), (OTHER.fingerprint, FINDING.fingerprint)
+    )
+    assert accepted(None, None, TODAY).changed(["new"]) is None
 
 
 @pytest.mark.parametrize(

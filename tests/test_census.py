@@ -27,7 +27,7 @@ from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes, promises_nothing
 from narrowfuzz.trace import Census, ChangeKind, Trace
-from narrowfuzz.triage.effect import effect_of
+from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import severity_of
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -364,7 +364,8 @@ def test_a_frozen_weight_is_one_finding(recipes: dict[str, Recipe]) -> None:
 def test_severity_is_what_the_change_costs(kind: str, severity: str) -> None:
     verdict = Verdict("census", "eager", "convert", "diverged", kind)
     case = Case(spec=ROWWISE, data=DataSpec())
-    effect = effect_of(Judge(load_recipes(), Ledger([])), case, verdict)
+    judge = Judge(load_recipes(), Ledger([]))
+    effect = effect_of(observed(judge, case, verdict), verdict)
     assert severity_of(verdict, case, effect) == severity
 
 

@@ -11,20 +11,36 @@ import msgspec
 import pytest
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.page import write_page
+from narrowfuzz.campaign.plots import heat_map, histogram, histogram_text
 from narrowfuzz.campaign.words import WORDS, explained
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.oracles import ORACLES
+from narrowfuzz.triage.finding import Bins, Element, View
 from test_accepted import FINDING, OTHER, SHARE, store
+from test_nearest import ALIKE
 
 __all__ = ["store"]  # a fixture
 SUMMARY: dict[str, Any] = {
     "cases": 100, "specs": 10, "compiles": 2, "seconds": 12.5, "seed": 7, "findings": [{}, {}],
-    "judged": {"met": 2, "of": 3},
+    "judged": {"met": 2, "of": 3}, "first_verdict_seconds": 1.5, "compile_seconds": 30.25,
+    "compiled_data_seconds": 20.0, "ledger": True,
+    "found": {FINDING.id: {"cases": 17, "seconds": 4.5}},
 }  # fmt: skip
 ENVIRONMENT: dict[str, Any] = {
     "versions": {"torch": "2.13.0"}, "platform": "Linux",
     "machine": {"cpu": ["avx2"], "onednn": "3.12.0", "compiler": "g++ 12.2.0"},
 }  # fmt: skip
+
+
+VIEW = View(
+    tensor="output", against="the product of what was multiplied", shape=(96, 6), at=(70, 2),
+    wrong=7, largest=0.0625, rows=("001200", "00x 80", "123456") * 16, cell=(35, 2),
+    unit="units of what the bound allows", exact=False,
+    bins=Bins(none=500, first=-2, step=2, counts=(60, 0, 6), infinite=1),
+    elements=(Element(index=(70, 2), x="1.5", code="0x3a = 1.25", wanted="0x3b = 1.375",
+                      scale="byte 121", wanted_scale="byte 120"),),
+    drawn=True,
+)  # fmt: skip
 
 
 class Read(HTMLParser):
@@ -48,7 +64,7 @@ class Read(HTMLParser):
 def page(store: Any, accepted: Accepted = Accepted(), **changes: Any) -> Read:  # noqa: B008
     entry = load_entries()[0]
     write_page(store, SUMMARY | changes, ENVIRONMENT, SHARE, accepted, [(entry, 3)], [entry],
-               ["--model", "mine.py:build"])  # fmt: skip
+               [ALIKE], ["--model", "mine.py:build"])  # fmt: skip
     read = Read()
     read.feed((store.out / "report.html").read_text())
     return read
@@ -81,8 +97,9 @@ def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:
 def test_nothing_from_outside_is_markup(store: Any, text: str) -> None:
     plain = page(store)
     bad = msgspec.structs.replace(
-        FINDING, sentence=f"output {text}", needs=[text], fingerprint=f"O5--{text}"
-    )
+        FINDING, sentence=f"output {text}", needs=[text], fingerprint=f"O5--{text}",
+        view=msgspec.structs.replace(VIEW, tensor=text, against=text, unit=text),
+    )  # fmt: skip
     store.add(bad, f"print({text!r})\n# {text}\n")
     read = page(store)
     assert text in read.text
@@ -127,3 +144,66 @@ def test_labels_and_landmarks_are_there(store: Any) -> None:
     for _, named in read.elements:
         if "aria-labelledby" in named:
             assert named["aria-labelledby"] in ids
+
+
+def plots(read: Read) -> list[dict[str, str | None]]:
+    return [named for tag, named in read.elements if tag == "svg"]
+
+
+def test_a_tensor_is_drawn_and_said_in_words(store: Any) -> None:
+    assert not plots(page(store)), "no empty box where there is nothing to see"
+    store.add(msgspec.structs.replace(FINDING, view=VIEW), "")
+    read = page(store)
+    heat, bars = plots(read)
+    assert heat["role"] == bars["role"] == "img"
+    words = heat["aria-label"] or ""
+    assert words in read.text and (bars["aria-label"] or "") in read.text
+    assert "output (96 x 6)" in words and "7 of 576 wrong" in words and "0.0625" in words
+    assert "1 are not finite" in words and "[70, 2]" in words
+    kinds = [named.get("class") for tag, named in read.elements if tag in ("path", "rect", "line")]
+    assert {"cross", "unjudged", "first", "one", "s8", "within", "over"} <= {*kinds}
+    assert "as it was drawn" in read.text and "0x3a = 1.25" in read.text
+    assert "byte 121" in read.text and "byte 120" in read.text
+
+
+def test_bars_right_of_one_are_the_wrong_ones() -> None:
+    kinds = re.findall(r'class="(within|over)"', histogram(VIEW))
+    assert kinds == ["within", "over", "over"]
+    exact = msgspec.structs.replace(VIEW, exact=True)
+    assert re.findall(r'class="(within|over)"', histogram(exact)) == ["over"] * 3
+    assert "no error is allowed" in histogram_text(exact)
+
+
+def test_a_cell_lies_where_it_is_in_the_tensor() -> None:
+    one = msgspec.structs.replace(VIEW, rows=("00", "03"), cell=(1, 1), shape=(2, 2), at=(1, 1))
+    (path,) = re.findall(r'<path class="s3" d="M([\d.]+),([\d.]+)h', heat_map(one))
+    frame = re.search(r'class="first" x="([\d.]+)" y="([\d.]+)"', heat_map(one))
+    assert frame
+    (x, y), (left, top) = map(float, path), map(float, frame.groups())
+    assert 0 < x - left < 3 and 0 < y - top < 3 and x > 40 and y > 20
+
+
+def test_what_resembles_it_is_said_not_to_explain_it(store: Any) -> None:
+    read = page(store)
+    assert "None of these explains it." in read.text and "same recipe family" in read.text
+    assert f"narrowfuzz known {ALIKE.id}" in read.text
+    unasked = page(store, ledger=False)
+    assert "None of these explains it." not in unasked.text
+    assert "one of these may explain it" in unasked.text
+
+
+def test_how_fast_and_when_is_said(store: Any) -> None:
+    read = page(store)
+    assert "after 4.5 s, at case 17" in read.text
+    assert "30 s of compiling, 20 s of data" in read.text
+    speed = read.text[read.text.index("cases a second") :]
+    assert speed.startswith("cases a second8.0") and FINDING.fingerprint in speed
+
+
+def test_the_baseline_is_compared(store: Any) -> None:
+    assert "Compared with the baseline" not in page(store).text
+    read = page(store, Accepted(frozenset({OTHER.fingerprint, "O2--gone"})))
+    part = read.text[read.text.index("Compared with the baseline") :]
+    said = re.sub(r"\s+", " ", part)
+    assert "New: 2" in said and "In both: 1" in said and "Gone since: 1O2--gone" in said
+    assert "not proven to be fixed" in said

@@ -12,7 +12,7 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.severity import SMALL
-from narrowfuzz.triage.effect import effect_of
+from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import ScriptRun
@@ -114,4 +114,4 @@ def test_what_has_no_plan_has_an_effect_too() -> None:
     judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
     with builtin_faults()["mx-ragged-block-dropped"].plant():
         (cause,) = judge.judge(case).causes
-        assert effect_of(judge, case, cause) == SMALL
+        assert effect_of(observed(judge, case, cause), cause) == SMALL

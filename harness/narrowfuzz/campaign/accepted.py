@@ -33,15 +33,25 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
+class Changed:
+    """Fingerprints of this run alone, of both runs, and of the baseline alone."""
+
+    new: tuple[str, ...]
+    both: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Accepted:
     """Fingerprints of the baseline, and what a user accepts today."""
 
-    baseline: frozenset[str] = frozenset()
+    #: None: there is no baseline.
+    baseline: frozenset[str] | None = None
     suppressions: tuple[Suppression, ...] = ()
 
     def why(self, finding: Finding) -> str:
         """Why the finding does not count, "" where it does."""
-        if finding.fingerprint in self.baseline:
+        if finding.fingerprint in (self.baseline or ()):
             return "in the baseline"
         for one in self.suppressions:
             if fnmatch.fnmatchcase(finding.fingerprint, one.fingerprint):
@@ -52,12 +62,21 @@ class Accepted:
         """Those that count."""
         return [finding for finding in findings if not self.why(finding)]
 
+    def changed(self, seen: Iterable[str]) -> Changed | None:
+        """What is other than in the baseline in a run that has ``seen`` these fingerprints; None
+        where there is no baseline."""
+        if self.baseline is None:
+            return None
+        now = frozenset(seen)
+        parts = now - self.baseline, now & self.baseline, self.baseline - now
+        return Changed(*(tuple(sorted(part)) for part in parts))
+
 
 def accepted(baseline: Path | None, file: Path | None, today: datetime.date) -> Accepted:
     """What these two accept. Raises ValueError for a baseline that is no run, and for a file that
     is not valid or gives no reason."""
     return Accepted(
-        _fingerprints(baseline) if baseline else frozenset(),
+        _fingerprints(baseline) if baseline else None,
         tuple(one for one in _suppressions(file) if one.until > today) if file else (),
     )
 

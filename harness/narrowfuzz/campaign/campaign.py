@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class Campaign:
         known = [(entries[name], hits[name]) for name in sorted(hits) if name in entries]
         write_page(
             self.store, summary, environment, share, self.accepted, known, self.applying(),
-            self.options(),
+            self.entries(), self.options(),
         )  # fmt: skip
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", summary)
@@ -103,6 +103,14 @@ class Campaign:
             entries, self.recipes.values(), arms, machine(), self.device.torch,
             self.asked.configuration,
         )  # fmt: skip
+
+    def entries(self) -> Sequence[Entry]:
+        """What a finding may resemble: the entries that were asked, or every one if none was."""
+        if self.config.ledger:
+            return (*self.ledger.entries, *self.ledger.unnamed)
+        from narrowfuzz.ledger import load_entries
+
+        return load_entries(self.config.ledgers)
 
     def judged(self, tally: Tally) -> Judged:
         """What was judged of what was asked for and can run here."""
@@ -138,6 +146,11 @@ class Campaign:
             "pairs_never_met": missing(seen, whole),
             "first_verdict_seconds": round(tally.first_verdict, 1),
             "new": tally.new,
+            "found": {
+                one.finding.id: {"cases": one.cases, "seconds": round(one.seconds, 1)}
+                for one in tally.found
+            },
+            "ledger": self.config.ledger,
             "findings": [_brief(finding) for finding in self.store.findings()],
             "suspected": [_brief(finding) for finding in self.store.suspected()],
             "lost_workers": tally.lost_workers,

@@ -16,6 +16,8 @@ from markupsafe import Markup
 
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
+from narrowfuzz.campaign.nearest import Near, nearest
+from narrowfuzz.campaign.plots import heat_map, heat_text, histogram, histogram_text
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.words import explained
 from narrowfuzz.ledger import Entry
@@ -35,6 +37,8 @@ class Shown:
     also: tuple[Finding, ...]
     #: Its state over the events, drawn; "" where it keeps none.
     picture: str
+    #: Entries of the ledger that resemble it.
+    near: list[Near]
 
 
 def write_page(
@@ -45,16 +49,19 @@ def write_page(
     accepted: Accepted,
     known: Sequence[tuple[Entry, int]],
     applying: Sequence[Entry],
+    entries: Sequence[Entry],
     options: Sequence[str] = (),
 ) -> None:
     """Write it beside the rest of a run. ``known``: entries that came up, and how often;
-    ``applying``: those that may, and did not. ``options``: what a replay needs."""
-    show = partial(_shown, store, accepted=accepted, options=options)
+    ``applying``: those that may, and did not; ``entries``: what a finding may resemble.
+    ``options``: what a replay needs."""
+    show = partial(_shown, store, accepted=accepted, entries=entries, options=options)
     found = [show(finding) for finding in store.findings()]
     found.sort(key=lambda one: SEVERITIES.index(one.finding.severity))
     engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                          lstrip_blocks=True)  # fmt: skip
-    engine.globals["term"] = _term
+    engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
+                       "histogram": histogram, "histogram_text": histogram_text}  # fmt: skip
     template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())
     html = template.render(
         found=found,
@@ -66,11 +73,19 @@ def write_page(
         known=known,
         applying=[entry for entry in applying if entry.id not in {e.id for e, _ in known}],
         severities=SEVERITIES,
+        changed=accepted.changed(store.fingerprints()),
     )
     (store.out / "report.html").write_text(html)
 
 
-def _shown(store: Store, finding: Finding, *, accepted: Accepted, options: Sequence[str]) -> Shown:
+def _shown(
+    store: Store,
+    finding: Finding,
+    *,
+    accepted: Accepted,
+    entries: Sequence[Entry],
+    options: Sequence[str],
+) -> Shown:
     folder = store.out / "findings" / finding.id
     script, picture = folder / "repro.py", folder / "state.svg"
     return Shown(
@@ -80,6 +95,7 @@ def _shown(store: Store, finding: Finding, *, accepted: Accepted, options: Seque
         replay_command(folder, options),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
+        nearest(finding, entries),
     )
 
 

@@ -158,6 +158,11 @@ class Store:
             loaded.append(finding)
         return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
 
+    def fingerprints(self) -> frozenset[str]:
+        """Of everything that was seen, however it counts."""
+        with closing(self._connect()) as db:
+            return frozenset(row[0] for row in db.execute("select fingerprint from findings"))
+
     def suspected(self) -> list[Finding]:
         """One case of each divergence that no script shows."""
         return list({f.fingerprint: f for f in self.findings("suspected")}.values())

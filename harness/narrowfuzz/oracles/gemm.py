@@ -80,16 +80,7 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
         if trace.error is not None or got is None or grad is None:
             yield plain("O16", arm, "grad_bias", "not_applicable")
             continue
-        terms = grad.astype(np.float64)
-        with np.errstate(all="ignore"):
-            centre, size = terms.sum(axis=0), np.abs(terms).sum(axis=0)
-        # any order of M - 1 fp32 additions (Higham 4.2), then one rounding to the layer's dtype
-        radius = gamma(max(1, len(terms) - 1)) * size + 2.0**-126
-        fmt = FORMATS[evidence.spec.dtype]
-        with np.errstate(all="ignore"):
-            ends = np.stack([centre - radius, centre + radius])
-            lo, hi = round_to(ends, fmt, overflow="ieee")
-        risky = ~(size < fmt.max * 0.5)
+        centre, radius, (lo, hi), risky = bias_gradient(grad, FORMATS[evidence.spec.dtype])
         if got.size and risky.all():
             yield plain("O16", arm, "grad_bias", "inconclusive", "every sum may overflow")
             continue
@@ -105,6 +96,18 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
             At(name="grad_bias", index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
             factor=abs(float(got[at]) - float(centre[at])) / float(radius[at]),
         )  # fmt: skip
+
+
+def bias_gradient(grad: F32, fmt: Format) -> tuple[F64, F64, F64, Any]:
+    """The sums of the output gradients, how far fp32 may be from them, the interval of what is then
+    rounded to ``fmt``, and where a sum may overflow."""
+    terms = grad.astype(np.float64)
+    with np.errstate(all="ignore"):
+        centre, size = terms.sum(axis=0), np.abs(terms).sum(axis=0)
+        # any order of M - 1 fp32 additions (Higham 4.2), then one rounding to the layer's dtype
+        radius = gamma(max(1, len(terms) - 1)) * size + 2.0**-126
+        ends = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
+    return centre, radius, ends, ~(size < fmt.max * 0.5)
 
 
 def check_layer(evidence: Evidence) -> Iterator[Verdict]:

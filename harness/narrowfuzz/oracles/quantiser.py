@@ -97,12 +97,7 @@ def judge_scale(
         return plain("O3", arm, role, "inconclusive", "scale is not observable")
     assert operand.quantised is not None and seen.scale is not None
     amax = operand.quantised.amax if seen.amax is None else seen.amax
-    planned = identical(amax, operand.quantised.amax)  # the reference has made that scale already
-    expected = operand.quantised.scale if planned else reference.scale(amax, operand.plan)
-    got = seen.scale
-    if seen.scale_is_inverse:
-        with np.errstate(divide="ignore"):
-            expected = (np.float32(1.0) / expected).astype(np.float32)
+    got, expected = seen.scale, expected_scale(seen, operand)
     if identical(got, expected):
         return plain("O3", arm, role, "ok")
     bad = ~same_bits(got, expected)
@@ -121,6 +116,18 @@ def judge_scale(
         _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at]),
         (Given("amax", _at("amax", role, side, at), bits(amax[at])),),
     )  # fmt: skip
+
+
+def expected_scale(seen: Seen, operand: Operand) -> reference.Scale:
+    """The plan's scale of the amax that was seen, or else is right; inverse if it was seen so."""
+    assert operand.quantised is not None
+    amax = operand.quantised.amax if seen.amax is None else seen.amax
+    planned = identical(amax, operand.quantised.amax)  # the reference has made that scale already
+    expected = operand.quantised.scale if planned else reference.scale(amax, operand.plan)
+    if not seen.scale_is_inverse:
+        return expected
+    with np.errstate(divide="ignore"):
+        return (np.float32(1.0) / expected).astype(np.float32)
 
 
 def _explain_scale(
@@ -194,11 +201,7 @@ def _check_codes(
         return plain("O2", arm, role, "inconclusive", "scale is not observable")
     if arm in evidence.approximate and scale.dtype == np.float32 and not _powers(scale):
         return plain("O2", arm, role, "inconclusive", "its code divides by approximation")
-    planned = operand.quantised
-    if scale.tobytes() == planned.scale.tobytes():  # the reference has made these already
-        expected = planned.codes
-    else:
-        expected = reference.codes(operand.x, scale, plan)
+    expected = expected_codes(scale, operand)
     if identical(seen.codes, expected):
         return _exact_codes(arm, role, scale, plan)
     bad = _code_mismatch(evidence, arm, seen.codes, expected, scale, plan)
@@ -221,6 +224,15 @@ def _check_codes(
         _at("codes", role, side, at), f"code {number(got)}",
         Is(bits(want), signed=not evidence.compiled(arm)), _source(role, side, at, operand.x),
     )  # fmt: skip
+
+
+def expected_codes(scale: reference.Scale, operand: Operand) -> Any:
+    """What the plan casts to under the scale that was seen."""
+    planned = operand.quantised
+    assert planned is not None
+    if scale.tobytes() == planned.scale.tobytes():  # the reference has made these already
+        return planned.codes
+    return reference.codes(operand.x, scale, operand.plan)
 
 
 def _exact_codes(arm: str, role: Role, scale: Any, plan: OperandPlan) -> Verdict:

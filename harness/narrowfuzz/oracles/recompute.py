@@ -93,7 +93,7 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
     pairs = [
         ((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors)
-        for f, r in _calls(trace)
+        for f, r in recomputed_calls(trace)
     ]
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
@@ -128,7 +128,7 @@ _Place = tuple[str, int, int]
 _ALONE: _Place = ("", 0, 0)
 
 
-def _calls(trace: Trace) -> Iterator[tuple[LayerCall, LayerCall]]:
+def recomputed_calls(trace: Trace) -> Iterator[tuple[LayerCall, LayerCall]]:
     """Each recomputed call behind the forward call it repeats: of the same forward, in order. A
     graph that runs backward again recomputes again."""
     first: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import EAGER, base_of
 from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
@@ -29,8 +30,16 @@ _OF_CENSUS = {
 }  # fmt: skip
 
 
-def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
-    """The excess error of the worst output or gradient on this case, a share of its norm.
+def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence | LibraryEvidence:
+    """The guilty arm's run, and those that it is held against."""
+    rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
+    # what strikes by chance is seen in a second run; a compiled one would cost too much
+    again = verdict.oracle == "O1" and not ARMS[verdict.arm].compiled
+    return judge.observe(case, rungs, repeat=again)
+
+
+def effect_of(evidence: Evidence | LibraryEvidence, verdict: Verdict) -> float:
+    """The excess error of the worst output or gradient of this case, a share of its norm.
 
     How much further from the unquantised result the guilty arm is than what it is held against:
     the plan executed on a single linear or a model's layer, the eager run of a whole model, the
@@ -39,8 +48,6 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
     """
     if verdict.oracle == "census":
         return _OF_CENSUS.get(verdict.symptom, LARGE)
-    rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
-    evidence = judge.observe(case, rungs, repeat=False)
     if isinstance(evidence, LibraryEvidence):
         return _of_library(evidence, verdict)
     if verdict.at.layer:
@@ -48,7 +55,7 @@ def effect_of(judge: Judge, case: Case, verdict: Verdict) -> float:
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
         own = next((seen for seen in layers if arm in seen.traces), None)
         return SMALL if own is None else _of_linear(own, arm)
-    if case.spec.direct:
+    if evidence.spec.direct:
         return _of_linear(evidence, verdict.arm)
     return _of_model(evidence, verdict.arm)
 

@@ -42,6 +42,54 @@ class Story(msgspec.Struct, kw_only=True):
     states: dict[str, list[State]]
 
 
+class Bins(msgspec.Struct, frozen=True, kw_only=True):
+    """How many elements are how far off, in units."""
+
+    #: Not at all.
+    none: int
+    #: Bar i counts those above 2^(first + i * step), up to 2^step times that.
+    first: int
+    step: int
+    counts: tuple[int, ...]
+    #: Not finite.
+    infinite: int
+
+
+class Element(msgspec.Struct, frozen=True, kw_only=True):
+    """One element of an operand that was cast, in words; "" is not known."""
+
+    index: tuple[int, int]
+    #: Before the cast.
+    x: str
+    code: str
+    wanted: str
+    scale: str
+    wanted_scale: str
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The guilty tensor, made small: what came against what was expected."""
+
+    #: What is shown, and what it is held against.
+    tensor: str
+    against: str
+    shape: tuple[int, ...]
+    #: The first bad element, how many there are, and the largest finite error.
+    at: tuple[int, ...]
+    wrong: int
+    largest: float
+    #: Its heat map (``view.heat``), and the first bad element's cell in it.
+    rows: tuple[str, ...]
+    cell: tuple[int, int]
+    #: What errors are counted in, and whether any error at all is too much.
+    unit: str
+    exact: bool
+    bins: Bins
+    elements: tuple[Element, ...] = ()
+    #: True: of the case as it was drawn; False: of the smallest one.
+    drawn: bool = False
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One first cause."""
 
@@ -72,6 +120,8 @@ class Finding(msgspec.Struct, kw_only=True):
     script_output: str = ""
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     story: Story | None = None
+    #: None: there is no tensor to show.
+    view: View | None = None
     #: Why no script shows it; "": one does.
     why_suspected: str = ""
     #: Excess error of the worst output or gradient: see narrowfuzz.severity; "inf" as text.

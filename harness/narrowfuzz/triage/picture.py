@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from narrowfuzz.triage.finding import State, Story
 
@@ -32,7 +32,9 @@ def draw_state(story: Story, path: Path) -> None:
         ),
     ]
     path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="state" width="{_WIDTH}" '
+        f'height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f"aria-label={quoteattr(f'{story.slot} over the events. {story.broke}')} "
         f'font-family="monospace" font-size="11">\n<rect width="100%" height="100%" '
         f'fill="white"/>\n{chr(10).join(parts)}\n</svg>\n'
     )

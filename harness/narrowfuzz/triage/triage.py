@@ -18,14 +18,16 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.oracles import OF_CONVERTED, rules_of
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.triage.effect import effect_of
+from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import (
     Finding,
     Flake,
     Story,
     Triaged,
+    View,
     finding_id,
     reach_of,
     severity_of,
@@ -36,6 +38,7 @@ from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
+from narrowfuzz.triage.view import view_of
 from narrowfuzz.verdict import Verdict, fingerprint
 
 _BUILDS = 14
@@ -106,6 +109,8 @@ class _Shown:
     proof: Proof
     #: The process that saw it saw it again.
     again: bool
+    #: The divergence as ``case`` shows it.
+    seen: Verdict
     #: How far the search for a smaller case came; None before it.
     search: Minimised | None = None
 
@@ -141,7 +146,7 @@ def _drawn(
     """The case as it was drawn, on no more expensive a rung than the guilty one."""
     case = _only_as_dear(case, verdict.arm)
     again = _still(judge, case, verdict) is not None
-    return _Shown(case, case, verdict, confirm(case, verdict), again)
+    return _Shown(case, case, verdict, confirm(case, verdict), again, seen=verdict)
 
 
 def _smallest(
@@ -203,7 +208,8 @@ def _triaged(judge: Judge, shown: _Shown) -> Triaged:
 def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
     wanted = fingerprint(verdict, judge.family(case.spec))
-    effect = effect_of(judge, minimal, verdict)
+    evidence = observed(judge, minimal, verdict)
+    effect = effect_of(evidence, verdict)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
@@ -233,6 +239,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         needs=needs_of(minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
         story=_story(judge, minimal, verdict),
+        view=None if isinstance(evidence, LibraryEvidence) else _view(judge, shown, evidence),
     )
 
 
@@ -241,6 +248,17 @@ def _story(judge: Judge, case: Case, verdict: Verdict) -> Story | None:
     eager = frozenset(arm.name for arm in judge.rungs(case.spec) if not arm.compiler)
     evidence = judge.observe(case, eager, repeat=False)
     return tell(evidence, verdict) if isinstance(evidence, LibraryEvidence) else None
+
+
+def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
+    """Of the case as it was drawn, whose tensors say more of a pattern; what is compiled is not run
+    once more for it, and has that of the smallest case, whose ``evidence`` is there."""
+    if shown.case != shown.minimal and not ARMS[shown.verdict.arm].compiled:
+        drawn = observed(judge, shown.case, shown.seen)
+        assert isinstance(drawn, Evidence)
+        if (view := view_of(drawn, shown.seen)) is not None:
+            return msgspec.structs.replace(view, drawn=True)
+    return view_of(evidence, shown.verdict)
 
 
 def _playable(judge: Judge, spec: Spec) -> bool:

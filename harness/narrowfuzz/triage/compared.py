@@ -1,0 +1,144 @@
+"""What came of the guilty tensor, what was expected of it, and what an element may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.expect import Near, Same, read
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.numerics.plan import ROLES, Role
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.gemm import bias_gradient, centre_and_radius, interval, observed
+from narrowfuzz.oracles.layers import layer_evidences
+from narrowfuzz.oracles.repeat import AGAIN
+from narrowfuzz.trace import Trace
+from narrowfuzz.triage.pair import Compared, exactly
+from narrowfuzz.triage.pair_operands import operand_pair, recompute_pair
+from narrowfuzz.verdict import Verdict
+
+
+def compared(evidence: Evidence, verdict: Verdict) -> Compared | None:
+    """The guilty tensor of a divergence; None for one that is about no tensor of this evidence."""
+    found = guilty(evidence, verdict)
+    compare = _BY_RULE.get(verdict.oracle)
+    if compare is None or verdict.status != "diverged" or found is None:
+        return None
+    return compare(*found, verdict)
+
+
+def guilty(evidence: Evidence, verdict: Verdict) -> tuple[Evidence, Trace] | None:
+    """The evidence that the rule looked at, of a model's layer or of all, and the arm's run."""
+    at = verdict.at
+    if at.layer and verdict.oracle in _OF_LINEARS:
+        calls = ((place, seen) for place, seen in layer_evidences(evidence)
+                 if (place.layer, place.call) == (at.layer, at.call))  # fmt: skip
+        found = next((seen for _, seen in calls if verdict.arm in seen.traces), None)
+    else:
+        found = evidence
+    trace = None if found is None else found.traces.get(verdict.arm)
+    return None if found is None or trace is None or trace.error else (found, trace)
+
+
+def _result(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
+    """A GEMM's result and the interval that a bound proves, or the one value of a lattice."""
+    name = verdict.at.name
+    role = next((role for role in ROLES if role == name), None)
+    got = trace.outputs.get(name)
+    if got is None or role is None or verdict.at.what != "result":
+        return None
+    interval_of = _INTERVALS[verdict.oracle](evidence, trace, role)
+    if interval_of is None:
+        return None
+    against, centre, radius = interval_of
+    bias = evidence.tensors.get("bias") if role == "output" else None
+    lo, hi = interval(evidence, trace.arm, role, centre, radius, bias)
+    skip = evidence.reference.may_overflow(role)
+    if bias is not None:  # a NaN or Inf bias is the bias's business
+        skip = skip | ~np.isfinite(bias)[None, :]
+    if verdict.oracle in ("O7", "O11"):
+        nan = np.isnan(centre)
+        # O11 is about NaN alone: whatever number came is as good as another
+        number = got if verdict.oracle == "O11" else np.clip(got, lo, hi)
+        wanted = np.where(nan, np.nan, np.where(np.isnan(got), lo, number))
+        one = exactly(name, against, got, wanted, FORMATS[evidence.spec.dtype])
+        return None if one is None else replace(one, skip=skip & ~nan)
+    middle = centre if bias is None else centre + bias
+    unsaid = skip | np.isnan(lo) | np.isnan(hi)
+    return _bounded(name, against, got, middle, radius, (lo, hi), unsaid)
+
+
+def _bounded(
+    name: str, against: str, got: Any, middle: F64, radius: Any, ends: Any, skip: Any
+) -> Compared:
+    """What lies within one unit is inside: its end of the interval, or the radius where rounding
+    drew the interval closer."""
+    lo, hi = ends
+    unit = np.maximum(radius, np.where(got > middle, hi - middle, middle - lo))
+    named = "units of what the bound allows, the result's roundings included"
+    return Compared(name, against, got, middle, unit, named, exact=False, skip=skip)
+
+
+def _of_multiplied(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, Any] | None:
+    a, b = observed(evidence, trace, role)
+    if a is None or b is None:
+        return None
+    return "the product of what was multiplied", *centre_and_radius(evidence, role, a, b)
+
+
+def _of_layer(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, Any] | None:
+    return "the product before anything is quantised", *evidence.reference.layer(role)
+
+
+def _of_plan(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, Any] | None:
+    return "the plan, executed", evidence.reference.centre(role), 0.0
+
+
+#: Rule -> what its results are held against, and the middle and radius of the interval.
+_INTERVALS: dict[str, Callable[[Evidence, Trace, Role], tuple[str, Any, Any] | None]] = {
+    "O5": _of_multiplied, "O15": _of_multiplied, "O6": _of_layer, "O10": _of_layer,
+    "O7": _of_plan, "O11": _of_plan,
+}  # fmt: skip
+
+
+def _bias_gradient(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
+    got, grad = trace.outputs.get("grad_bias"), evidence.tensors.get("grad_output")
+    if got is None or grad is None:
+        return None
+    middle, radius, ends, skip = bias_gradient(grad, FORMATS[evidence.spec.dtype])
+    return _bounded("grad_bias", "the sum of the output gradients", got, middle, radius, ends, skip)
+
+
+def _two_runs(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
+    """A result of two arms, or of two runs of one, that must leave the same bits."""
+    name, expect = verdict.at.name, verdict.expect
+    if not isinstance(expect, Same) or verdict.at.what != "result":
+        return None
+    there = expect.at.run
+    other = evidence.repeats.get(trace.arm) if there == AGAIN else evidence.traces.get(there)
+    if other is None or name not in trace.outputs or name not in other.outputs:
+        return None
+    dtype = FORMATS[evidence.spec.dtype]
+    return exactly(name, there, trace.outputs[name], other.outputs[name], dtype)
+
+
+def _ratio(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
+    """A result against float64, in units of the largest error in root mean square."""
+    name, near = verdict.at.name, verdict.expect
+    if not isinstance(near, Near) or evidence.twin is None or name not in trace.outputs:
+        return None
+    named = "units of the error that is allowed in root mean square"
+    return Compared(name, "the same in float64", trace.outputs[name], evidence.exact[name],
+                    read(near.limit), named, exact=False)  # fmt: skip
+
+
+#: Rules that look at a model's linears one by one.
+_OF_LINEARS = frozenset({"O2", "O3", "O4", "O16", *_INTERVALS})
+_BY_RULE: dict[str, Callable[[Evidence, Trace, Verdict], Compared | None]] = {
+    **dict.fromkeys(_INTERVALS, _result), **dict.fromkeys(("O2", "O3", "O4"), operand_pair),
+    **dict.fromkeys(("O1", "O8", "O12"), _two_runs), "O9": _ratio, "O13": recompute_pair,
+    "O16": _bias_gradient,
+}  # fmt: skip

@@ -1,0 +1,51 @@
+"""Which entries of the ledger are named beside a finding that none explains."""
+
+from __future__ import annotations
+
+import msgspec
+from narrowfuzz.campaign.nearest import MOST, nearest
+from narrowfuzz.ledger import Entry, Match, load_entries
+from test_accepted import FINDING
+
+ENTRY = load_entries()[0]
+
+
+def entry(name: str, *fingerprints: str, recipes: tuple[str, ...] = ("*",)) -> Entry:
+    matches = tuple(Match(fingerprints=(one,)) for one in fingerprints)
+    return msgspec.structs.replace(ENTRY, id=name, matches=matches, recipes=recipes)
+
+
+ALIKE = entry("alike", "O5--output--*--wrong value--torchao.float8",
+              recipes=("torchao.float8.*",))  # fmt: skip
+
+
+def test_the_nearest_come_first_with_their_reasons() -> None:
+    others = [
+        entry("eager", "O5--output--eager--wrong value--torchao.mxfp8"),
+        entry("compiled", "O5--output--inductor*--wrong value--torchao.mxfp8"),
+        entry("rule", "O5--*--*--*--*"),
+        entry("elsewhere", "O1--output--inductor--differs on repeat--torchao.float8"),
+        ALIKE,
+    ]
+    found = nearest(FINDING, others)
+    assert [near.entry.id for near in found] == ["alike", "compiled", "eager"]
+    assert str(found[0]) == "same rule, same role, same symptom, same recipe family, same recipe"
+    assert found[1].reasons == ("rule", "role", "kind of arm", "symptom")
+
+
+def test_a_star_resembles_nothing() -> None:
+    assert not nearest(FINDING, [entry("all", "*--*--*--*--*"), entry("none")])
+
+
+def test_no_more_than_a_few_are_named() -> None:
+    many = [msgspec.structs.replace(ALIKE, id=f"e{i}") for i in range(9)]
+    assert [near.entry.id for near in nearest(FINDING, many)] == ["e0", "e1", "e2"][:MOST]
+
+
+def test_a_known_crash_finds_its_entry() -> None:
+    crash = msgspec.structs.replace(
+        FINDING, recipe="torchao.mxfp8.rceil", oracle="contract", arm="eager", role="backward",
+        fingerprint="contract--backward--eager--refused only in backward (AssertionError in to_mx)"
+        "--torchao.mxfp8",
+    )  # fmt: skip
+    assert nearest(crash, load_entries())[0].entry.id == "mx-shape-refusals"
