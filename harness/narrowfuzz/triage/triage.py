@@ -209,7 +209,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
     wanted = fingerprint(verdict, judge.family(case.spec))
     evidence = observed(judge, minimal, verdict)
-    effect = effect_of(evidence, verdict)
+    effect, (story, view) = effect_of(evidence, verdict), _looks(judge, shown, evidence)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
@@ -238,16 +238,18 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         # what a drawn case has is not what it takes
         needs=needs_of(minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
-        story=_story(judge, minimal, verdict),
-        view=None if isinstance(evidence, LibraryEvidence) else _view(judge, shown, evidence),
+        story=story,
+        view=view,
     )
 
 
-def _story(judge: Judge, case: Case, verdict: Verdict) -> Story | None:
-    """Of a library's layers, event by event."""
-    eager = frozenset(arm.name for arm in judge.rungs(case.spec) if not arm.compiler)
-    evidence = judge.observe(case, eager, repeat=False)
-    return tell(evidence, verdict) if isinstance(evidence, LibraryEvidence) else None
+def _looks(
+    judge: Judge, shown: _Shown, evidence: Evidence | LibraryEvidence
+) -> tuple[Story | None, View | None]:
+    """What there is to see of a finding: of a library's layers event by event, else its tensor."""
+    if isinstance(evidence, LibraryEvidence):
+        return tell(evidence, shown.verdict), None
+    return None, _view(judge, shown, evidence)
 
 
 def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
