@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import html
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,17 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from markdown_it import MarkdownIt
 from narrowfuzz.campaign.accepted import Accepted, Changed, accepted
+from narrowfuzz.campaign.ended import Ended
 from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged
+from narrowfuzz.campaign.markdown import plain, write_markdown
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.summary import soundness
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.issue import issue_text
+from narrowfuzz.ledger import Ledger, load_entries
 from narrowfuzz.triage.finding import Finding
 
 TODAY = datetime.date(2026, 11, 23)
@@ -52,6 +57,12 @@ def store(tmp_path: Path) -> Store:
     )
     store.add(suspected, "")
     return store
+
+
+def of(store: Store, counts: Counter[Any], **more: Any) -> Ended:
+    """A run with these counts that has ended."""
+    fields: dict[str, Any] = {"share": SHARE, "accepted": Accepted(), "first": 3, **more}
+    return Ended(Tally(counts), store, Ledger(load_entries()), **fields)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -99,15 +110,13 @@ def test_a_model_is_sound_only_if_what_comes_first_ran(
     store: Store, ran: int, seen: bool, says: str
 ) -> None:
     known = accepted(None if seen else store.out, None, TODAY)
-    tally = Tally(Counter(cases=10 * ran, first=ran))
-    assert soundness("m.py:build", tally, store, known, 3).startswith(says)
+    counts = Counter(cases=10 * ran, first=ran)
+    assert of(store, counts, accepted=known, subject="m.py:build").soundness().startswith(says)
 
 
 def test_a_model_that_shows_nothing_is_sound(tmp_path: Path) -> None:
-    nothing, tally = accepted(None, None, TODAY), Tally(Counter(cases=9, first=3))
-    assert "is sound in all that was judged" in soundness(
-        "m.py:build", tally, Store(tmp_path), nothing, 3
-    )
+    ended = of(Store(tmp_path), Counter(cases=9, first=3), subject="m.py:build")
+    assert "is sound in all that was judged" in ended.soundness()
 
 
 def test_a_suppression_holds_until_its_day(tmp_path: Path) -> None:
@@ -116,6 +125,17 @@ def test_a_suppression_holds_until_its_day(tmp_path: Path) -> None:
     assert "our own patch" in accepted(None, file, TODAY).why(FINDING)
     late = datetime.date(2027, 1, 1)
     assert accepted(None, file, late).counting([FINDING, OTHER]) == [FINDING, OTHER]
+
+
+def test_what_is_out_of_date_is_said(tmp_path: Path) -> None:
+    other = ENTRY.replace("O5--*", "O2--*")
+    file = written(tmp_path, ENTRY + other + other.replace("2027", "2026"))
+    here = accepted(None, file, TODAY)
+    idle, over = "O2--*--torchao.float8", "no longer accepted since 2026-01-01"
+    assert here.stale([FINDING]) == [
+        f"{over}: {idle}", f"accepted, but not seen in this run: {idle}"
+    ]  # fmt: skip
+    assert accepted(None, written(tmp_path, ENTRY), TODAY).stale([FINDING, OTHER]) == []
 
 
 @pytest.mark.parametrize(
@@ -188,6 +208,52 @@ def test_sarif_names_rule_level_fingerprint_and_script(store: Store) -> None:
     assert "suppressions" not in results["O5"] and results["O1"]["suppressions"]
     place = results["O5"]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert (store.out / place).is_file()
+
+
+def shown(markdown: str) -> str:
+    """Markdown as a code host shows it, without tags."""
+    engine = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    return engine.render(markdown)
+
+
+def text_of(rendered: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", rendered)).strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a|b", "1. x", "12) y", "- x", "+ x", "# x", "> q", "=== a", "a_b_c", r"\\| \\",
+        "`a` *b* _c_ **d** <b>x</b> &amp; ~~z~~ [l](http://x) ![i](y)", "at @someone & <1>",
+    ],
+)  # fmt: skip
+def test_nothing_in_a_sentence_is_markdown(text: str) -> None:
+    assert text_of(shown(f"- {plain(text)}")) == text
+    table = shown(f"| a | b |\n| --- | --- |\n| {plain(text)} | z |")
+    cells = re.findall(r"<td>(.*?)</td>", table, re.S)
+    assert [text_of(cell) for cell in cells] == [text, "z"]
+    assert not re.search("@[a-z]", plain(text)), "nobody is mentioned"
+
+
+def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) -> None:
+    entry = load_entries()[0]
+    counts: Counter[Any] = Counter({"cases": 9, ("known", entry.id): 2})
+    here = Accepted(frozenset({OTHER.fingerprint}))
+    ended = of(store, counts, accepted=here, options=["--recipe-file", "a|b.py"])
+    write_markdown(ended)
+    rendered = shown((store.out / "summary.md").read_text())
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", rendered,
+            re.S)]  # fmt: skip
+    (high, medium) = [[text_of(cell) for cell in row] for row in rows if row]
+    replay = f"narrowfuzz replay {store.out}/findings/{FINDING.id} --recipe-file 'a|b.py'"
+    assert medium == ["medium", FINDING.sentence, RECIPE, ARM, replay]
+    assert high[1] == f"{OTHER.sentence} (does not count: in the baseline)"
+    told = text_of(rendered)
+    assert "New findings: 2 (1 high, 1 medium); suspected" in told
+    assert "can run here (67 %)" in told and "9" * 12 not in told
+    assert f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}" in told
+    details = rendered[rendered.index("<details>") : rendered.index("</details>")]
+    assert f"{RECIPE} / inductor / attention" in text_of(details)
 
 
 def test_an_issue_has_the_claim_the_script_the_versions_and_what_is_open() -> None:

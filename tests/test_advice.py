@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import replace
 
 import pytest
 from narrowfuzz.advice import applying
 from narrowfuzz.arm import BY_NAME
+from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.cli import main
 from narrowfuzz.facts import may_hold
 from narrowfuzz.ledger import Entry, load_entries
 from narrowfuzz.machine import Machine, machine
@@ -71,3 +75,16 @@ def test_what_a_configuration_rules_out_is_not_named() -> None:
     found = {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", mine)}
     assert "inductor-recompute-drift" in found < every
     assert {"rowwise-inference-mode", "sac-autocast-cached-cast"} <= every - found
+
+
+def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = Asked(recipes=(ROWWISE,), arms=("inductor*selective",))
+    program, *command = shlex.split(asked.list_known)
+    assert program == "narrowfuzz" and Asked().list_known == "narrowfuzz list known"
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--json"])
+    assert ended.value.code == 0
+    found = [record["id"] for record in json.loads(capsys.readouterr().out)]
+    assert found == named(ROWWISE, "inductor+checkpoint_selective")

@@ -21,13 +21,21 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.live import progress
+from narrowfuzz.campaign.raised import told
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.store import Store, claim, load_finding, release
 from narrowfuzz.campaign.summary import rule_counts
 from narrowfuzz.campaign.supervisor import Tally, _Handle, _record_loss, _take
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.device import Device
+from narrowfuzz.judge import tensors_of
+from narrowfuzz.programs import Programs
+from narrowfuzz.recipe import load_recipes
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id
 from narrowfuzz.triage.verify import RunScript, run_script
 
@@ -52,6 +60,17 @@ from narrowfuzz.recipe import load_recipes
 honest = load_recipes()["torch.fp32"]
 def plan(spec):
     raise RuntimeError("a mistake in a plan")
+RECIPES = [dataclasses.replace(honest, name="mine.raises", plan=plan)]
+"""
+
+RAISES_ONCE = """
+import dataclasses, itertools
+from narrowfuzz.recipe import load_recipes
+honest, calls = load_recipes()["torch.fp32"], itertools.count()
+def plan(spec):
+    if next(calls) == 40:
+        raise RuntimeError("a mistake in a plan")
+    return honest.plan(spec)
 RECIPES = [dataclasses.replace(honest, name="mine.raises", plan=plan)]
 """
 
@@ -284,7 +303,63 @@ def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> 
     run = campaign(tmp_path / "out", *args, *EAGER, timeout=40)
     assert run.code == 3, run.output
     assert "a mistake in a plan" in run.output and "note worker 0 raised" in run.output
-    assert (tmp_path / "out" / "summary.json").exists()
+    assert run.summary["notes"] == ["worker 0 raised; its traceback is above"]
+
+
+def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
+    sent: list[tuple[str, Any]] = []
+    compiles = Compiles(sent.append, lambda: "mine mlp_gelu")
+    programs = Programs(load_recipes(), "cpu")
+    programs.listen = compiles.listen
+    for features in (16, 32):  # the second forgets what was compiled first, and who listened
+        spec = Spec(recipe="torch.fp32", dtype="fp32", k=features, compile="aot_eager")
+        case = Case(spec=spec, data=DataSpec())
+        program = programs.of(spec, BY_NAME["aot_eager"])
+        tensors = tensors_of(case, load_recipes()["torch.fp32"])
+        for first in (True, False):
+            sent.clear()
+            programs.tapped(program, tensors, spec, None)
+            kinds = [kind for kind, _ in sent]
+            assert kinds == ["compiling", "compiled"] * (len(kinds) // 2)
+            assert bool(kinds) is first
+            assert not first or sent[0][1][0] == "mine mlp_gelu"
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_what_raises_only_once_is_said_without_what_was_drawn(tmp_path: Path) -> None:
+    """Hypothesis, which does not see it again, lists every case that it tried."""
+    (tmp_path / "mine.py").write_text(RAISES_ONCE)
+    args = ("--cases", "60", "--recipe", "mine.raises", "--recipe-file", "mine.py")
+    run = campaign(tmp_path / "out", *args, *EAGER, timeout=40)
+    assert run.code == 3, run.output
+    before, said = run.output.split("Traceback (innermost 12 calls):")
+    assert "Error" not in before and "Case(" not in run.output
+    assert said.index("RuntimeError: a mistake in a plan") < said.index("worker 0 raised on or")
+    assert "(mine.raises, " in said and len(run.output.splitlines()) < 80
+
+
+def test_the_innermost_error_is_said_without_its_notes() -> None:
+    inner = ValueError("inside" + "x" * 9000)
+    inner.add_note("all that was drawn")
+    outer = ExceptionGroup("flaky", [ExceptionGroup("again", [inner]), KeyError("other")])
+    said = told(outer)
+    assert "ValueError: inside" in said and len(said) < 2500
+    assert "drawn" not in said and "flaky" not in said and "other" not in said
+
+
+def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    store, tally, config = Store(tmp_path / "out"), Tally(), Config(out=tmp_path)
+    first, second = _Handle(0), _Handle(1)
+    now = time.monotonic()
+    _take("compiling", ("mine llama_block", now - 2), first, tally, store)
+    assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
+    _take("compiling", ("mine [own].py:build", now - 23), second, tally, store)
+    assert progress(tally, config).endswith("compiling: mine [own].py:build, 23 s and 1 more")
+    _take("compiled", None, second, tally, store)
+    assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
+    _take("compiled", None, first, tally, store)
+    assert "compiling" not in progress(tally, config)
 
 
 class TestInterrupt:

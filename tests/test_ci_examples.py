@@ -42,15 +42,18 @@ def test_every_command_of_a_workflow_runs(workflow: Path, tmp_path: Path) -> Non
     programs = tmp_path / "env" / "bin"
     programs.mkdir(parents=True)
     (programs / "narrowfuzz").symlink_to(Path(sys.executable).parent / "narrowfuzz")
+    page = tmp_path / "page.md"
     for night in range(2 if "nightly" in workflow.name else 1):
         for step in steps(workflow):
             if step == _INSTALL:
                 continue
             ran = subprocess.run(
-                ["bash", "-e", "-c", step], cwd=tmp_path, env=os.environ | ENVIRONMENT,
+                ["bash", "-e", "-c", step], cwd=tmp_path,
+                env=os.environ | ENVIRONMENT | {"GITHUB_STEP_SUMMARY": str(page)},
                 capture_output=True, text=True, timeout=300,
             )  # fmt: skip
             assert ran.returncode == 0, f"{step}\n{ran.stdout}{ran.stderr}"
+        assert page.read_text().count("## narrowfuzz: New findings: ") == night + 1
         if night == 0 and (tmp_path / "night").exists():
             assert (tmp_path / "last" / "findings.db").is_file()
             (tmp_path / "night").rename(tmp_path / "gone")

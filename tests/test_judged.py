@@ -11,6 +11,7 @@ import pytest
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.campaign.ended import Ended
 from narrowfuzz.campaign.judged import RULES, Judged, judged, looked_at
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.summary import print_summary
@@ -74,8 +75,9 @@ def test_a_librarys_own_layers_are_judged_and_said(tmp_path: Path) -> None:
 
 def said(folder: Path, share: Judged, counts: Counter[Any], **more: Any) -> str:
     console = Console(file=StringIO(), width=110, highlight=False)
-    print_summary(console, Tally(counts=counts), Store(folder / "run"), Ledger([]), frozenset(),
-                  [], [], share, Accepted(), **more)  # fmt: skip
+    tally, store = Tally(counts=counts), Store(folder / "run")
+    ended = Ended(tally, store, Ledger([]), share, Accepted(), **more)
+    print_summary(console, console, ended)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue().strip()
 

@@ -343,3 +343,14 @@ def test_the_twin_is_the_model_in_float64(own: Callable[..., str]) -> None:
         tensors[n].astype(np.float64) for n in ("input", "model.weight", "model.bias")
     )
     assert np.allclose(twin_outputs(case.spec, tensors)["output"], x @ weight.T + bias, rtol=1e-14)
+
+
+def test_a_users_classes_have_the_names_that_their_user_knows(own: Callable[..., str]) -> None:
+    """Unless another module has the name of the file: a library's, or that of a file elsewhere."""
+    source = "class Block(nn.Linear): pass\ndef build(): return Block(4, 4), torch.ones(4, 4)\n"
+    for file, module in (("bespoke.py", "bespoke"), ("statistics.py", "statistics_of_a_user")):
+        where, _, build = own(source, name=file).rpartition(":")
+        assert type(getattr(imported(where), build)()[0]).__module__ == module
+    import statistics
+
+    assert not hasattr(statistics, "Block")

@@ -17,7 +17,7 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.data import make_tensors
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.expect import Is, bits
-from narrowfuzz.listing import list_command
+from narrowfuzz.listing import listed, print_listing
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
@@ -160,7 +160,7 @@ def test_a_missing_package_is_an_obstacle_of_every_backend() -> None:
 
 
 def test_list_shows_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    list_command("recipes", ())
+    print_listing(listed("recipes"))
     shown = "".join(capsys.readouterr().out.split())
     assert "notnative:" in shown and "nottriton:" in shown and "available" in shown
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.exceptions import TyperException
 
-from narrowfuzz.exits import INTERRUPTED, OURS, USAGE
+from narrowfuzz.document import aside, write_document
+from narrowfuzz.exits import CLEAN, INTERRUPTED, OURS, USAGE
 from narrowfuzz.overlay import lay
 
 app = typer.Typer(
@@ -73,6 +78,10 @@ MinJudged = Annotated[
     float, typer.Option(help="exit 4 if less of what can run here was judged, in per cent")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="tables of rules and pairs, too")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="the verdict and the findings only")]
+Json = Annotated[
+    bool, typer.Option("--json", help="one JSON document on stdout; all else goes to stderr")
+]
 Plant = Annotated[str, typer.Option(help="plant this (id or FILE:id)")]
 Baseline = Annotated[
     Path | None, typer.Option(help="folder of an earlier run: what it has seen does not count")
@@ -87,6 +96,26 @@ ModelFiles = Annotated[
     list[str] | None,
     typer.Option("--model", help="models (glob), or your own: FILE.py:build, package.module:build"),
 ]
+
+T = TypeVar("T")
+
+
+def _told(
+    json: bool, do: Callable[[], T], tell: Callable[[T], None], plain: Callable[[T], Any]
+) -> T:
+    """``do`` it, and say what came of it: to people, or as ``plain`` data."""
+    with aside() if json else nullcontext():
+        done = do()
+    if json:
+        write_document(plain(done))
+    else:
+        tell(done)
+    return done
+
+
+def _ended(json: bool, do: Callable[[], tuple[int, dict[str, Any]]]) -> int:
+    """The exit code of a campaign; the campaign itself tells people how it goes."""
+    return _told(json, do, lambda ended: None, lambda ended: ended[1])[0]
 
 
 @app.command()
@@ -112,6 +141,8 @@ def run(
     baseline: Baseline = None,
     suppress: Suppress = None,
     verbose: Verbose = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings, 3: not
     complete, 4: less judged than asked."""
@@ -125,9 +156,9 @@ def run(
         device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger,
         ledgers=tuple(ledger or ()), plant=plant,
         te_version=te_version, fail_on=fail_on, min_judged=min_judged, baseline=baseline,
-        suppress=suppress, verbose=verbose,
+        suppress=suppress, verbose=verbose, quiet=quiet,
     )  # fmt: skip
-    raise typer.Exit(run_command(asked))
+    raise typer.Exit(_ended(json, partial(run_command, asked)))
 
 
 @app.command()
@@ -159,6 +190,8 @@ def check(
         typer.Option("--filter", help="linears to convert, by name (glob); !GLOB leaves out"),
     ] = None,
     verbose: Verbose = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Your own model in your own configuration: is it sound, and what was judged? BUILD takes
     nothing and returns the module and what it is called with. Exit codes as of run."""
@@ -170,10 +203,10 @@ def check(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
         recipe_files=tuple(recipe_file or ()), models=(model,), device=device, seed=seed, out=out,
         fail_on=fail_on, min_judged=min_judged, ledgers=tuple(ledger or ()), baseline=baseline,
-        suppress=suppress, plant=plant,
-        verbose=verbose,
+        suppress=suppress, plant=plant, verbose=verbose, quiet=quiet,
     )  # fmt: skip
-    raise typer.Exit(check_command(asked, compile, checkpoint, tuple(only or ())))
+    do = partial(check_command, asked, compile, checkpoint, tuple(only or ()))
+    raise typer.Exit(_ended(json, do))
 
 
 @app.command()
@@ -212,16 +245,18 @@ def replay(
     model: Annotated[
         list[str] | None, typer.Option(help="your own model that it is about: FILE.py:build")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Run one case again. Exit 0: fixed or sound, 1: still failing, 125: cannot tell here."""
     lay(with_ or ())
-    from narrowfuzz.replay import replay_command
+    from narrowfuzz.replay import print_replayed
+    from narrowfuzz.replay import replay as again
 
-    raise typer.Exit(
-        replay_command(
-            case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device, tuple(model or ())
-        )
-    )
+    do = partial(
+        again, case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device,
+        tuple(model or ()),
+    )  # fmt: skip
+    raise typer.Exit(_told(json, do, print_replayed, asdict).code)
 
 
 @app.command()
@@ -296,11 +331,13 @@ def list_(
     recipe: Globs = None,
     arm: ArmGlobs = None,
     recipe_file: Files = None,
+    json: Json = False,
 ) -> None:
     """Show what there is; of what is known, what the recipes may show on the arms."""
-    from narrowfuzz.listing import list_command
+    from narrowfuzz.listing import listed, print_listing
 
-    list_command(what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()))
+    do = partial(listed, what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()))
+    _told(json, do, print_listing, lambda listing: listing.records)
 
 
 @app.command()
@@ -314,11 +351,12 @@ def known(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(json: Json = False) -> None:
     """Check this machine: versions, cast policies, compilers, and what cannot run and why."""
-    from narrowfuzz.listing import doctor_command
+    from narrowfuzz.doctor import examine, print_report
 
-    raise typer.Exit(doctor_command())
+    report = _told(json, examine, print_report, lambda report: report)
+    raise typer.Exit(USAGE if report["problems"] else CLEAN)
 
 
 def main(argv: list[str] | None = None) -> None:

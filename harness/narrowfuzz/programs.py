@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,6 +36,8 @@ class Programs:
     device: str
     compiles: int = 0
     compile_seconds: float = 0.0
+    #: Called before something is compiled, after torch has forgotten who listens to its compiler.
+    listen: Callable[[], None] = lambda: None
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
 
@@ -59,6 +61,7 @@ class Programs:
             return self._kept[key]
         if arm.compiler:
             self._forget_compiled(_key(spec))
+            self.listen()
             self.compiles += 1
         self._kept[key] = self._built(spec, arm)
         program = self._kept[key]

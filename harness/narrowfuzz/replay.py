@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
-from rich.markup import escape
 
 from narrowfuzz.arm import climb
 from narrowfuzz.arms.ladder import select_arms, unavailable
@@ -22,19 +22,47 @@ if TYPE_CHECKING:
     from narrowfuzz.judge import Judge, Judgement
     from narrowfuzz.triage.finding import Finding
 
-SOUND, FAILING, CANNOT = 0, 1, 125
+Outcome = Literal["fixed", "sound", "still failing", "diverges otherwise", "cannot tell"]
+#: Exit codes.
+CODES: dict[Outcome, int] = {
+    "fixed": 0, "sound": 0, "still failing": 1, "diverges otherwise": 1, "cannot tell": 125,
+}  # fmt: skip
 
 
-def replay_command(
+@dataclass(frozen=True)
+class Replayed:
+    """What a case shows now; of several divergences what it was kept for, or the first."""
+
+    case: str
+    outcome: Outcome
+    recipe: str = ""
+    #: What diverges, in the words of a finding; "" if nothing does.
+    sentence: str = ""
+    rule: str = ""
+    arm: str = ""
+    fingerprint: str = ""
+    #: The ledger's entries that explain it, "" without one.
+    entry: str = ""
+    #: Why nothing can be told; of what is sound on which arms.
+    reason: str = ""
+    #: What else diverges.
+    others: tuple[Replayed, ...] = ()
+
+    @property
+    def code(self) -> int:
+        return CODES[self.outcome]
+
+
+def replay(
     target: str,
     arms: tuple[str, ...],
     files: tuple[Path, ...],
     te_version: str = "",
     device: str = "",
     models: tuple[str, ...] = (),
-) -> int:
-    """Replay a case file, a finding's folder or a finding's id; returns the exit code. ``device``:
-    "" is the finding's own, the CPU for a bare case. ``models``: a user's own that it is about.
+) -> Replayed:
+    """Replay a case file, a finding's folder or a finding's id. ``device``: "" is the finding's
+    own, the CPU for a bare case. ``models``: a user's own that it is about.
 
     Raises ValueError if the target is none of these, its case is not valid, or there is no such
     device here.
@@ -42,7 +70,6 @@ def replay_command(
     chosen = select_arms(arms)
     found = kept(target)
     case, finding = found.case, found.finding
-    wanted = finding.fingerprint if finding else ""
     name = device or (finding.device if finding else "cpu")
     check_device(name)
     choose(name)
@@ -61,41 +88,54 @@ def replay_command(
     settle()
     there = enter(name)
     judge = Judge(recipes, Ledger([]), chosen, device=there)
-    console = Console(highlight=False)
-    for reason in _obstacles(judge, case, chosen):
-        console.print(f"cannot run here: {escape(reason)}", soft_wrap=True)
-        return CANNOT
+    if obstacles := _obstacles(judge, case, chosen):
+        return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
     try:
         judgement = judge.judge(case)
     except DeviceLost as lost:
         same = finding is None or finding.symptom == "loses the device"
-        how = "still failing" if same else "diverges otherwise now"
-        console.print(f"{how}: the case loses the device: {escape(str(lost))}", soft_wrap=True)
-        return FAILING
+        outcome: Outcome = "still failing" if same else "diverges otherwise"
+        return Replayed(case.id, outcome, case.spec.recipe, f"the case loses the device: {lost}")
     if judgement.causes:
         ledger = load_ledger(Trials(device=name), there.torch)
         again = Judge(recipes, ledger, chosen, device=there)
-        _tell(console, again, judgement, wanted)
-        return FAILING
+        return _diverged(again, judgement, finding.fingerprint if finding else "")
     if reason := _not_judged(judgement, finding):
-        console.print(f"cannot tell: {escape(reason)}", soft_wrap=True)
-        return CANNOT
-    how = "fixed" if wanted else "sound"
-    console.print(f"{how}: case {case.id} shows no divergence on {_arms(judge, case)}")
-    return SOUND
+        return Replayed(case.id, "cannot tell", reason=reason)
+    outcome = "fixed" if finding else "sound"
+    return Replayed(case.id, outcome, reason=f"no divergence on {_arms(judge, case)}")
 
 
-def _tell(console: Console, judge: Judge, judgement: Judgement, wanted: str) -> None:
+def print_replayed(replayed: Replayed) -> None:
+    """For people."""
+    console = Console(highlight=False, markup=False)
+    if not replayed.sentence:
+        of = "" if replayed.outcome == "cannot tell" else f"case {replayed.case} shows "
+        console.print(f"{replayed.outcome}: {of}{replayed.reason}", soft_wrap=True)
+    for one in (replayed, *replayed.others) if replayed.sentence else ():
+        now = " now" if one.outcome == "diverges otherwise" else ""
+        console.print(f"{one.outcome}{now}: {one.sentence}", soft_wrap=True)
+        if one.rule:
+            console.print(f"  rule {one.rule}, arm {one.arm}, {one.recipe}")
+            console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
+        if one.entry:
+            console.print(f"  in the ledger: {one.entry}")
+
+
+def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
     """What diverges now, first what the finding was kept for; ``judge`` knows the ledger."""
     explained = {v.explained_by for v in judge.judge(judgement.case).known}
     found = {fingerprint(v, judgement.family): v for v in judgement.causes}
-    for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted):
-        entry = judge.known_as(judgement.case, verdict)
-        how = "diverges otherwise now" if wanted and name != wanted else "still failing"
-        console.print(f"{how}: {escape(verdict.sentence())}", soft_wrap=True)
-        console.print(f"  rule {verdict.oracle}, arm {verdict.arm}, {judgement.case.spec.recipe}")
-        if entry or explained:
-            console.print(f"  in the ledger: {entry or ', '.join(sorted(explained))}")
+    case = judgement.case
+    first, *others = (
+        Replayed(
+            case.id, "diverges otherwise" if wanted and name != wanted else "still failing",
+            case.spec.recipe, verdict.sentence(), verdict.oracle, verdict.arm, name,
+            judge.known_as(case, verdict) or ", ".join(sorted(explained)),
+        )
+        for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted)
+    )  # fmt: skip
+    return replace(first, others=tuple(others))
 
 
 def _not_judged(judgement: Judgement, finding: Finding | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +48,15 @@ class Accepted:
     #: None: there is no baseline.
     baseline: frozenset[str] | None = None
     suppressions: tuple[Suppression, ...] = ()
+    #: What was accepted until a day that has come.
+    expired: tuple[Suppression, ...] = ()
 
     def why(self, finding: Finding) -> str:
         """Why the finding does not count, "" where it does."""
         if finding.fingerprint in (self.baseline or ()):
             return "in the baseline"
         for one in self.suppressions:
-            if fnmatch.fnmatchcase(finding.fingerprint, one.fingerprint):
+            if _fits(one, finding):
                 return f"accepted until {one.until}: {one.reason}"
         return ""
 
@@ -71,14 +73,27 @@ class Accepted:
         parts = now - self.baseline, now & self.baseline, self.baseline - now
         return Changed(*(tuple(sorted(part)) for part in parts))
 
+    def stale(self, seen: Collection[Finding]) -> list[str]:
+        """What of the file is to be looked at again, in sentences: entries whose day has come, and
+        those that nothing of what was ``seen`` matches."""
+        over = [f"no longer accepted since {o.until}: {o.fingerprint}" for o in self.expired]
+        idle = [o for o in self.suppressions if not any(_fits(o, finding) for finding in seen)]
+        return over + [f"accepted, but not seen in this run: {o.fingerprint}" for o in idle]
+
 
 def accepted(baseline: Path | None, file: Path | None, today: datetime.date) -> Accepted:
     """What these two accept. Raises ValueError for a baseline that is no run, and for a file that
     is not valid or gives no reason."""
+    entries = _suppressions(file) if file else ()
     return Accepted(
         _fingerprints(baseline) if baseline else None,
-        tuple(one for one in _suppressions(file) if one.until > today) if file else (),
+        tuple(one for one in entries if one.until > today),
+        tuple(one for one in entries if one.until <= today),
     )
+
+
+def _fits(one: Suppression, finding: Finding) -> bool:
+    return fnmatch.fnmatchcase(finding.fingerprint, one.fingerprint)
 
 
 def _fingerprints(run: Path) -> frozenset[str]:

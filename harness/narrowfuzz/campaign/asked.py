@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class Asked:
     suppress: Path | None = None
     #: Tables of rules and pairs of features as well.
     verbose: bool = False
+    #: The verdict and the findings only.
+    quiet: bool = False
     #: Judged before anything is drawn, in this order.
     first: tuple[Case, ...] = ()
     #: Single linears are drawn, too.
@@ -49,3 +52,19 @@ class Asked:
     #: What holds of the configuration that was asked for: the ledger's entries that it rules out
     #: are not named. Empty where all kinds of cases are.
     configuration: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ValueError("--quiet says less and --verbose more: give one of them")
+
+    @property
+    def list_known(self) -> str:
+        """The command that lists what is known of the recipes and arms that were asked for."""
+        given = {
+            "--recipe": self.recipes, "--arm": self.arms,
+            "--recipe-file": tuple(map(str, self.recipe_files)),
+        }  # fmt: skip
+        if not (self.recipes or self.arms):
+            return "narrowfuzz list known"
+        options = [text for name, values in given.items() for v in values for text in (name, v)]
+        return shlex.join(["narrowfuzz", "list", "known", *options])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
@@ -18,6 +16,7 @@ from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged, judged
+from narrowfuzz.campaign.live import Live
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.device import Device
@@ -26,6 +25,7 @@ from narrowfuzz.recipe import AnyRecipe
 from narrowfuzz.triage.finding import Finding
 
 if TYPE_CHECKING:
+    from narrowfuzz.campaign.ended import Ended
     from narrowfuzz.campaign.supervisor import Tally
     from narrowfuzz.ledger import Entry, Ledger
 
@@ -45,41 +45,42 @@ class Campaign:
     #: What does not make it fail.
     accepted: Accepted
 
-    def run(self) -> Tally:
-        """Run it, say and write what came of it."""
-        from narrowfuzz.campaign.summary import hits_of, print_summary, print_unmet
+    def run(self) -> tuple[Tally, dict[str, Any]]:
+        """Run it, say and write what came of it; returns also what ``summary.json`` holds."""
+        from narrowfuzz.campaign.ended import Ended
+        from narrowfuzz.campaign.markdown import write_markdown
+        from narrowfuzz.campaign.summary import print_summary, print_unmet
         from narrowfuzz.campaign.supervisor import run_campaign
 
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
+        console, around = consoles(self.asked)
         environment = self.environment()
-        applying = self.applying()
-        _print_head(console, self.config, environment, self.device.profile(), self.lacking)
+        applying, command = self.applying(), self.asked.list_known
+        _print_head(around, self.config, environment, self.device.profile(), self.lacking)
         if self.asked.configuration:
-            print_unmet(console, {}, applying, "known of this configuration, drawn or not:")
-            applying = []
-        live = _Live(console, self.config)
+            head = "known of this configuration, drawn or not:"
+            print_unmet(around, {}, applying, head, command)
+        live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
         live.close()
-        whole, share = drawable(self.recipes, self.config), self.judged(tally)
-        print_summary(
-            console, tally, self.store, self.ledger, whole, self.options(), applying,
-            share, self.accepted, counted=bool(self.config.cases),
-            verbose=self.asked.verbose,
+        ended = Ended(
+            tally, self.store, self.ledger, self.judged(tally), self.accepted,
+            whole=drawable(self.recipes, self.config), options=self.options(),
+            applying=[] if self.asked.configuration else applying, list_known=command,
+            counted=bool(self.config.cases),
             subject=self.asked.models[0] if self.asked.configuration else "",
             first=len(self.config.first),
         )  # fmt: skip
-        summary = self.summary(tally, whole, share)
-        write_formats(self.store, share, self.accepted, tally.seconds)
-        hits = hits_of(tally.counts)
-        entries = {entry.id: entry for entry in (*self.ledger.entries, *self.ledger.unnamed)}
-        known = [(entries[name], hits[name]) for name in sorted(hits) if name in entries]
+        print_summary(console, around, ended, verbose=self.asked.verbose)
+        summary = self.summary(ended)
+        write_formats(self.store, ended.share, self.accepted, tally.seconds)
+        write_markdown(ended)
         write_page(
-            self.store, summary, environment, share, self.accepted, known, self.applying(),
-            self.entries(), self.options(),
+            self.store, summary, environment, ended.share, self.accepted, ended.known, applying,
+            self.entries(), ended.options,
         )  # fmt: skip
         self.store.write_json("env.json", environment)
         self.store.write_json("summary.json", summary)
-        return tally
+        return tally, summary
 
     def environment(self) -> dict[str, Any]:
         from narrowfuzz.environment import describe
@@ -126,11 +127,12 @@ class Campaign:
         given += [text for release in laid() for text in ("--with", release)]
         return given + (["--te-version", self.asked.te_version] if self.asked.te_version else [])
 
-    def summary(self, tally: Tally, whole: frozenset[Any], share: Judged) -> dict[str, Any]:
+    def summary(self, ended: Ended) -> dict[str, Any]:
         """What ``summary.json`` holds."""
         from narrowfuzz.campaign.summary import pairs_seen, rule_counts, trials_seen
         from narrowfuzz.coverage import missing, table
 
+        tally, whole, share = ended.tally, ended.whole, ended.share
         seen = pairs_seen(tally.counts)
         return {
             "cases": tally.counts["cases"],
@@ -153,12 +155,23 @@ class Campaign:
             "ledger": self.config.ledger,
             "findings": [_brief(finding) for finding in self.store.findings()],
             "suspected": [_brief(finding) for finding in self.store.suspected()],
+            "notes": ended.notes,
             "lost_workers": tally.lost_workers,
             "interrupted": tally.interrupted,
             "seed": self.config.seed,
             "rules": rule_counts(tally.counts),
             "trials": trials_seen(tally.counts),
         }
+
+
+def consoles(asked: Asked) -> tuple[Console, Console]:
+    """Where a run says its verdict and its findings, and where it says all that stands around them:
+    nowhere if it is to be quiet."""
+    width = None if sys.stdout.isatty() else 110
+    return (
+        Console(highlight=False, width=width),
+        Console(highlight=False, width=width, quiet=asked.quiet),
+    )
 
 
 def drawable(recipes: Mapping[str, AnyRecipe], config: Config) -> frozenset[Any]:
@@ -202,46 +215,3 @@ def _brief(finding: Finding) -> dict[str, str]:
     """A finding in ``summary.json``; its folder holds the rest."""
     names = ("id", "fingerprint", "severity", "recipe", "arm", "sentence", "why_suspected")
     return {name: getattr(finding, name) for name in names}
-
-
-class _Live:
-    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds. Each finding
-    is named as it comes."""
-
-    def __init__(self, console: Console, config: Config) -> None:
-        self.console, self.config, self.last = console, config, 0.0
-        #: Ids of the findings that were named.
-        self.named: set[str] = set()
-        self.status = console.status("starting workers") if console.is_terminal else None
-        self.every = 0.25 if self.status else 10.0
-        if self.status:
-            self.status.start()
-
-    def show(self, tally: object) -> None:
-        from narrowfuzz.campaign.supervisor import Tally
-
-        assert isinstance(tally, Tally)
-        for found in [found.finding for found in tally.found]:
-            if found.id not in self.named:
-                self.named.add(found.id)
-                sentence = f"found: {found.sentence} ({found.recipe}, {found.arm})"
-                self.console.print(escape(sentence), soft_wrap=True)
-        if time.monotonic() - self.last < self.every:
-            return
-        self.last = time.monotonic()
-        counts, seconds = tally.counts, tally.seconds
-        asked, minutes = self.config.cases, self.config.minutes
-        of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
-        line = (
-            f"{seconds:4.0f} s{of_time}   {counts['cases']}{of_cases} cases "
-            f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
-            f"{counts['compiles']} compiles   {tally.new} findings"
-        )
-        if self.status:
-            self.status.update(line)
-        else:
-            print(line, flush=True)
-
-    def close(self) -> None:
-        if self.status:
-            self.status.stop()

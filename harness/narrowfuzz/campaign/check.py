@@ -10,6 +10,7 @@ import msgspec
 
 from narrowfuzz.arm import climb
 from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
 from narrowfuzz.catalog import Model
 from narrowfuzz.device import torch_name
@@ -39,9 +40,11 @@ _VALUES: tuple[ValueClass, ...] = (
 )  # fmt: skip
 
 
-def check_command(asked: Asked, compile: str, checkpoint: str, only: tuple[str, ...] = ()) -> int:
-    """Check ``asked.models[0]``; returns the exit code. ``only``: globs of the linears that the
-    recipes convert, as ``recipe.named`` reads them. Raises ValueError for a model that cannot
+def check_command(
+    asked: Asked, compile: str, checkpoint: str, only: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any]]:
+    """Check ``asked.models[0]``; returns as ``run_command``. ``only``: globs of the linears that
+    the recipes convert, as ``recipe.named`` reads them. Raises ValueError for a model that cannot
     be judged, or an option that does not exist."""
     if compile not in get_args(Compile):
         raise ValueError(unknown("value", compile, get_args(Compile), of="--compile"))
@@ -66,13 +69,15 @@ def check_command(asked: Asked, compile: str, checkpoint: str, only: tuple[str, 
     compiled = sum(bool(arm.compiler) for case in first for arm in climb(case.spec))
     then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
     sizes = f" and {len(others)} other sizes" if others else ""
-    print(
+    _, around = consoles(asked)
+    around.print(
         f"{model.title}: {len(model.linears)} linears{sizes}; {', '.join(wanted)}, "
         f"--compile {compile}, --checkpoint {checkpoint}\n"
         f"first {len(first)} cases of this configuration and near it"
         + (f", which compile {compiled} times at about ten seconds each" if compiled else "")
-        + f"; then what is drawn around it, until {then} are over"
-    )
+        + f"; then what is drawn around it, until {then} are over",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip
     facts: dict[str, Fact] = {
         "dtype": first[0].spec.dtype, "checkpoint": checkpoint, "compile": compile,
         "memory_budget": 100, "grad_mode": "train", "autocast": False, "dynamic": False,

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.accepted import accepted
@@ -23,7 +23,16 @@ from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.content import checkout
 from narrowfuzz.device import check_device, choose, default_workers, enter
 from narrowfuzz.environment import prepare, settle
-from narrowfuzz.exits import CLEAN, FAIL_ON, FOUND, INTERRUPTED, OURS, TOO_LITTLE, fails
+from narrowfuzz.exits import (
+    CLEAN,
+    FAIL_ON,
+    FOUND,
+    INTERRUPTED,
+    OURS,
+    TOO_LITTLE,
+    FailOn,
+    fails,
+)
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
     AnyRecipe,
@@ -36,6 +45,7 @@ from narrowfuzz.recipe import (
 )
 
 if TYPE_CHECKING:
+    from narrowfuzz.campaign.supervisor import Tally
     from narrowfuzz.ledger import Ledger
 
 
@@ -43,8 +53,9 @@ if TYPE_CHECKING:
 _MOST_MINUTES = 60.0 * 24 * 7
 
 
-def run_command(asked: Asked) -> int:
-    """Run a campaign; returns the exit code. Raises ValueError for what cannot be asked for."""
+def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
+    """Run a campaign; returns the exit code and what ``summary.json`` holds. Raises ValueError for
+    what cannot be asked for."""
     fail_on = next((level for level in FAIL_ON if level == asked.fail_on), None)
     if fail_on is None:
         raise ValueError(unknown("level", asked.fail_on, FAIL_ON, of="--fail-on"))
@@ -98,15 +109,22 @@ def run_command(asked: Asked) -> int:
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())
     campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed)
-    tally = campaign.run()
+    tally, summary = campaign.run()
+    return _code(campaign, tally, fail_on), summary
+
+
+def _code(campaign: Campaign, tally: Tally, fail_on: FailOn) -> int:
+    """The exit code of a campaign that has ended so."""
     if tally.interrupted:
         return INTERRUPTED
     if tally.broken:
         return OURS
-    found = [finding.severity for finding in allowed.counting(store.findings())]
-    if fails(found, len(allowed.counting(store.suspected())), fail_on):
+    counting, store = campaign.accepted.counting, campaign.store
+    found = [finding.severity for finding in counting(store.findings())]
+    if fails(found, len(counting(store.suspected())), fail_on):
         return FOUND
-    return CLEAN if campaign.judged(tally).share >= asked.min_judged else TOO_LITTLE
+    enough = campaign.judged(tally).share >= campaign.asked.min_judged
+    return CLEAN if enough else TOO_LITTLE
 
 
 def _as_planted(asked: Asked, planted: tuple[str, str]) -> Asked:

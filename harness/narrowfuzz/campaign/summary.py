@@ -11,16 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.campaign.ended import Ended, hits_of
 from narrowfuzz.campaign.judged import JUDGED, Judged
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, missing, table
-from narrowfuzz.ledger import Entry, Ledger
+from narrowfuzz.ledger import Entry
 from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.severity import SEVERITIES
-from narrowfuzz.triage.finding import replay_command, report
+from narrowfuzz.triage.finding import Finding, report
 from narrowfuzz.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
@@ -51,116 +48,61 @@ def trials_seen(counts: Counter[Any]) -> dict[str, Answer]:
 
 
 def print_summary(
-    console: Console,
-    tally: Tally,
-    store: Store,
-    ledger: Ledger,
-    whole: frozenset[Pair],
-    options: Sequence[str],
-    applying: Sequence[Entry],
-    share: Judged,
-    accepted: Accepted,
-    *,
-    counted: bool = False,
-    verbose: bool = False,
-    subject: str = "",
-    first: int = 0,
+    console: Console, around: Console, ended: Ended, *, verbose: bool = False
 ) -> None:
-    """The verdict first, then what it rests on, the findings, and what is known.
-
-    ``whole``: the pairs of features that the chosen recipes and arms could have met. ``options``:
-    what a replay needs besides the finding's folder. ``applying``: the entries that what was asked
-    for may show. ``share``: what was judged of it. ``accepted``: what does not make it fail.
-    ``counted``: the number of cases was given, so that another run may have the same. ``verbose``:
-    with the tables of rules and pairs.
-    ``subject``: the user's model that it is about, ``first``: how many cases come before others.
-    """
-    if subject:
-        said = soundness(subject, tally, store, accepted, first)
+    """The verdict and the findings on ``console``; ``around`` them what they rest on and what is
+    known, with ``verbose`` also the tables of rules and pairs."""
+    tally, store, ledger = ended.tally, ended.store, ended.ledger
+    if said := ended.soundness():
         console.print(f"\n[bold]{escape(said)}[/]", soft_wrap=True)
-    _print_verdict(console, tally, store, share, accepted, counted=counted)
+    console.print(f"\n[bold]{escape(ended.verdict())}[/]", soft_wrap=True)
+    _print_judged(console, around, ended)
     for finding in store.findings():
-        console.print()
-        if why := accepted.why(finding):
-            console.print(f"[dim]does not count: {escape(why)}[/]", soft_wrap=True)
-        folder = store.out / "findings" / finding.id
-        said = report(finding, replay_command(folder, options))
-        console.print(escape(f"{said}\n  script: {folder / 'repro.py'}"), soft_wrap=True)
-        for other in store.sightings(finding.id):
-            console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
+        _print_finding(console, ended, finding)
     for finding in store.suspected():
         console.print(
             f"[yellow]suspected[/] {finding.id}: {escape(finding.fingerprint)}: "
             f"{escape(finding.why_suspected)}",
             soft_wrap=True,
         )
-    for note in tally.notes:
+    for note in ended.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
-    _print_known(console, tally.counts, ledger)
+    _print_known(around, ended.known)
     print_unmet(
-        console, hits_of(tally.counts), applying,
-        "known of what was asked for, and not met by this run:",
+        around, hits_of(tally.counts), ended.applying,
+        "known of what was asked for, and not met by this run:", ended.list_known,
     )  # fmt: skip
     if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
-        console.print(line, soft_wrap=True)
+        around.print(line, soft_wrap=True)
     if verbose:
-        _print_rules(console, tally.counts)
-        _print_pairs(console, pairs_seen(tally.counts), whole)
+        _print_rules(around, tally.counts)
+        _print_pairs(around, pairs_seen(tally.counts), ended.whole)
     page = escape(str(store.out / "report.html"))
-    console.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
+    around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
 
 
-def soundness(subject: str, tally: Tally, store: Store, accepted: Accepted, first: int) -> str:
-    """Whether a user's model is sound, in a sentence; so many cases come ``first``."""
-    hits, counts = hits_of(tally.counts), tally.counts
-    if found := accepted.counting(store.findings()):
-        return f"{subject} is not sound: {found[0].sentence}"
-    if not counts["cases"]:
-        return f"{subject}: nothing was judged, give it more --minutes"
-    if counts["first"] < first:
-        ran = f"{counts['first']} of the first {first} cases ran"
-        return f"{subject}: {ran}, give it more --minutes"
-    if store.findings():
-        return f"{subject} shows nothing that counts: what it shows is accepted"
-    if hits:
-        return f"{subject} shows nothing new, but known divergences: {', '.join(sorted(hits))}"
-    return f"{subject} is sound in all that was judged"
+def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
+    console.print()
+    if why := ended.accepted.why(finding):
+        console.print(f"[dim]does not count: {escape(why)}[/]", soft_wrap=True)
+    script = ended.store.out / "findings" / finding.id / "repro.py"
+    said = report(finding, ended.replay(finding))
+    console.print(escape(f"{said}\n  script: {script}"), soft_wrap=True)
+    for other in ended.store.sightings(finding.id):
+        console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
 
 
-def _print_verdict(
-    console: Console,
-    tally: Tally,
-    store: Store,
-    share: Judged,
-    accepted: Accepted,
-    *,
-    counted: bool,
-) -> None:
-    counts, suspected = tally.counts, store.suspected()
-    left = [finding for finding in (*store.findings(), *suspected) if accepted.why(finding)]
-    by_severity = Counter(f.severity for f in store.findings())
-    words = ", ".join(f"{by_severity[s]} {s}" for s in SEVERITIES if by_severity[s])
-    console.print(
-        f"\n[bold]New findings: {sum(by_severity.values())}[/]{f' ({words})' if words else ''}; "
-        f"suspected, without a script that shows them: {len(suspected)}."
-        f"{f' {len(left)} of them do not count.' if left else ''}",
-        soft_wrap=True,
-    )
-    if not counts["cases"]:
-        console.print("[yellow]Nothing was judged: this run says nothing.[/]")
-    met, never = len(share.met), share.never
+def _print_judged(console: Console, around: Console, ended: Ended) -> None:
+    counts, tally, never = ended.tally.counts, ended.tally, ended.share.never
     names = ", ".join(" ".join(one) for one in never[:_NEVER])
     more = f" and {len(never) - _NEVER} more" if len(never) > _NEVER else ""
-    console.print(
-        f"Judged: {met} of {met + len(never)} combinations of recipe, arm and model that can run "
-        f"here ({share.share:.0f} %){f'; never: {escape(names)}{more}' if never else ''}",
-        soft_wrap=True,
-    )
-    _print_layers(console, share)
-    console.print(
+    rest = f"; never: {escape(names)}{more}" if never else ""
+    console.print(f"{ended.judged()}{rest}", soft_wrap=True)
+    _print_layers(around, ended.share)
+    around.print(
         f"{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
         f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
-        f"{f'Digest of the cases: {tally.digest}. ' if counted else ''}"
+        f"{f'Digest of the cases: {tally.digest}. ' if ended.counted else ''}"
         f"On compiled artefacts {counts['compile ms'] / 1000:.0f} s of compiling and "
         f"{counts['data ms'] / 1000:.0f} s of data",
         soft_wrap=True,
@@ -217,15 +159,10 @@ def _short(n: int) -> str:
     return str(n) if n < 10_000 else f"{n / 1000:.0f}k"
 
 
-def hits_of(counts: Counter[Any]) -> dict[str, int]:
-    """How often each entry explained something."""
-    return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
-
-
 def print_unmet(
-    console: Console, hits: Mapping[str, int], applying: Sequence[Entry], head: str
+    console: Console, hits: Mapping[str, int], applying: Sequence[Entry], head: str, command: str
 ) -> None:
-    """What is known of the configuration, and did not come up so far."""
+    """What is known of the configuration, and did not come up so far; ``command`` lists all."""
     unmet = [entry for entry in applying if entry.id not in hits]
     if not unmet:
         return
@@ -237,22 +174,19 @@ def print_unmet(
             soft_wrap=True,
         )
     if len(unmet) > _UNMET:
-        console.print(f"  and {len(unmet) - _UNMET} more: narrowfuzz list known")
+        more = f"  and {len(unmet) - _UNMET} more: {escape(command)}"
+        console.print(more, soft_wrap=True)
 
 
-def _print_known(console: Console, counts: Counter[Any], ledger: Ledger) -> None:
-    hits = hits_of(counts)
-    if not hits:
-        return
-    console.print("\nknown divergences that still show:")
-    for entry in (*ledger.entries, *ledger.unnamed):
-        if entry.id in hits:
-            script = _relative(entry.path)
-            console.print(
-                f"  {entry.id} ({entry.severity}, {hits[entry.id]} hits): {escape(entry.title)}"
-                f"  [dim]{escape(script)}[/]",
-                soft_wrap=True,
-            )
+def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
+    if known:
+        console.print("\nknown divergences that still show:")
+    for entry, hits in known:
+        console.print(
+            f"  {entry.id} ({entry.severity}, {hits} hits): {escape(entry.title)}"
+            f"  [dim]What helps: {escape(entry.workaround)}  {escape(_relative(entry.path))}[/]",
+            soft_wrap=True,
+        )
 
 
 def _relative(path: Path) -> str:

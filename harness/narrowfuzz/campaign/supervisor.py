@@ -62,6 +62,8 @@ class Tally:
     enough: bool = False
     #: A hash of the ids of the cases of each process that came to its end: worker, generation.
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: Worker -> what it compiles, and since when on the monotonic clock.
+    compiling: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
@@ -205,6 +207,10 @@ def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) ->
     elif kind == "finding":
         _keep(value, tally, store, handle.shown)
         handle.shown = ""
+    elif kind == "compiling":
+        tally.compiling[handle.number] = value
+    elif kind == "compiled":
+        tally.compiling.pop(handle.number, None)
     elif kind == "ready":
         tally.ready = tally.ready or tally.seconds
     elif kind == "digest":
@@ -234,6 +240,7 @@ def _look_after(
         handle.process.join(10)
     if handle.process.is_alive() or (handle.channel is not None and not hung):
         return
+    tally.compiling.pop(handle.number, None)
     if handle.recycled:
         handle.generation, handle.recycled = handle.generation + 1, False
         _start(handle, config, context, deadline)

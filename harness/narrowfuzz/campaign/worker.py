@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,9 +28,11 @@ import torch
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.ladder import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
+from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.judged import looked_at
+from narrowfuzz.campaign.raised import told, when
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
 from narrowfuzz.case import Case, Spec, dump_case, load_case
@@ -61,6 +64,17 @@ def work(
     """Process entry point. ``judged``: cases that its predecessors have judged. ``deadline`` is on
     the monotonic clock, which processes share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    try:
+        _work(config, number, generation, judged, deadline, out)
+    except Exception as error:
+        said = f"{told(error)}\nworker {number} raised {when(_journal(config, number))}"
+        print(said, file=sys.stderr, flush=True)
+        raise SystemExit(1) from error
+
+
+def _work(
+    config: Config, number: int, generation: int, judged: int, deadline: float, out: Connection
+) -> None:
     assert forks(config.device) or not torch.cuda._is_in_bad_fork(), "CUDA was up before the fork"
     choose(config.device, number)
     settle()
@@ -78,6 +92,10 @@ def work(
             os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
     worker.flush(final="recycled" if worker.worn_out and not worker.has_enough else "done")
     out.close()
+
+
+def _journal(config: Config, number: int) -> Path:
+    return config.out / "journal" / f"{number}.json"
 
 
 class Worker:
@@ -124,7 +142,10 @@ class Worker:
         self.arms = select_arms(config.arms)
         self.judge = Judge(every, ledger, self.arms, device=device)
         self.judge.before_rerun = self._note
-        self.journal = config.out / "journal" / f"{number}.json"
+        self.judge.programs.listen = Compiles(out.send, lambda: self.subject).listen
+        self.journal = _journal(config, number)
+        #: Recipe and model of what runs.
+        self.subject = ""
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         #: What is found is triaged beside the slices' time.
         self.triage_seconds = 0.0
@@ -285,6 +306,7 @@ class Worker:
 
     def _note(self, case: Case) -> None:
         """Journal what runs from here on."""
+        self.subject = f"{case.spec.recipe} {case.spec.model.partition('#')[0]}"
         self.journal.write_bytes(dump_case(case))
 
     def _judge(

@@ -70,7 +70,7 @@ def _complete(evidence: Evidence, arm: str) -> Verdict:
     return Verdict(
         "contract", arm, "backward", "diverged",
         f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
-        At(name=missing[0]), f"none of {', '.join(missing)}", Present(tuple(missing)),
+        At(name=missing[0]), f"None for {', '.join(missing)}", Present(tuple(missing)),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ A stand-alone script is written from this source, as from that of ``models.py``.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 from functools import cache
@@ -55,10 +56,15 @@ def imported(where: str) -> Any:
     file = Path(where)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(f"{file.stem}_of_a_user", file)
+    # its classes have the names that their user knows, unless another module has the file's
+    found = importlib.machinery.PathFinder.find_spec(file.stem)
+    first = found is not None and found.origin is not None and file.samefile(found.origin)
+    free = first and file.stem not in sys.modules
+    name = file.stem if free else f"{file.stem}_of_a_user"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

@@ -207,6 +207,7 @@ def report(finding: Finding, replay: str) -> str:
         f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
         f" ({finding.reach} data)",
         f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}   id {finding.id}",
+        f"  fingerprint: {finding.fingerprint}",
         f"  replay: {replay}",
     ]
     if finding.story is not None:

@@ -98,7 +98,7 @@ def _missing(evidence: LibraryEvidence, trace: Trace) -> Verdict | None:
                 return Verdict(
                     _NAME, trace.arm, _ROLE, "diverged",
                     f"no gradient of {missing[0].rpartition('.')[2]}",
-                    At(event=i, name=f"{missing[0]}.grad"), f"none of {', '.join(missing)}",
+                    At(event=i, name=f"{missing[0]}.grad"), f"None for {', '.join(missing)}",
                     Present(tuple(f"{name}.grad" for name in missing)),
                 )  # fmt: skip
     return None

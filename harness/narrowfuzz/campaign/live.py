@@ -1,0 +1,68 @@
+"""What a run says while it goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from narrowfuzz.campaign.config import Config
+
+if TYPE_CHECKING:
+    from narrowfuzz.campaign.supervisor import Tally
+
+
+class Live:
+    """One line that keeps moving: on a terminal in place, elsewhere every ten seconds. Each finding
+    is named as it comes."""
+
+    def __init__(self, console: Console, config: Config) -> None:
+        self.console, self.config, self.last = console, config, 0.0
+        #: Ids of the findings that were named.
+        self.named: set[str] = set()
+        self.status = console.status("starting workers") if console.is_terminal else None
+        self.every = 0.25 if self.status else 10.0
+        if self.status:
+            self.status.start()
+
+    def show(self, tally: Tally) -> None:
+        for found in [found.finding for found in tally.found]:
+            if found.id not in self.named:
+                self.named.add(found.id)
+                sentence = f"found: {found.sentence} ({found.recipe}, {found.arm})"
+                self.console.print(escape(sentence), soft_wrap=True)
+        if time.monotonic() - self.last < self.every:
+            return
+        self.last = time.monotonic()
+        line = escape(progress(tally, self.config))
+        if self.status:
+            self.status.update(line)
+        else:
+            self.console.print(line, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.status:
+            self.status.stop()
+
+
+def progress(tally: Tally, config: Config) -> str:
+    """How far a run is, and what has been compiling for longest."""
+    counts, seconds = tally.counts, tally.seconds
+    asked, minutes = config.cases, config.minutes
+    of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
+    return (
+        f"{seconds:4.0f} s{of_time}   {counts['cases']}{of_cases} cases "
+        f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
+        f"{counts['compiles']} compiles   {tally.new} findings{_compiling(tally)}"
+    )
+
+
+def _compiling(tally: Tally) -> str:
+    if not tally.compiling:
+        return ""
+    what, since = min(tally.compiling.values(), key=lambda one: one[1])
+    others = len(tally.compiling) - 1
+    more = f" and {others} more" if others else ""
+    return f"   compiling: {what}, {time.monotonic() - since:.0f} s{more}"

@@ -1,0 +1,61 @@
+"""``summary.md``: a run for a pull request, as Markdown of the kind that code hosts show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from narrowfuzz.campaign.ended import Ended
+from narrowfuzz.triage.finding import Finding
+
+#: What makes mark-up wherever it stands, and what does where a line begins.
+_ANYWHERE = re.compile(r"([\\`*_\[\]<>#|~&$])")
+_FIRST = re.compile(r"^(\d*)([-+=.)])")
+
+
+def write_markdown(ended: Ended) -> None:
+    """Write it beside the rest of a run."""
+    (ended.store.out / "summary.md").write_text("\n\n".join(_parts(ended)) + "\n")
+
+
+def plain(text: str) -> str:
+    """Text that stands as it is, in a cell of a table, too: no mark-up, no line of its own, and
+    nobody is mentioned."""
+    escaped = _FIRST.sub(r"\1\\\2", _ANYWHERE.sub(r"\\\1", " ".join(text.split())))
+    return escaped.replace("@", "@<!-- -->")
+
+
+def _parts(ended: Ended) -> Iterator[str]:
+    yield f"## narrowfuzz: {plain(ended.soundness() or ended.verdict())}"
+    if ended.subject:
+        yield plain(ended.verdict())
+    yield plain(ended.judged())
+    if found := ended.store.findings():
+        head = "| severity | finding | recipe | arm | replay |\n| --- | --- | --- | --- | --- |"
+        yield "\n".join([head, *(_row(ended, finding) for finding in found)])
+    if suspected := ended.store.suspected():
+        lines = (f"{one.sentence} ({one.recipe}, {one.arm})" for one in suspected)
+        yield "Suspected, without a script that shows it:\n\n" + _list(lines)
+    if ended.known:
+        lines = (
+            f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}"
+            for entry, _ in ended.known
+        )
+        yield "Known divergences that still show:\n\n" + _list(lines)
+    if ended.notes:
+        yield _list(f"Note: {note}" for note in ended.notes)
+    if never := ended.share.never:
+        head = f"<details>\n<summary>Never judged: {len(never)}</summary>"
+        yield f"{head}\n\n{_list(' / '.join(one) for one in never)}\n\n</details>"
+
+
+def _row(ended: Ended, finding: Finding) -> str:
+    why = ended.accepted.why(finding)
+    sentence = f"{finding.sentence} (does not count: {why})" if why else finding.sentence
+    cells = (finding.severity, sentence, finding.recipe, finding.arm)
+    replay = f"<code>{plain(ended.replay(finding))}</code>"
+    return f"| {' | '.join([*map(plain, cells), replay])} |"
+
+
+def _list(lines: Iterator[str]) -> str:
+    return "\n".join(f"- {plain(line)}" for line in lines)
