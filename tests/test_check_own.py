@@ -54,6 +54,13 @@ def test_a_sound_model_is_said_to_be_sound_and_what_was_judged(tmp_path: Path) -
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
 
+def test_arms_are_those_of_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = check(tmp_path, "mine.py:build", "--checkpoint", "full", "--arm", "inductor*")
+    assert ran.code == 2
+    assert "runs eager, eager+checkpoint; --compile and --checkpoint say more" in ran.output
+
+
 def test_a_filter_that_leaves_nothing_names_the_linears(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "up")

@@ -172,6 +172,7 @@ def check(
     checkpoint: Annotated[
         str, typer.Option(help="how you recompute: none, full, reentrant or selective")
     ] = "none",
+    arm: ArmGlobs = None,
     minutes: Minutes = None,
     cases: Cases = 0,
     workers: Workers = 0,
@@ -193,15 +194,16 @@ def check(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Your own model in your own configuration: is it sound, and what was judged? BUILD takes
-    nothing and returns the module and what it is called with. Exit codes as of run."""
+    """Your own model in your own configuration: is it sound, and what was judged? BUILD returns
+    the module and what it is called with. Exit codes as of run."""
     lay(with_ or ())
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.check import check_command
 
     asked = Asked(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
-        recipe_files=tuple(recipe_file or ()), models=(model,), device=device, seed=seed, out=out,
+        recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=(model,),
+        device=device, seed=seed, out=out,
         fail_on=fail_on, min_judged=min_judged, ledgers=tuple(ledger or ()), baseline=baseline,
         suppress=suppress, plant=plant, verbose=verbose, quiet=quiet,
     )  # fmt: skip

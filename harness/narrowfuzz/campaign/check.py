@@ -9,6 +9,7 @@ from typing import Any, get_args
 import msgspec
 
 from narrowfuzz.arm import climb
+from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
@@ -65,8 +66,15 @@ def check_command(
         )
     asked_of = _specs(model, recipes, compile, checkpoint)  # type: ignore[arg-type]
     first = (*_first(asked_of), *_other_sizes(others, recipes))
-    arms = dict.fromkeys(arm.name for case in first for arm in climb(case.spec))
-    compiled = sum(bool(arm.compiler) for case in first for arm in climb(case.spec))
+    chosen, climbed = select_arms(asked.arms), [a for case in first for a in climb(case.spec)]
+    arms = dict.fromkeys(arm.name for arm in climbed if arm.name in chosen)
+    if not arms:
+        raise ValueError(
+            f"--arm {' '.join(asked.arms)}: this configuration runs "
+            f"{', '.join(dict.fromkeys(arm.name for arm in climbed))}; --compile and --checkpoint "
+            "say more"
+        )
+    compiled = sum(bool(arm.compiler) for arm in climbed if arm.name in arms)
     then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
     sizes = f" and {len(others)} other sizes" if others else ""
     _, around = consoles(asked)
