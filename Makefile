@@ -69,8 +69,7 @@ nightly: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup properties --nf-profile nightly $(ARGS)
 	$(MAKE) gpu ARGS=--simulate MINUTES=9
 
-# what is imported is compiled to bytecode then; all of torch at once takes twice as long
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0

@@ -46,6 +46,13 @@ def _called_twice(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     return cases(recipes).map(twice)
 
 
+def _with_a_bias(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
+    def biased(case: Case) -> Case:
+        return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, bias=True))
+
+    return cases(recipes, vary=DIRECT).map(biased)
+
+
 def _ended_by_a_linear(recipes: Sequence[Any]) -> st.SearchStrategy[Case] | None:
     """Unquantised models whose output one linear makes."""
     plain = [r for r in recipes if not r.plan(Spec(recipe=r.name)).quantised]
@@ -92,7 +99,7 @@ PROPERTIES = (
              ("O12", "O13", "O18"), compiled=("O13", "O18"),
              needs=lambda spec: spec.checkpoint != "none"),
     Property("bias gradient", "a bias gradient is the sum of the output gradients", ("O16",),
-             compiled=("O16",), needs=lambda spec: spec.bias),
+             _with_a_bias, compiled=("O16",), needs=lambda spec: spec.bias),
     Property("gradient sum", "a parameter's gradient is the sum over the calls of its layer",
              ("O21",), _called_twice),
     Property("microbatches", "gradients of several microbatches are added, one by one", ("R23",),

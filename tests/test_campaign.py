@@ -326,7 +326,7 @@ def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_what_raises_only_once_is_said_without_what_was_drawn(tmp_path: Path) -> None:
     """Hypothesis, which does not see it again, lists every case that it tried."""
     (tmp_path / "mine.py").write_text(RAISES_ONCE)

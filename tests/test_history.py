@@ -101,7 +101,7 @@ def test_what_a_dead_model_left_is_confirmed_with_what_ran_before(
     assert gone.code == 0, gone.output
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_what_needs_no_history_gets_none_of_the_past(scripts: RunScript) -> None:
     with builtin_faults()["scale-doubled"].plant():
         judge = Judge(recipes(), Ledger([]))

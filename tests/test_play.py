@@ -83,8 +83,10 @@ def of_arm(case: Case, arm: str) -> dict[str, Any]:
 
 def params() -> list[Any]:
     return [
-        pytest.param(name, arm.name, marks=[pytest.mark.heavy] * (arm.compiler == "inductor"))
-        for name, case in sorted(CASES.items())
+        pytest.param(
+            name, arm.name, marks=[pytest.mark.heavy] * (i % 2 or arm.compiler == "inductor")
+        )
+        for i, (name, case) in enumerate(sorted(CASES.items()))
         for arm in climb(case.spec)
     ]
 
@@ -134,8 +136,10 @@ def test_player_and_arm_agree_bit_for_bit(name: str, arm: str, planted: bool) ->
     "model",
     [
         "linear",
-        "used_twice",
-        *(pytest.param(m, marks=pytest.mark.heavy) for m in ("mlp_swiglu", "two_blocks")),
+        *(
+            pytest.param(m, marks=pytest.mark.heavy)
+            for m in ("used_twice", "mlp_swiglu", "two_blocks")
+        ),
     ],
 )
 def test_a_played_script_shows_what_is_planted_and_nothing_else(

@@ -48,6 +48,7 @@ from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
 from narrowfuzz.verdict import Verdict, fingerprint
+from samples import one_in
 from te_on_cpu.environment import CHOICE, ensure
 
 HERE = Path(__file__).parent
@@ -118,7 +119,7 @@ def run_here(script: str, folder: Path) -> int:
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(f, marks=[pytest.mark.heavy] * (f == "rounded_on_save")) for f in SHOWN_BY],
+    one_in(2, SHOWN_BY),
 )
 def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     fault: str, tmp_path: Path

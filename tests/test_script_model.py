@@ -223,7 +223,7 @@ AGREE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "changes"), AGREE)
+@pytest.mark.parametrize(("model", "changes"), one_in(2, AGREE))
 def test_a_script_runs_what_the_arm_ran(model: str, changes: dict[str, Any]) -> None:
     """Same results, bit for bit, as the case left on the arm; else it shows another thing."""
     spec = spec_of(model, **changes)
@@ -282,9 +282,7 @@ def test_a_refusal_that_comes_to_name_its_layer_is_gone() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    [  # nightly all of them: each is a process that compiles
-        pytest.param(rule, marks=pytest.mark.heavy if i % 3 else ()) for i, rule in enumerate(RULES)
-    ],
+    one_in(6, RULES),  # each is a process that compiles
 )
 def test_on_a_clean_library_it_exits_0(tmp_path: Path, scripts: RunScript, rule: str) -> None:
     spec = spec_of("two_blocks", batch=2, m=16, checkpoint="selective",

@@ -47,6 +47,7 @@ from narrowfuzz.trainings import check_events, drawn_events
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
+from samples import one_in
 
 prepare()
 settle()
@@ -216,8 +217,11 @@ def test_a_recompute_belongs_to_the_forward_that_it_repeats() -> None:
 @pytest.mark.parametrize(
     ("model", "checkpoint"),
     [
-        *itertools.product(
-            ("linear", "mlp_swiglu", "used_twice", "dropout"), ("none", "full", "reentrant")
+        *one_in(
+            2,
+            itertools.product(
+                ("linear", "mlp_swiglu", "used_twice", "dropout"), ("none", "full", "reentrant")
+            ),
         ),
         ("two_blocks", "full"),
     ],

@@ -46,6 +46,8 @@ _BUILDS = 14
 _MARGIN = 8.0
 #: So often a case that shows nothing again is run twice; what then differs gets so many seconds.
 _REPEATS, _SHORT = 20, 10.0
+#: So many times longer takes a fresh process that compiles what ran before.
+_BUILDING = 3.0
 #: Rules about one operand of one GEMM.
 OPERAND_RULES = ("O2", "O3", "O4")
 
@@ -88,9 +90,12 @@ def triage(
             )
     if past:
         names = [oracle.name for oracle in _rules(small.case, verdict)]
+        compiled = ARMS[verdict.arm].compiled
+        # what was compiled to make it smaller is in this process only, and may be what it meets
+        base = drawn if compiled else small
         for longer, there in histories(
-            judge, small.minimal, small.verdict, past, scripts,
-            rules=names, plant=plant, files=files, seconds=seconds,
+            judge, base.minimal, base.verdict, past, scripts,
+            rules=names, plant=plant, files=files, seconds=seconds * (_BUILDING if compiled else 1),
         ):  # fmt: skip
             proof = confirm(longer, there)
             small = replace(small, minimal=longer, verdict=there, proof=proof)
