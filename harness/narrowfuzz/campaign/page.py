@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from narrowfuzz.arm import REFERENCE, climb
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.nearest import Near, nearest
@@ -39,6 +40,8 @@ class Shown:
     picture: str
     #: Entries of the ledger that resemble it.
     near: list[Near]
+    #: The arms that its case runs on, in order.
+    rungs: tuple[str, ...]
 
 
 def write_page(
@@ -96,6 +99,7 @@ def _shown(
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
         nearest(finding, entries),
+        (REFERENCE.name, *(arm.name for arm in climb(finding.minimal.spec))),
     )
 
 

@@ -11,7 +11,7 @@ from narrowfuzz.case import load_case
 _FRAMES, _SAID = 12, 2000
 
 
-def told(error: BaseException) -> str:
+def innermost(error: BaseException) -> str:
     """The traceback of the innermost of what was raised. Hypothesis puts it into a group, and adds
     notes that hold all it has drawn."""
     while isinstance(error, BaseExceptionGroup):

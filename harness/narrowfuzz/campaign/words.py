@@ -14,6 +14,7 @@ WORDS: dict[str, str] = {
     "ladder": "Data whose sums come out differently in accumulators of other widths.",
     "wild": "Data of a value class: gaussian, outliers, zero rows, edges of binades, infinities.",
     "arm": "A way to run a case: eager, recomputed, compiled, on other kernels.",
+    "rungs": "The arms that the case runs on, in order; at the marked one the rule was broken.",
     "recipe": "A way to train in narrow precision: what is converted, and what it promises.",
     "suspected": "A rule shows it and no stand-alone script does: kept and counted, not a finding.",
     "fingerprint": "The identity of a cause: rule, role, arm, symptom and family of recipes.",

@@ -32,7 +32,7 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.judged import looked_at
-from narrowfuzz.campaign.raised import told, when
+from narrowfuzz.campaign.raised import innermost, when
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
 from narrowfuzz.case import Case, Spec, dump_case, load_case
@@ -67,7 +67,7 @@ def work(
     try:
         _work(config, number, generation, judged, deadline, out)
     except Exception as error:
-        said = f"{told(error)}\nworker {number} raised {when(_journal(config, number))}"
+        said = f"{innermost(error)}\nworker {number} raised {when(_journal(config, number))}"
         print(said, file=sys.stderr, flush=True)
         raise SystemExit(1) from error
 
