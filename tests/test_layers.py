@@ -137,8 +137,7 @@ MAY_IMPORT = {
     },
     "overlay": {"te_on_cpu"},
     "triage": JUDGED | {"overlay", "plants", "vectors"},
-    "own_dims": set(),
-    "own_models": {"case", "catalog", "own_dims", "play"},
+    "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED
     | {
         "__init__",

@@ -56,7 +56,7 @@ class Model:
     smaller: tuple[str, ...] = ("linear",)
     #: Fields of a Spec that the model leaves no choice of.
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    #: True: a user's (``own_models.py``), whose linears these are.
+    #: True: a user's (``own_models``), whose linears these are.
     own: bool = False
     linears: tuple[str, ...] = ()
     #: False of a user's that is called with other values than its defaults.

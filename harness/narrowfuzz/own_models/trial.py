@@ -1,25 +1,16 @@
-"""A user's own model: found, tried once, and made one of the models by name.
-
-Its name in a case is that of its file and function, and a hash of the file. A case never makes a
-file run: only who names it on the command line, or hands it to ``cases``, does.
-"""
+"""A user's model, tried once: what it is like, or why it cannot be judged."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import math
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.case import LARGEST
-from narrowfuzz.catalog import MODELS, Model
-from narrowfuzz.own_dims import Dims, choices, combinations, size
+from narrowfuzz.own_models.source import Source, refused, said
 
 if TYPE_CHECKING:
     import torch
@@ -28,114 +19,7 @@ _HOW = "it must return a module and what that is called with: a tensor, a tuple,
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a model's ``build`` is: a file, or a module by its dotted name."""
-
-    where: str
-    build: str
-    #: Of the file's bytes.
-    hash: str
-    #: What it is called with where that is not the default.
-    dims: Dims = ()
-
-    @property
-    def title(self) -> str:
-        """As a user names it, without folders."""
-        return f"{Path(self.where).name}:{self.build}"
-
-    @property
-    def name(self) -> str:
-        called = f"({', '.join(f'{n}={v!r}' for n, v in self.dims)})" if self.dims else ""
-        return f"{self.title}{called}#{self.hash}"
-
-
-def source_of(text: str) -> Source:
-    """What ``FILE.py:build`` or ``package.module:build`` names. Raises ValueError if there is no
-    such file or module."""
-    where, colon, build = text.rpartition(":")
-    if not colon or not where or not build.isidentifier():
-        raise ValueError(f"model {text!r}: write FILE.py:build or package.module:build")
-    file = Path(where)
-    if where.endswith(".py"):
-        if not file.is_file():
-            raise ValueError(f"model {text!r}: there is no file {where}")
-        where = str(file.resolve())
-    else:
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        try:
-            found = importlib.util.find_spec(where)
-        except ImportError as error:
-            raise ValueError(f"model {text!r}: {error}") from None
-        if found is None or found.origin is None:
-            raise ValueError(f"model {text!r}: there is no module {where}")
-        file = Path(found.origin)
-    return Source(where, build, hashlib.sha256(file.read_bytes()).hexdigest()[:8])
-
-
-@cache
-def register(text: str) -> tuple[Model, ...]:
-    """The model by this name, tried once, as it is by default and then as its parameters' other
-    values make it; from now on they are among ``MODELS``.
-
-    Raises ValueError, in one sentence, for what cannot be judged: a build that raises or gives no
-    module, a model without a linear, one that does not run on a CPU, or whose buffers change.
-    """
-    source = source_of(text)
-    values = _choices(source)
-    sources = [replace(source, dims=dims) for dims in combinations(values)]
-    sizes = {one.name: size(values, one.dims) for one in sources}
-    models = tuple(_model(one, sizes) for one in sources)
-    MODELS.update((model.name, model) for model in models)
-    return models
-
-
-def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
-    from narrowfuzz.play.own import imported
-
-    try:
-        build = getattr(imported(source.where), source.build, None)
-    except (Exception, SystemExit) as error:
-        raise _refused(source, f"importing it raised {_said(error)}") from error
-    if not callable(build):
-        raise _refused(source, f"there is no function {source.build} in it")
-    try:
-        return choices(build)
-    except ValueError as error:
-        raise _refused(source, f"{source.build} {error}") from None
-
-
-def _model(source: Source, sizes: Mapping[str, float]) -> Model:
-    facts, mine, dims = _tried(source), sizes[source.name], dict(source.dims)
-    smaller = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine]
-    return Model(
-        source.name, source.title, "OwnModel",
-        lambda spec: (source.where, source.build, spec.tokens, spec.width, dims), "block",
-        wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
-        regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
-        linears=facts.linears, by_default=not source.dims,
-    )  # fmt: skip
-
-
-def known_as(name: str, text: str) -> Model:
-    """The model of a case that was kept when its file was another: the file as it is now.
-
-    Raises ValueError if it is of another file or function, or of other parameters than it has.
-    """
-    called = name.partition("#")[0]
-    for model in register(text):
-        if model.name.partition("#")[0] == called:
-            MODELS[name] = model
-            return model
-    raise ValueError(f"the case is about the model {called}, not about {text}")
-
-
-def _refused(source: Source, why: str) -> ValueError:
-    return ValueError(f"model {source.name.partition('#')[0]}: {why}")
-
-
-@dataclass(frozen=True)
-class _Facts:
+class Facts:
     """What a model is like, asked of it."""
 
     ids: bool
@@ -147,18 +31,19 @@ class _Facts:
     fixed: dict[str, Any]
 
 
-def _tried(source: Source) -> _Facts:
+def tried(source: Source) -> Facts:
+    """Build it, call it twice, and see. Raises ValueError for what cannot be judged."""
     import torch
     from torch import nn
 
     from narrowfuzz.play.own import OwnModel, driven, imported
 
-    refuse = partial(_refused, source)
+    refuse = partial(refused, source)
     try:
         torch.manual_seed(0)
         made = getattr(imported(source.where), source.build)(**dict(source.dims))
     except (Exception, SystemExit) as error:
-        raise refuse(f"{source.build}() raised {_said(error)}") from error
+        raise refuse(f"{source.build}() raised {said(error)}") from error
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise refuse(f"{source.build}() gives {_kind(made)}; {_HOW}")
     module, given = made
@@ -209,7 +94,7 @@ def _tried(source: Source) -> _Facts:
     }
     random = any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
     names = tuple(f"model.{name}".rstrip(".") for name in linears)
-    return _Facts(ids, random, names, _blocks(module), fixed)
+    return Facts(ids, random, names, _blocks(module), fixed)
 
 
 def _outputs(own: Any, source: Source, seed: int, refuse: Any) -> list[torch.Tensor]:
@@ -227,7 +112,7 @@ def _outputs(own: Any, source: Source, seed: int, refuse: Any) -> list[torch.Ten
             found = tensors_in(own.model(*args, **kwargs))
     except Exception as error:
         called = f"calling it with what {source.build}() gives"
-        raise refuse(f"{called} raised {_said(error)}") from error
+        raise refuse(f"{called} raised {said(error)}") from error
     after = _buffers(own.model)
     if changed := [name for name, then in after.items() if before.get(name) != then]:
         raise refuse(f"a forward changes its buffer {changed[0]}, so that no two runs are alike: "
@@ -284,8 +169,3 @@ def _kind(made: Any) -> str:
     if isinstance(made, tuple):
         return f"a tuple of {', '.join(type(part).__name__ for part in made) or 'nothing'}"
     return f"a {type(made).__name__}" if made is not None else "nothing"
-
-
-def _said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

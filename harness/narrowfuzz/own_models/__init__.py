@@ -1,0 +1,76 @@
+"""A user's own model: found, tried once, and made one of the models by name.
+
+Its name in a case is that of its file and function, and a hash of the file. A case never makes a
+file run: only who names it on the command line, or hands it to ``cases``, does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from narrowfuzz.catalog import MODELS, Model
+from narrowfuzz.own_models.dims import choices, combinations, size
+from narrowfuzz.own_models.source import Source, refused, said, source_of
+from narrowfuzz.own_models.trial import tried
+
+__all__ = ["known_as", "register", "source_of"]
+
+
+@cache
+def register(text: str) -> tuple[Model, ...]:
+    """The model by this name, tried once, as it is by default and then as its parameters' other
+    values make it; from now on they are among ``MODELS``.
+
+    Raises ValueError, in one sentence, for what cannot be judged: a build that raises or gives no
+    module, a model without a linear, one that does not run on a CPU, or whose buffers change.
+    """
+    source = source_of(text)
+    values = _choices(source)
+    sources = [replace(source, dims=dims) for dims in combinations(values)]
+    sizes = {one.name: size(values, one.dims) for one in sources}
+    models = tuple(_model(one, sizes) for one in sources)
+    MODELS.update((model.name, model) for model in models)
+    return models
+
+
+def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
+    from narrowfuzz.play.own import imported
+
+    try:
+        build = getattr(imported(source.where), source.build, None)
+    except (Exception, SystemExit) as error:
+        raise refused(source, f"importing it raised {said(error)}") from error
+    if not callable(build):
+        raise refused(source, f"there is no function {source.build} in it")
+    try:
+        return choices(build)
+    except ValueError as error:
+        raise refused(source, f"{source.build} {error}") from None
+
+
+def _model(source: Source, sizes: Mapping[str, float]) -> Model:
+    facts, mine, dims = tried(source), sizes[source.name], dict(source.dims)
+    smaller = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine]
+    return Model(
+        source.name, source.title, "OwnModel",
+        lambda spec: (source.where, source.build, spec.tokens, spec.width, dims), "block",
+        wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
+        regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
+        linears=facts.linears, by_default=not source.dims,
+    )  # fmt: skip
+
+
+def known_as(name: str, text: str) -> Model:
+    """The model of a case that was kept when its file was another: the file as it is now.
+
+    Raises ValueError if it is of another file or function, or of other parameters than it has.
+    """
+    called = name.partition("#")[0]
+    for model in register(text):
+        if model.name.partition("#")[0] == called:
+            MODELS[name] = model
+            return model
+    raise ValueError(f"the case is about the model {called}, not about {text}")
