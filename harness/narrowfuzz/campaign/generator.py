@@ -10,13 +10,16 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
 
 from narrowfuzz.arms.ladder import natives, select_arms
 from narrowfuzz.campaign.config import Config
@@ -228,7 +231,8 @@ class Generator:
         def run(drawn: Any) -> None:
             take(drawn)
 
-        run()
+        with _wherever_files_lie():
+            run()
         gc.collect()  # engines and autograd graphs die in cycles; left alone they pile up for hours
 
     def _ladders(self, spec: Spec) -> int:
@@ -271,3 +275,15 @@ class Generator:
         self.close.remove(near)
         spec = msgspec.structs.replace(near[1].spec, compile=kind, kernels="default")
         return (msgspec.structs.replace(near[1], spec=spec),)
+
+
+@contextmanager
+def _wherever_files_lie() -> Iterator[None]:
+    """Hypothesis draws constants that stand in modules it takes for the user's own, which are those
+    outside site-packages: a checkout of a library would have other cases than its release."""
+    if not hasattr(providers, "_get_local_constants"):  # before 6.131 it did not
+        yield
+        return
+    none = providers.Constants()
+    with patch.object(providers, "_get_local_constants", lambda: none):
+        yield
