@@ -80,20 +80,20 @@ until = 2027-01-01
 
 
 def test_what_a_baseline_has_seen_does_not_count(store: Store, tmp_path: Path) -> None:
-    here = accepted(store.out, None, TODAY)
+    here = accepted((store.out,), None, TODAY)
     assert here.counting([FINDING, OTHER]) == []
     new = msgspec.structs.replace(FINDING, fingerprint="O2--another")
     assert here.counting([FINDING, new]) == [new]
-    assert accepted(None, None, TODAY).counting([FINDING]) == [FINDING]
+    assert accepted((), None, TODAY).counting([FINDING]) == [FINDING]
 
 
 def test_a_baseline_tells_what_is_new_what_stayed_and_what_is_gone(store: Store) -> None:
     assert store.fingerprints() == {FINDING.fingerprint, OTHER.fingerprint, "x"}
-    here = accepted(store.out, None, TODAY)
+    here = accepted((store.out,), None, TODAY)
     assert here.changed(["new", "x"]) == Changed(
         ("new",), ("x",), (OTHER.fingerprint, FINDING.fingerprint)
     )
-    assert accepted(None, None, TODAY).changed(["new"]) is None
+    assert accepted((), None, TODAY).changed(["new"]) is None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_baseline_tells_what_is_new_what_stayed_and_what_is_gone(store: Store)
 def test_a_model_is_sound_only_if_what_comes_first_ran(
     store: Store, ran: int, seen: bool, says: str
 ) -> None:
-    known = accepted(None if seen else store.out, None, TODAY)
+    known = accepted(() if seen else (store.out,), None, TODAY)
     counts = Counter(cases=10 * ran, first=ran)
     assert of(store, counts, accepted=known, subject="m.py:build").soundness().startswith(says)
 
@@ -119,23 +119,38 @@ def test_a_model_that_shows_nothing_is_sound(tmp_path: Path) -> None:
     assert "is sound in all that was judged" in ended.soundness()
 
 
+def test_what_is_milder_than_asked_does_not_count_anywhere() -> None:
+    here = accepted((), None, TODAY, "high")
+    assert here.counting([FINDING, OTHER]) == [OTHER]
+    assert here.why(FINDING) == "medium, and --fail-on is high"
+    assert accepted((), None, TODAY, "low").counting([FINDING, OTHER]) == [FINDING, OTHER]
+
+
+def test_several_runs_are_one_baseline(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "other")
+    new = msgspec.structs.replace(FINDING, fingerprint="O2--another", id="b" * 12)
+    other.add(new, "")
+    assert accepted((store.out, other.out), None, TODAY).counting([FINDING, OTHER, new]) == []
+    assert accepted((other.out,), None, TODAY).counting([FINDING, new]) == [FINDING]
+
+
 def test_a_suppression_holds_until_its_day(tmp_path: Path) -> None:
     file = written(tmp_path, ENTRY)
-    assert accepted(None, file, TODAY).counting([FINDING, OTHER]) == [OTHER]
-    assert "our own patch" in accepted(None, file, TODAY).why(FINDING)
+    assert accepted((), file, TODAY).counting([FINDING, OTHER]) == [OTHER]
+    assert "our own patch" in accepted((), file, TODAY).why(FINDING)
     late = datetime.date(2027, 1, 1)
-    assert accepted(None, file, late).counting([FINDING, OTHER]) == [FINDING, OTHER]
+    assert accepted((), file, late).counting([FINDING, OTHER]) == [FINDING, OTHER]
 
 
 def test_what_is_out_of_date_is_said(tmp_path: Path) -> None:
     other = ENTRY.replace("O5--*", "O2--*")
     file = written(tmp_path, ENTRY + other + other.replace("2027", "2026"))
-    here = accepted(None, file, TODAY)
+    here = accepted((), file, TODAY)
     idle, over = "O2--*--torchao.float8", "no longer accepted since 2026-01-01"
     assert here.stale([FINDING]) == [
         f"{over}: {idle}", f"accepted, but not seen in this run: {idle}"
     ]  # fmt: skip
-    assert accepted(None, written(tmp_path, ENTRY), TODAY).stale([FINDING, OTHER]) == []
+    assert accepted((), written(tmp_path, ENTRY), TODAY).stale([FINDING, OTHER]) == []
 
 
 @pytest.mark.parametrize(
@@ -153,18 +168,18 @@ def test_a_suppression_that_says_too_little_is_refused(
     tmp_path: Path, text: str, says: str
 ) -> None:
     with pytest.raises(ValueError, match="--suppress") as caught:
-        accepted(None, written(tmp_path, text), TODAY)
+        accepted((), written(tmp_path, text), TODAY)
     assert says in str(caught.value)
 
 
 def test_a_baseline_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run is there"):
-        accepted(tmp_path, None, TODAY)
+        accepted((tmp_path,), None, TODAY)
     (tmp_path / "findings.db").write_text("not a database, but long enough to be looked at as one")
     with pytest.raises(ValueError, match="--baseline"):
-        accepted(tmp_path, None, TODAY)
+        accepted((tmp_path,), None, TODAY)
     with pytest.raises(ValueError, match="No such file"):
-        accepted(None, tmp_path / "nothing.toml", TODAY)
+        accepted((), tmp_path / "nothing.toml", TODAY)
 
 
 def outputs(store: Store, here: Accepted) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:

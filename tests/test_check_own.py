@@ -67,6 +67,8 @@ def test_a_filter_that_leaves_nothing_names_the_linears(tmp_path: Path) -> None:
     assert ran.code == 2 and "is true of none of the linears of mine.py:build, which are 0" in (
         ran.output
     )
+    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!up")
+    assert ran.code == 2 and "--filter !up is true of none" in ran.output
 
 
 @pytest.mark.heavy

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 from narrowfuzz import __version__, cli
+from narrowfuzz.campaign import main
+from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.exits import FailOn, fails
 from narrowfuzz.severity import Severity
 
@@ -67,3 +71,22 @@ def test_a_reader_that_has_gone_is_no_finding() -> None:
     run.stdout.close()
     assert b"Traceback" not in run.stderr.read()
     assert run.wait(120) == 3
+
+
+@pytest.mark.parametrize(
+    ("counted", "judged", "lost", "minutes", "incomplete"),
+    [
+        (60, 60, 0, None, False),
+        (60, 12, 0, None, True),
+        (60, 12, 0, 0.5, False),
+        (0, 0, 3, 2.0, True),
+        (0, 5, 3, 2.0, False),
+        (0, 0, 0, 0.01, False),
+    ],
+)
+def test_a_run_that_lost_its_workers_or_its_count_is_not_complete(
+    counted: int, judged: int, lost: int, minutes: float | None, incomplete: bool
+) -> None:
+    asked = SimpleNamespace(cases=counted, minutes=minutes)
+    tally = Tally(Counter(cases=judged), lost_workers=lost)
+    assert main._incomplete(SimpleNamespace(asked=asked), tally) is incomplete  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ MAY_IMPORT = {
     "specs": LOW | {"choices", "recipe", "schedule", "trainings"},
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "cures": set(),
-    "ledger": LOW | {"cures", "facts"},
+    "ledger": LOW | {"cures", "environment", "facts"},
     "models": {"case", "catalog", "numerics", "play", "schedule", "stateful"},
     "factors": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "coverage": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},

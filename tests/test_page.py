@@ -27,7 +27,8 @@ SUMMARY: dict[str, Any] = {
     "found": {FINDING.id: {"cases": 17, "seconds": 4.5}},
 }  # fmt: skip
 ENVIRONMENT: dict[str, Any] = {
-    "versions": {"torch": "2.13.0"}, "platform": "Linux",
+    "versions": {"torch": "2.13.0"},
+    "checkouts": {"torchao": "/there/torchao"}, "platform": "Linux",
     "machine": {"cpu": ["avx2"], "onednn": "3.12.0", "compiler": "g++ 12.2.0"},
 }  # fmt: skip
 

@@ -180,6 +180,8 @@ def test_a_tap_that_sees_nothing_is_said_at_the_first_case() -> None:
     [
         ("wo", ("wq", "wk"), False),
         ("layers.0.wq", ("*.w[qk]",), True),
+        ("layers.0.wo", ("!wo",), False),
+        ("layers.0.wo", ("wo",), True),
         ("layers.0.wo", ("!*.wo",), False),
         ("layers.0.wq", ("!*.wo",), True),
         ("layers.0.wq", ("layers.*", "!*.wq"), False),

@@ -84,7 +84,8 @@ Json = Annotated[
 ]
 Plant = Annotated[str, typer.Option(help="plant this (id or FILE:id)")]
 Baseline = Annotated[
-    Path | None, typer.Option(help="folder of an earlier run: what it has seen does not count")
+    list[Path] | None,
+    typer.Option(help="folders of earlier runs: what any of them has seen does not count"),
 ]
 Ledgers = Annotated[
     list[Path] | None, typer.Option("--ledger", help="folder of known divergences of your own")
@@ -155,8 +156,8 @@ def run(
         recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=tuple(model or ()),
         device=device, seed=seed, out=out, resume=resume, ledger=not no_ledger,
         ledgers=tuple(ledger or ()), plant=plant,
-        te_version=te_version, fail_on=fail_on, min_judged=min_judged, baseline=baseline,
-        suppress=suppress, verbose=verbose, quiet=quiet,
+        te_version=te_version, fail_on=fail_on, min_judged=min_judged,
+        baseline=tuple(baseline or ()), suppress=suppress, verbose=verbose, quiet=quiet,
     )  # fmt: skip
     raise typer.Exit(_ended(json, partial(run_command, asked)))
 
@@ -204,8 +205,9 @@ def check(
         minutes=minutes, cases=cases, workers=workers, recipes=tuple(recipe or ()),
         recipe_files=tuple(recipe_file or ()), arms=tuple(arm or ()), models=(model,),
         device=device, seed=seed, out=out,
-        fail_on=fail_on, min_judged=min_judged, ledgers=tuple(ledger or ()), baseline=baseline,
-        suppress=suppress, plant=plant, verbose=verbose, quiet=quiet,
+        fail_on=fail_on, min_judged=min_judged, ledgers=tuple(ledger or ()),
+        baseline=tuple(baseline or ()), suppress=suppress,
+        plant=plant, verbose=verbose, quiet=quiet,
     )  # fmt: skip
     do = partial(check_command, asked, compile, checkpoint, tuple(only or ()))
     raise typer.Exit(_ended(json, do))
@@ -213,7 +215,10 @@ def check(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="a Python, an environment, or a folder of packages")],
+    first: Annotated[
+        str,
+        typer.Argument(help="a Python, an environment, a folder of packages, or torchao==0.17.0"),
+    ],
     second: Annotated[str, typer.Argument(help="the same of the other side")],
     out: Annotated[Path, typer.Option(help="output folder, with one run for each side")],
     cases: Annotated[int, typer.Option(help="how many cases each side judges")] = 500,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from narrowfuzz.content import in_checkout
-from narrowfuzz.environment import prepare, versions
+from narrowfuzz.environment import checkouts, prepare, versions
 from narrowfuzz.verified import load_verified
 
 #: What ``doctor`` has found out, by topic.
@@ -24,6 +24,7 @@ def examine() -> Report:
     there = found["torch"] != "absent"
     return {
         "versions": found,
+        "checkouts": checkouts(),
         "machine": _machine() if there else {},
         "g++": shutil.which("g++") or "",
         "arms": _arms(there),
@@ -101,6 +102,8 @@ def print_report(report: Report) -> None:
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:
     yield from report["versions"].items()
+    for package, folder in report["checkouts"].items():
+        yield package, f"no release, but {folder}"
     if report["machine"]:
         yield from _lines_of_machine(report["machine"])
     yield "g++", report["g++"] or "absent: compiled arms cannot run"

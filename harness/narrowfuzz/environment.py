@@ -11,6 +11,7 @@ import gc
 import getpass
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -40,6 +41,26 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "absent"
     return found
+
+
+def checkout(package: str) -> str:
+    """The folder in which ``import`` finds a package, if that is not what the installed
+    distribution brought; "" if it is, or nothing is there."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return ""
+    try:
+        brought = importlib.metadata.distribution(package).locate_file(package)
+    except importlib.metadata.PackageNotFoundError:
+        return str(Path(found.origin).parent)
+    inside = Path(str(brought)).resolve() in Path(found.origin).resolve().parents
+    return "" if inside else str(Path(found.origin).parent)
+
+
+def checkouts() -> dict[str, str]:
+    """Those of the libraries under test that are no release, and where they lie."""
+    found = {package: checkout(package) for package in ("torch", "torchao")}
+    return {package: folder for package, folder in found.items() if folder}
 
 
 def cache_identity(fault: str = "") -> str:
@@ -106,6 +127,7 @@ def describe() -> dict[str, Any]:
 
     return {
         "versions": versions(),
+        "checkouts": checkouts(),
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": machine().describe(),

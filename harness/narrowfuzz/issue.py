@@ -98,6 +98,10 @@ def _where(finding: Finding) -> str:
     ]
     if machine.get("compiler") and BY_NAME[finding.arm].compiler == "inductor":
         lines.append(f"- C++ compiler: {machine['compiler']}")
+    lines += [
+        f"- **{package} is no release, but a checkout or a changed copy**"
+        for package in environment.get("checkouts", {})
+    ]
     if not environment.get("cuda"):
         lines.append("- not tried on a GPU")
     return "\n".join(lines)

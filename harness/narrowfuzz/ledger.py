@@ -22,6 +22,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from narrowfuzz.case import Case
 from narrowfuzz.content import content_dir
 from narrowfuzz.cures import CURES
+from narrowfuzz.environment import checkout
 from narrowfuzz.facts import Condition, Context, check_predicate, holds
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
@@ -292,19 +293,10 @@ def stands(
 def _installed(package: str) -> Installed | None:
     """What is there of a package; None: nothing."""
     try:
-        return Installed(importlib.metadata.version(package), _released(package))
+        return Installed(importlib.metadata.version(package), not checkout(package))
     except importlib.metadata.PackageNotFoundError:
         return None if importlib.util.find_spec(package) is None else Installed("", False)
 
 
 def _within(version: str, wanted: str) -> bool:
     return SpecifierSet(wanted).contains(version.split("+")[0], prereleases=True)
-
-
-def _released(package: str) -> bool:
-    """False if what ``import`` finds is not what the installed distribution brought: a checkout."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        return True
-    home = Path(str(importlib.metadata.distribution(package).locate_file(package))).resolve()
-    return home in Path(found.origin).resolve().parents

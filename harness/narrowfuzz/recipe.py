@@ -83,11 +83,12 @@ def every_linear(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = 
 
 
 def named(name: str, globs: tuple[str, ...]) -> bool:
-    """Is a layer of this dotted name among these globs? One that begins with ! leaves layers out;
-    all are in where no other glob is. A user's names lack the "model." of what holds the model."""
+    """Is a layer of this dotted name, or its last part, among these globs? One that begins with !
+    leaves layers out; all are in where no other glob is. A user's names lack the "model." of what
+    holds the model."""
     from fnmatch import fnmatchcase
 
-    names = (name, name.removeprefix("model."))
+    names = (name, name.removeprefix("model."), name.rpartition(".")[2])
     inside = [glob for glob in globs if not glob.startswith("!")]
     outside = [glob[1:] for glob in globs if glob.startswith("!")]
     wanted = not inside or any(fnmatchcase(n, glob) for n in names for glob in inside)

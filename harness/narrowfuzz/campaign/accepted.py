@@ -8,13 +8,14 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from narrowfuzz.exits import FailOn, fails
 from narrowfuzz.triage.finding import Finding
 
 
@@ -50,6 +51,8 @@ class Accepted:
     suppressions: tuple[Suppression, ...] = ()
     #: What was accepted until a day that has come.
     expired: tuple[Suppression, ...] = ()
+    #: What is less severe does not count.
+    least: FailOn = "suspected"
 
     def why(self, finding: Finding) -> str:
         """Why the finding does not count, "" where it does."""
@@ -58,6 +61,8 @@ class Accepted:
         for one in self.suppressions:
             if _fits(one, finding):
                 return f"accepted until {one.until}: {one.reason}"
+        if not fails([finding.severity], 0, self.least):
+            return f"{finding.severity}, and --fail-on is {self.least}"
         return ""
 
     def counting(self, findings: Iterable[Finding]) -> list[Finding]:
@@ -81,14 +86,18 @@ class Accepted:
         return over + [f"accepted, but not seen in this run: {o.fingerprint}" for o in idle]
 
 
-def accepted(baseline: Path | None, file: Path | None, today: datetime.date) -> Accepted:
-    """What these two accept. Raises ValueError for a baseline that is no run, and for a file that
-    is not valid or gives no reason."""
+def accepted(
+    baselines: Sequence[Path], file: Path | None, today: datetime.date, least: FailOn = "suspected"
+) -> Accepted:
+    """What these accept. Raises ValueError for a baseline that is no run, and for a file that is
+    not valid or gives no reason."""
     entries = _suppressions(file) if file else ()
+    seen = [name for run in baselines for name in _fingerprints(run)]
     return Accepted(
-        _fingerprints(baseline) if baseline else None,
+        frozenset(seen) if baselines else None,
         tuple(one for one in entries if one.until > today),
         tuple(one for one in entries if one.until <= today),
+        least,
     )
 
 

@@ -37,9 +37,9 @@ class Asked:
     fail_on: str = "low"
     #: Exit with 4 if a smaller share, in per cent, of what can run here was judged.
     min_judged: float = 0.0
-    #: The folder of an earlier run, and a file of findings that are accepted: what is in either
+    #: The folders of earlier runs, and a file of findings that are accepted: what is in any of them
     #: makes this one not fail.
-    baseline: Path | None = None
+    baseline: tuple[Path, ...] = ()
     suppress: Path | None = None
     #: Tables of rules and pairs of features as well.
     verbose: bool = False

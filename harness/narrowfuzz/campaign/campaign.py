@@ -66,7 +66,7 @@ class Campaign:
             tally, self.store, self.ledger, self.judged(tally), self.accepted,
             whole=drawable(self.recipes, self.config), options=self.options(),
             applying=[] if self.asked.configuration else applying, list_known=command,
-            counted=bool(self.config.cases),
+            counted=bool(self.config.cases), min_judged=self.asked.min_judged,
             subject=self.asked.models[0] if self.asked.configuration else "",
             first=len(self.config.first),
         )  # fmt: skip
@@ -136,7 +136,7 @@ class Campaign:
         seen = pairs_seen(tally.counts)
         return {
             "cases": tally.counts["cases"],
-            "cases_digest": tally.digest,
+            "cases_digest": "" if tally.interrupted else tally.digest,
             "specs": tally.counts["specs"],
             "compiles": tally.counts["compiles"],
             "seconds": round(tally.seconds, 1),
@@ -199,6 +199,8 @@ def _print_head(
         f"device {config.device}  workers {config.workers}  seed {config.seed}",
         soft_wrap=True,
     )
+    for package, folder in environment["checkouts"].items():
+        console.print(f"{package} is no release, but {folder}", soft_wrap=True)
     probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
     console.print(f"cast policies (probed): {probed}", soft_wrap=True)
     console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)

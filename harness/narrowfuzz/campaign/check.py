@@ -76,10 +76,12 @@ def check_command(
         )
     compiled = sum(bool(arm.compiler) for arm in climbed if arm.name in arms)
     then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
+    kept = sum(named(name, only) for name in model.linears)
+    of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {len(others)} other sizes" if others else ""
     _, around = consoles(asked)
     around.print(
-        f"{model.title}: {len(model.linears)} linears{sizes}; {', '.join(wanted)}, "
+        f"{model.title}: {of}{len(model.linears)} linears{sizes}; {', '.join(wanted)}, "
         f"--compile {compile}, --checkpoint {checkpoint}\n"
         f"first {len(first)} cases of this configuration and near it"
         + (f", which compile {compiled} times at about ten seconds each" if compiled else "")
@@ -101,11 +103,13 @@ def check_command(
 
 
 def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the recipes with this filter. Raises ValueError if it leaves nothing."""
-    if not any(named(name, only) for name in model.linears):
+    """The names of the recipes with this filter. Raises ValueError if it leaves nothing, or if a
+    part of it names nothing."""
+    idle = [glob for glob in only if not any(named(n, (glob.lstrip("!"),)) for n in model.linears)]
+    if idle or not any(named(name, only) for name in model.linears):
         names = ", ".join(name.removeprefix("model.") for name in model.linears)
         raise ValueError(
-            f"--filter {' '.join(only)} is true of none of the linears of {model.title}, "
+            f"--filter {' '.join(idle or only)} is true of none of the linears of {model.title}, "
             f"which are {names}"
         )
     return tuple(f"{name}{FILTERED}{','.join(only)}" for name in recipes)

@@ -91,8 +91,8 @@ def _tell(
     a, b = found
     if digests[0] != digests[1]:
         console.print(
-            "[yellow]the two did not judge the same cases[/]: what can be drawn depends on what "
-            "is installed and can run; single findings compare, counts do not"
+            "[yellow]the two did not judge the same cases[/]: recipes or arms that run on one do "
+            "not on the other; single findings compare, counts do not"
         )
     for title, names in (
         ("only A", a.keys() - b.keys()), ("only B", b.keys() - a.keys()),
@@ -100,10 +100,13 @@ def _tell(
     ):  # fmt: skip
         console.print(f"[bold]{title}: {len(names)}[/]")
         for name in sorted(names):
-            row = a.get(name) or b[name]
-            console.print(
-                f"  {row['severity']}, {row['status']}: {escape(row['sentence'])} "
-                f"({row['recipe']}, {row['arm']})",
-                soft_wrap=True,
-            )
+            texts = {side: _said(rows[name]) for side, rows in (("A", a), ("B", b)) if name in rows}
+            same = len(set(texts.values())) == 1
+            for letter, text in [*texts.items()][: 1 if same else 2]:
+                both = "A, B" if same and len(texts) == 2 else letter
+                console.print(f"  {both}: {escape(text)}", soft_wrap=True)
     return CLEAN if a.keys() == b.keys() else FOUND
+
+
+def _said(row: dict[str, Any]) -> str:
+    return f"{row['severity']}, {row['sentence']} ({row['recipe']}, {row['arm']})"

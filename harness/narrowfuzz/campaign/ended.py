@@ -37,6 +37,8 @@ class Ended:
     list_known: str = "narrowfuzz list known"
     #: The number of cases was given, so that another run may have the same.
     counted: bool = False
+    #: Per cent of the combinations that were to be judged.
+    min_judged: float = 0.0
     #: The user's model that it is about, and how many cases come before others.
     subject: str = ""
     first: int = 0
@@ -51,7 +53,8 @@ class Ended:
     @property
     def notes(self) -> list[str]:
         """What could not be done, and what of the file of accepted findings is out of date."""
-        return [*self.tally.notes, *self.accepted.stale(self.seen)]
+        cut = ["cut off: not all that was asked for was judged"] * self.tally.interrupted
+        return [*cut, *self.tally.notes, *self.accepted.stale(self.seen)]
 
     @property
     def seen(self) -> list[Finding]:
@@ -92,12 +95,16 @@ class Ended:
             f"{f' {left} of them do not count.' if left else ''}"
         )
 
+    def _too_little(self) -> str:
+        enough = self.share.share >= self.min_judged
+        return "" if enough else f", and --min-judged asks for {self.min_judged:g}"
+
     def judged(self) -> str:
         """How much was judged."""
         met, share = len(self.share.met), self.share
         said = (
             f"Judged: {met} of {met + len(share.never)} combinations of recipe, arm and model that "
-            f"can run here ({share.share:.0f} %)"
+            f"can run here ({share.share:.0f} %{self._too_little()})"
         )
         if self.tally.counts["cases"]:
             return said

@@ -20,7 +20,7 @@ class Live:
 
     def __init__(self, console: Console, config: Config) -> None:
         self.console, self.config, self.last = console, config, 0.0
-        #: Ids of the findings that were named.
+        #: Fingerprints of the findings that were named: a smaller case is the same.
         self.named: set[str] = set()
         self.status = console.status("starting workers") if console.is_terminal else None
         self.every = 0.25 if self.status else 10.0
@@ -29,8 +29,8 @@ class Live:
 
     def show(self, tally: Tally) -> None:
         for found in [found.finding for found in tally.found]:
-            if found.id not in self.named:
-                self.named.add(found.id)
+            if found.fingerprint not in self.named:
+                self.named.add(found.fingerprint)
                 sentence = f"found: {found.sentence} ({found.recipe}, {found.arm})"
                 self.console.print(escape(sentence), soft_wrap=True)
         if time.monotonic() - self.last < self.every:

@@ -63,7 +63,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         raise ValueError(f"--min-judged must be a share from 0 to 100, got {asked.min_judged:g}")
     if asked.resume and asked.out is None:
         raise ValueError("--resume needs --out, the folder of the run to go on with")
-    allowed = accepted(asked.baseline, asked.suppress, datetime.date.today())
+    allowed = accepted(asked.baseline, asked.suppress, datetime.date.today(), fail_on)
     select_arms(asked.arms)
     planted = _plant(asked.plant)
     if planted is not None:
@@ -113,11 +113,19 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     return _code(campaign, tally, fail_on), summary
 
 
+def _incomplete(campaign: Campaign, tally: Tally) -> bool:
+    """Workers were lost before anything was judged, or fewer cases were judged than were counted
+    out, and no clock was to end it."""
+    judged, asked = tally.counts["cases"], campaign.asked
+    counted = asked.cases if asked.minutes is None else 0
+    return not tally.enough and (judged < counted or (not judged and tally.lost_workers > 0))
+
+
 def _code(campaign: Campaign, tally: Tally, fail_on: FailOn) -> int:
     """The exit code of a campaign that has ended so."""
     if tally.interrupted:
         return INTERRUPTED
-    if tally.broken:
+    if tally.broken or _incomplete(campaign, tally):
         return OURS
     counting, store = campaign.accepted.counting, campaign.store
     found = [finding.severity for finding in counting(store.findings())]

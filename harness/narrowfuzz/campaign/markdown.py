@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from narrowfuzz.campaign.ended import Ended
 from narrowfuzz.triage.finding import Finding
 
+#: Combinations that were never judged: a comment on a pull request has room for so many.
+_MOST = 100
 #: What makes mark-up wherever it stands, and what does where a line begins.
 _ANYWHERE = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _FIRST = re.compile(r"^(\d*)([-+=.)])")
@@ -46,7 +48,9 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield _list(f"Note: {note}" for note in ended.notes)
     if never := ended.share.never:
         head = f"<details>\n<summary>Never judged: {len(never)}</summary>"
-        yield f"{head}\n\n{_list(' / '.join(one) for one in never)}\n\n</details>"
+        names = [" / ".join(one) for one in never[:_MOST]]
+        names += [f"and {len(never) - _MOST} more"] * (len(never) > _MOST)
+        yield f"{head}\n\n{_list(iter(names))}\n\n</details>"
 
 
 def _row(ended: Ended, finding: Finding) -> str:

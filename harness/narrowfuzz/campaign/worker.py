@@ -307,7 +307,9 @@ class Worker:
     def _note(self, case: Case) -> None:
         """Journal what runs from here on."""
         self.subject = f"{case.spec.recipe} {case.spec.model.partition('#')[0]}"
-        self.journal.write_bytes(dump_case(case))
+        begun = self.journal.with_suffix(".begun")  # whoever reads it never sees half of it
+        begun.write_bytes(dump_case(case))
+        begun.replace(self.journal)
 
     def _judge(
         self,
