@@ -155,6 +155,8 @@ class Campaign:
             "ledger": self.config.ledger,
             "findings": [_brief(finding) for finding in self.store.findings()],
             "suspected": [_brief(finding) for finding in self.store.suspected()],
+            "known": {entry.id: hits for entry, hits in ended.known},
+            "soundness": ended.soundness(),
             "notes": ended.notes,
             "lost_workers": tally.lost_workers,
             "interrupted": tally.interrupted,
