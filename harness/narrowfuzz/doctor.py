@@ -75,13 +75,15 @@ def _verified(found: dict[str, str]) -> dict[str, Any]:
 
     records = load_verified()
     here = any((r.torch, r.torchao) == (found["torch"], found["torchao"]) for r in records)
-    here = here or any(stands(e) == "named" and "torchao" in e.versions for e in load_entries())
-    remedy = "entries of the ledger are tried by their scripts when they would explain something"
+    entries = load_entries()
+    named = sum(stands(entry) == "named" for entry in entries)
+    remedy = "the others are tried by their scripts when they would explain something"
     if in_checkout():
         remedy += "; python benchmarks/versions.py tries them all, and keeps what it saw"
     return {
         "records": [record.sentence() for record in records],
         "these_versions": here,
+        "named": f"{named} of {len(entries)} entries of the ledger name what is installed here",
         "remedy": "" if here else remedy,
     }
 
@@ -117,7 +119,8 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
     for record in report["verified"]["records"]:
         yield "verified", record
     if not report["verified"]["these_versions"]:
-        yield "verified", f"these versions: not yet; {report['verified']['remedy']}"
+        named, remedy = report["verified"]["named"], report["verified"]["remedy"]
+        yield "verified", f"these versions: {named}; {remedy}"
     due = report["ledger"]["due"]
     yield "ledger", f"{len(due)} entries are due for review{': ' * bool(due)}{', '.join(due)}"
 

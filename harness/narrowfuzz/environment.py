@@ -64,9 +64,9 @@ def checkouts() -> dict[str, str]:
 
 
 def cache_identity(fault: str = "") -> str:
-    """Hash of versions, environment switches and planted fault."""
+    """Hash of versions, checkouts, environment switches and planted fault."""
     switches = {name: os.environ.get(name, "") for name in _SWITCHES}
-    raw = json.dumps([versions(), switches, platform.machine(), fault], sort_keys=True)
+    raw = json.dumps([versions(), checkouts(), switches, platform.machine(), fault], sort_keys=True)
     return hashlib.sha256(raw.encode()).hexdigest()[:16]
 
 

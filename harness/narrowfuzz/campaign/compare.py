@@ -100,11 +100,12 @@ def _tell(
     ):  # fmt: skip
         console.print(f"[bold]{title}: {len(names)}[/]")
         for name in sorted(names):
-            texts = {side: _said(rows[name]) for side, rows in (("A", a), ("B", b)) if name in rows}
-            same = len(set(texts.values())) == 1
-            for letter, text in [*texts.items()][: 1 if same else 2]:
-                both = "A, B" if same and len(texts) == 2 else letter
-                console.print(f"  {both}: {escape(text)}", soft_wrap=True)
+            sides: dict[str, list[str]] = {}
+            for letter, rows in zip("AB", found, strict=True):
+                if name in rows:
+                    sides.setdefault(_said(rows[name]), []).append(letter)
+            for text, letters in sides.items():
+                console.print(f"  {', '.join(letters)}: {escape(text)}", soft_wrap=True)
     return CLEAN if a.keys() == b.keys() else FOUND
 
 

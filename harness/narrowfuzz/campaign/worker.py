@@ -136,9 +136,8 @@ class Worker:
         self.recipes = [*of_kind(able, Recipe).values()]
         self.stateful = [*of_kind(able, Stateful).values()]
         self.trials = Trials(device=device.name)
-        ledger = Ledger([])
-        if config.ledger:
-            ledger = load_ledger(self.trials, device.torch, config.ledgers)
+        known = (self.trials, device.torch, config.ledgers)
+        ledger = load_ledger(*known) if config.ledger else Ledger([])
         self.arms = select_arms(config.arms)
         self.judge = Judge(every, ledger, self.arms, device=device)
         self.judge.before_rerun = self._note
