@@ -92,7 +92,10 @@ def _convert(model: Any, spec: Spec, *, recipe: str, only: tuple[str, ...] = ())
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = Float8LinearConfig.from_recipe_name(recipe)
-    config = dataclasses.replace(config, emulate=_emulates(spec))
+    gathers = spec.sharding.gathers != "values"
+    config = dataclasses.replace(
+        config, emulate=_emulates(spec), enable_fsdp_float8_all_gather=gathers
+    )
     chosen = (lambda module, name: named(name, only)) if only else None
     return convert_to_float8_training(model, config=config, module_filter_fn=chosen)
 
@@ -110,21 +113,26 @@ def _tap(emit: Emit) -> Iterator[None]:
     The amax of the two operands is what the two latest calls of ``tensor_to_amax`` returned; there
     are fewer than two since the mm before where an operand was kept, and then nothing is known.
     """
+    import threading
+
     import torch
     from torchao.float8 import float8_ops, float8_utils
 
     table, op = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
     multiply, to_amax = table[op], float8_utils.tensor_to_amax
-    amaxes: list[Any] = []
+    of_threads: dict[int, list[Any]] = {}  # ranks may be threads
 
     def watch_amax(*args: Any, **kwargs: Any) -> Any:
-        amaxes.append(to_amax(*args, **kwargs))
-        return amaxes[-1]
+        amax = to_amax(*args, **kwargs)
+        of_threads.setdefault(threading.get_ident(), []).append(amax)
+        return amax
 
     def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
+        amaxes = of_threads.pop(threading.get_ident(), [])
         of_a, of_b = amaxes[-2:] if len(amaxes) > 1 else (None, None)
-        amaxes.clear()
         a, b = args
+        if hasattr(of_a, "placements") or hasattr(of_b, "placements"):
+            of_a = of_b = None  # of distributed tensors, while a and b are this rank's
         if of_a is not None and of_b is not None:
             # a 3-D input's amax is [batch, m, 1], its scale [batch * m, 1]
             of_a = of_a.reshape(a._scale.shape)
@@ -191,6 +199,8 @@ RECIPES = [
         convertible=every_linear,  # swap_linear_layers: isinstance(module, nn.Linear)
         autocast=_autocast,
         dtypes=("bf16", "fp32", "fp16"),
+        # float8_linear_utils.py and fsdp_utils.py gather codes of one scale a tensor
+        shards=("fsdp", "tensor", "codes") if name == "tensorwise" else ("fsdp", "tensor"),
     )
     for name, theirs, title, plan in (
         (

@@ -219,6 +219,7 @@ RECIPES = [
         tap=_tap,
         converted=_converted,
         convertible=_convertible,
+        shards=("fsdp", "tensor"),
         unavailable=_unavailable,
         alignment=BLOCK,
         autocast=lambda device: NOT_ROUNDED,  # mx_mm has no custom_fwd: it is told nothing

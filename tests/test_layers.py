@@ -37,6 +37,8 @@ DATA = LOW | {
     "policy",
     "event_data",
     "trainings",
+    "sharding",
+    "sharded_specs",
 }
 JUDGED = DATA | {
     "play",
@@ -72,7 +74,9 @@ MAY_IMPORT = {
     "trials": {"ledger", "machine", "triage"},
     "moments": {"address", "numerics"},
     "trace": {"address", "moments", "numerics"},
-    "recipe": LOW | {"stateful", "trace", "trainings"},
+    "sharding": {"case", "catalog", "schedule"},
+    "sharded_specs": LOW | {"choices", "recipe", "schedule", "sharding", "specs"},
+    "recipe": LOW | {"sharding", "stateful", "trace", "trainings"},
     "ladder_data": {"numerics"},
     "data": {"case", "ladder_data", "numerics"},
     "event_data": {"case", "numerics", "schedule"},

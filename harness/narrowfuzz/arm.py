@@ -37,6 +37,8 @@ class Arm:
     native: bool = False
     #: The arm that recomputes nothing and is like it in all else; "": itself.
     without: str = ""
+    #: It runs on the ranks of the Spec's sharding.
+    sharded: bool = False
 
     @property
     def stage(self) -> str:
@@ -72,9 +74,10 @@ INDUCTOR_STRICT = Arm(
     fuses="bias",  # mm and bias still become one addmm
     reorders=True,
 )
+SHARDED = Arm("sharded", "eager, on ranks that are threads of one process", sharded=True)
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
-_STAGES = (EAGER, EAGER_NATIVE, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
+_STAGES = (EAGER, SHARDED, EAGER_NATIVE, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
 _EAGER = (EAGER, EAGER_NATIVE)
 #: checkpoint -> suffix of the arm's name and what it says of itself.
 _CHECKPOINTS = {
@@ -121,6 +124,8 @@ def base_of(spec: Spec) -> Arm:
 
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
+    if spec.sharded:
+        return EAGER, with_checkpoint(SHARDED, spec.checkpoint)
     rungs: list[Arm] = []
     for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
         rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))

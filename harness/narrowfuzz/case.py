@@ -81,6 +81,45 @@ ValueClass = Literal[
 ]
 TensorName = Literal["input", "weight", "grad_output", "bias"]
 
+
+class Sharding(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """How a model is laid out over ranks. Defaults are one process, and the simplest of each."""
+
+    #: Ranks that share the rows, whose parameters FSDP shards; 0: no FSDP.
+    data: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: Ranks that share each linear; 0: no tensor parallelism.
+    tensor: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: Whether a single linear is shared by its output features or by its input features.
+    style: Literal["colwise", "rowwise"] = "colwise"
+    #: torchao's own styles, which communicate codes.
+    narrow_styles: bool = False
+    #: Activations between tensor-parallel linears are sharded by rows.
+    sequence: bool = False
+    #: False: layers return distributed tensors.
+    local_output: bool = True
+    #: FSDP gathers parameters, codes of them, or codes whose scales are computed after each step.
+    gathers: Literal["values", "codes", "precomputed"] = "values"
+    #: FSDP gathers all parameters at once, or those of each region, or linear, by themselves.
+    units: Literal["whole", "each"] = "whole"
+    #: FSDP adds gradients in fp32, whatever they are.
+    reduces_fp32: bool = False
+    #: FSDP divides the sum of gradients by the number of ranks.
+    averages: bool = True
+
+    def __str__(self) -> str:
+        """Its ranks, and the fields that are not as simple as they may be."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__}
+        return ", ".join(f"{k}={v}" for k, v in own.items() if v != getattr(ALONE, k)) or "alone"
+
+    @property
+    def ranks(self) -> int:
+        """How many there are; 0: it is not sharded."""
+        return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
+
+
+ALONE = Sharding()
 #: The most rows, features or token ids of a case.
 LARGEST = 4096
 Dim = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -136,6 +175,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Their parameters are made in the narrow format.
     quantized_init: bool = False
     settings: Settings = Settings()
+    sharding: Sharding = ALONE
 
     def __post_init__(self) -> None:
         if why := unknown_model(self.model):
@@ -145,6 +185,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def layer(self) -> str:
         """The library's own layer that the model is made of; "" where a model is converted."""
         return LIBRARY.get(self.model, "")
+
+    @property
+    def sharded(self) -> bool:
+        """True where it runs on several ranks, too."""
+        return self.sharding != ALONE
 
     @property
     def layers(self) -> int:

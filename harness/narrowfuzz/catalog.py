@@ -46,6 +46,9 @@ class Model:
     regions: tuple[str, ...] = ()
     #: Submodules, each called once, that a nested checkpoint wraps inside that of the whole.
     parts: tuple[str, ...] = ()
+    #: How its linears are shared by tensor parallelism: from its input to its output, by output
+    #: features or by input features; "either" is a Spec's choice.
+    shared: tuple[tuple[str, Literal["colwise", "rowwise", "either"]], ...] = ()
     #: How often it is drawn, of all; where a rung or a checkpointing goes wrong that is right
     #: elsewhere, twice.
     often: int = 1
@@ -78,6 +81,11 @@ class Model:
         """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""
         return (self.parts, True) if spec.wraps == "nested" else (self.regions, not self.regions)
 
+    def styles(self, spec: Any) -> dict[str, str]:
+        """How a Spec's tensor parallelism shares its linears."""
+        own = spec.sharding.style
+        return {name: own if style == "either" else style for name, style in self.shared}
+
     def expression(self, spec: Any) -> str:
         """The constructor call as text."""
         return f"{self.module}({', '.join(map(repr, self.arguments(spec)))})"
@@ -108,10 +116,16 @@ MODELS: dict[str, Model] = {
     for model in (
         Model(
             "linear", "one linear inside a container", "OneLinear", _sides, "linear",
-            wide=True, pointwise=True, smaller=(),
+            wide=True, pointwise=True, smaller=(), shared=(("proj", "either"),),
         ),
-        Model("mlp_gelu", "up, GELU, down", "GeluMLP", _sides, "mlp", last="down"),
-        Model("mlp_swiglu", "SwiGLU feed-forward", "SwiGLU", _sides, "mlp", last="w2"),
+        Model(
+            "mlp_gelu", "up, GELU, down", "GeluMLP", _sides, "mlp", last="down",
+            shared=(("up", "colwise"), ("down", "rowwise")),
+        ),
+        Model(
+            "mlp_swiglu", "SwiGLU feed-forward", "SwiGLU", _sides, "mlp", last="w2",
+            shared=(("w1", "colwise"), ("w3", "colwise"), ("w2", "rowwise")),
+        ),
         Model(
             "rmsnorm_linear", "RMSNorm and a linear", "NormLinear",
             lambda spec: ("rms", *_sides(spec)), "norm", wide=True, normalises=True, last="proj",
@@ -154,7 +168,7 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             "frozen_first", "MLP whose first layer does not train", "FrozenFirst", _sides, "mlp",
-            pointwise=True, last="second",
+            pointwise=True, last="second", shared=(("first", "colwise"), ("second", "rowwise")),
         ),
         Model(
             "hooked", "a linear with hooks and attributes", "Hooked", _sides, "norm",

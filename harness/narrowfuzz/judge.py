@@ -14,9 +14,10 @@ import msgspec
 from torch.nn import Linear
 
 from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.arm import Arm, base_of, climb
+from narrowfuzz.arm import SHARDED, Arm, base_of, climb, with_checkpoint
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.memory import poisoned
+from narrowfuzz.arms.sharded import pieces_of, run_sharded, sharded_traces
 from narrowfuzz.arms.training import AFTER
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec
@@ -34,13 +35,13 @@ from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.observe_library import observe_library, traces_of
 from narrowfuzz.oracles import BY_NAME, ORACLES, kind_of, rules_of
-from narrowfuzz.oracles.applied import checks
+from narrowfuzz.oracles.applied import AnyEvidence, checks
 from narrowfuzz.oracles.contract import accepted
 from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle, plain
+from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.programs import Programs
-from narrowfuzz.recipe import AnyRecipe, Recipe, of_kind, unknown
+from narrowfuzz.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
@@ -124,7 +125,7 @@ class Judge:
     def draw(self, cases: Sequence[Case]) -> None:
         """These cases of one Spec are judged next: what can be made for all of them at once is."""
         spec = cases[0].spec
-        if spec.direct:
+        if spec.direct and not spec.sharded:
             make = partial(tensors_of, recipe=self.converting(spec))
             same = [case for case in cases if case.spec == spec]
             self._drawn = drawn_together(same, self.plan(spec), make)
@@ -136,12 +137,14 @@ class Judge:
         *,
         focus: int | None = None,
         repeat: bool = True,
-    ) -> Evidence | LibraryEvidence:
+    ) -> AnyEvidence:
         """What the rules judge of a case: its runs, and what they are held against. Raises
         ValueError naming what of it its recipe cannot play."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
         if isinstance(recipe, Recipe):
+            if case.spec.sharded:
+                return self._observe_sharded(case, recipe, only)
             evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
             if (unseen := evidence.unseen) is not None:
                 self.unseen.setdefault(recipe.name, unseen)
@@ -198,6 +201,35 @@ class Judge:
             regions=model.recomputed(case.spec)[0],
         )
 
+    def _observe_sharded(
+        self, case: Case, recipe: Recipe, only: frozenset[str] | None
+    ) -> ShardedEvidence:
+        spec, tensors = case.spec, tensors_of(case, recipe)
+        traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, only), self.device.torch)
+        whole = Evidence(
+            case=case,
+            plan=self.plan(spec),
+            unconverted=not self.plan(spec).quantised and self.plan_of_converted(spec).quantised,
+            accumulators=self.device.accumulators,
+            tensors=tensors,
+            traces=traces,
+            repeats={},
+            elides=frozenset(),
+            deviations=self.ledger.deviations(self.as_known(case)),
+            refusal=next(filter(None, (
+                recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec)
+            )), ""),
+            plan_of=self.plan_of_converted,
+            layers=layer_names(spec),
+        )  # fmt: skip
+        bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
+        arm = with_checkpoint(SHARDED, spec.checkpoint)
+        return ShardedEvidence(
+            whole,
+            MODELS[spec.model].styles(spec),
+            partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
+        )
+
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
         self.before_rerun(msgspec.structs.replace(case, spec=spec))
         program = self.programs.of(spec, base_of(spec))
@@ -208,7 +240,11 @@ class Judge:
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
         if isinstance(recipe, Recipe):
-            return self._run(case.spec, tensors_of(case, recipe), None)[0]
+            spec, tensors = case.spec, tensors_of(case, recipe)
+            if spec.sharded:
+                arms = self.rungs(spec)
+                return sharded_traces(spec, recipe, tensors, arms, self.device.torch)
+            return self._run(spec, tensors, None)[0]
         return traces_of(case, self.programs.subject(recipe), self.rungs(case.spec))
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
@@ -358,9 +394,9 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
 
 
-def _judged(evidence: Evidence | LibraryEvidence, oracles: Sequence[Oracle]) -> list[Verdict]:
+def _judged(evidence: AnyEvidence, oracles: Sequence[Oracle]) -> list[Verdict]:
     """Of every rule, also where there is nothing that it could look at."""
-    if isinstance(evidence, LibraryEvidence):
+    if not isinstance(evidence, Evidence):
         return list(verdicts_of(evidence, oracles))
     verdicts = [
         plain(oracle.name, arm, "output", "inconclusive", reason)
@@ -377,16 +413,14 @@ def _judged(evidence: Evidence | LibraryEvidence, oracles: Sequence[Oracle]) -> 
     return verdicts
 
 
-def verdicts_of(
-    evidence: Evidence | LibraryEvidence, oracles: Sequence[Oracle]
-) -> Iterator[Verdict]:
+def verdicts_of(evidence: AnyEvidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
     """Of every rule on all it is applied to."""
     for place, check, seen in checks(evidence, oracles):
         for verdict in check(seen):
             if seen.unconverted:
                 verdict = replace(verdict, unconverted=True)
             if place.layer:
-                verdict = verdict.at_layer(place.layer, place.call)
+                verdict = verdict.at_layer(place.layer, place.call, place.rank)
                 if verdict.status in BAD:
                     given = seen.given(verdict.at.name)
                     verdict = replace(verdict, given=(*verdict.given, *given))

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from packaging.requirements import Requirement
 
@@ -25,6 +25,7 @@ from narrowfuzz.case import Dtype, Spec, TensorName
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.content import content_dir, load_definitions
 from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.sharding import check_sharding
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.trace import ChangeKind
 from narrowfuzz.trainings import check_events
@@ -150,6 +151,9 @@ class Recipe:
     #: The shipped recipe that it is but for its filter or settings: what is known of that one is
     #: known of this one.
     based_on: str = ""
+    #: It is laid out over ranks by "fsdp" and "tensor" parallelism, which may communicate "codes"
+    #: of one scale a tensor; (): it is not drawn on ranks.
+    shards: tuple[Literal["fsdp", "tensor", "codes"], ...] = ()
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: As of a library's own layers (``stateful.py``): the kind of process that it runs in, what is
@@ -178,6 +182,7 @@ class Recipe:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
         self.backend(spec)
         check_events(spec, autocasts=self.autocasts)
+        check_sharding(spec, self.shards)
 
 
 #: What converts a model, or runs a library's own layers.

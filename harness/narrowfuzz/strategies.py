@@ -140,7 +140,7 @@ def _grounds(
 ) -> tuple[Spec, Gemm | None]:
     """A Spec, and the GEMM that it is laid out for a ladder of, if it is."""
     spec = draw(specs)
-    if not spec.direct or draw(between(0, 99)) < 100 - ladders(spec):
+    if not spec.direct or spec.sharded or draw(between(0, 99)) < 100 - ladders(spec):
         return spec, None
     gemm: Gemm = draw(one_of(*get_args(Gemm))) if spec.trains else "output"
     return laid_out(spec, gemm, draw(one_of(*_LENGTHS))), gemm

@@ -140,6 +140,8 @@ class RunError:
     traceback: str
     #: In which event a library's layers raised it; -1: while they were built.
     event: int = -1
+    #: The rank that raised it; -1: no single one.
+    rank: int = -1
 
 
 #: Classes of what a conversion changed; no shapes, no values.
@@ -220,6 +222,8 @@ class Trace:
     void: str = ""
     #: None: not taken.
     census: Census | None = None
+    #: Of a sharded run what each rank left; of the same unsharded, each data-parallel rank's piece.
+    ranks: tuple[Trace, ...] = ()
     #: Of a library's layers, how things stood after each event.
     moments: tuple[Moment, ...] = ()
     #: Of them, the parameters that train, every parameter as the training began, and by event and

@@ -72,13 +72,13 @@ class Verdict:
         """This divergence, explained."""
         return replace(self, status="known", explained_by=by)
 
-    def at_layer(self, layer: str, call: int) -> Verdict:
+    def at_layer(self, layer: str, call: int, rank: int = 0) -> Verdict:
         """The same at a call of this layer of a model; "" is a single linear."""
         if self.status not in BAD and self.at == At() and self.expect is None and not self.factor:
             return _passed_at(self, layer, call)
 
         def placed(at: At) -> At:
-            return msgspec.structs.replace(at, layer=layer, call=call)
+            return msgspec.structs.replace(at, layer=layer, call=call, rank=rank)
 
         expect = self.expect
         if isinstance(expect, Same):
@@ -145,11 +145,15 @@ def fingerprint(verdict: Verdict, family: str) -> str:
     own model the module, too.
 
     Quantiser rules judge operands, and the same cast serves all three GEMMs: their role is the
-    operand, so one wrong cast is one finding. A compiled rung is named without its checkpointing,
-    unless the rule is about recomputing: most causes do not care.
+    operand, so one wrong cast is one finding. A compiled rung, and one on ranks, is named without
+    its checkpointing, unless the rule is about recomputing: most causes do not care.
     """
     arm = verdict.arm
-    if BY_NAME[arm].compiled and verdict.oracle not in ("O12", "O13", "O18"):
+    if (BY_NAME[arm].compiled or BY_NAME[arm].sharded) and verdict.oracle not in (
+        "O12",
+        "O13",
+        "O18",
+    ):
         arm = BY_NAME[arm].stage
     role = "operand" if verdict.oracle in ("O2", "O3", "O4") else verdict.role
     if OWN in family:  # a model has one bug here and another there

@@ -49,7 +49,9 @@ def calls_of(
 
 
 def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool) -> LayerCall:
-    tensors = {"weight": call.weight, **call.tensors}
+    tensors = dict(call.tensors)
+    if call.weight.dtype in DTYPE_NAME:  # else FSDP has gathered its codes
+        tensors["weight"] = call.weight
     if call.bias is not None:
         tensors["bias"] = call.bias
     sites, unobserved = _sites(call, plan, inverse)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.arm import Arm
 from narrowfuzz.arms.census import convert
@@ -277,6 +278,7 @@ class _Run:
             if self.arm.compiler:
                 stack.enter_context(self.program._tap.recording(self.tap))
             elif self.layers is not None:
+                stack.enter_context(set_checkpoint_early_stop(False))
                 stack.enter_context(self.layers.recording())
                 self._follow()
                 stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
+from narrowfuzz.arm import BY_NAME, SHARDED
 from narrowfuzz.arms.ladder import natives, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
@@ -31,6 +32,7 @@ from narrowfuzz.coverage import Pair, pairs
 from narrowfuzz.judge import Judgement
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
@@ -47,7 +49,9 @@ _CLOSE_KEPT, _CLOSE_CHANCE = 8, 0.25
 _SWARM = 0.6
 #: Examples in a slice where the number of cases is given: many slices see many models. Of compiled
 #: ones the first is the simplest, and left out.
-_FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED = 2, 8, 20, 2
+_FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED, _FEW_SHARDED = 2, 8, 20, 2, 8
+#: Draws of a sharded Spec: what is wrong hangs on how it is laid out.
+_SHARDED_DRAWS = 2
 #: Recipes, and models besides the linear, in one slice.
 _TOGETHER = 4
 _SCHEDULE_SECONDS = 10.0
@@ -81,6 +85,12 @@ class Generator:
         #: Recipes and models of each rung: all have their turn on the most expensive one.
         cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.small, self.fragile)
         self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
+        #: Those that run on ranks: threads of a CPU's process.
+        arms = select_arms(config.arms)
+        here = config.device in ("", "cpu") and SHARDED.name in arms
+        self.only_sharded = all(BY_NAME[name].sharded for name in arms)
+        self.shardable = [recipe for recipe in recipes if recipe.shards and here]
+        self.shared = tuple(m for m in SHARDABLE if not config.models or m in config.models)
         self.draws = config.draws
         self.wild_shapes = config.wild_shapes
         #: Cases are counted: no clock steers the draws, nor what a machine makes of them, and there
@@ -88,7 +98,7 @@ class Generator:
         self.counted = bool(config.cases)
         #: What the slices may vary of a Spec.
         self.vary = FACTORS if self.models else FACTORS - {"model"}
-        if not natives(select_arms(config.arms), config.device):
+        if not natives(arms, config.device):
             self.vary -= {"kernels"}
         #: Who has had which seconds of eager slices; None where cases are counted.
         self.shares = None if config.cases else Shares(clock)
@@ -106,7 +116,8 @@ class Generator:
             "models": self.models, "small": self.small, "recomputed": self.fragile,
             "linears": self.linears,
         }  # fmt: skip
-        layers = [s for s in order if s.kind in rungs and self.recipes and few.get(s.models, True)]
+        kinds = {*([] if self.only_sharded else rungs), *(["sharded"] if self.shardable else [])}
+        layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 
     def layers(self, kind: Compile, wanted: Models, more: Callable[[], bool], serve: Serve) -> None:
@@ -155,6 +166,16 @@ class Generator:
         self._generate(some, take, self._examples(eager, wanted))
         if not eager:
             deck.unused([model for model in models if model not in met])
+
+    def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
+        """The same on ranks."""
+        some = batches(sharded_specs(self.shardable, self.shared), draws=_SHARDED_DRAWS)
+
+        def take(batch: tuple[Case, ...]) -> None:
+            if more():
+                serve(batch)
+
+        self._generate(some, take, _FEW_SHARDED if self.counted else 40)
 
     def schedules(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same with stateful cases, one at a time."""

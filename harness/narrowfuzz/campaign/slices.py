@@ -19,7 +19,7 @@ Models = Literal["linears", "models", "small", "either", "recomputed"]
 class Slice(NamedTuple):
     """A stretch of a worker's time, and what it draws in it."""
 
-    kind: Compile | Literal["schedule"]
+    kind: Compile | Literal["schedule", "sharded"]
     seconds: float
     models: Models = "either"
     #: A compiled model is judged on data until that has taken this share of compiling it.
@@ -29,6 +29,8 @@ class Slice(NamedTuple):
 
 
 _LINEARS, _MODELS = Slice("none", 5.0, "linears"), Slice("none", 2.5, "models")
+#: On ranks: a case takes as long as ten of one process.
+_SHARDED = Slice("sharded", 3.0)
 _COMPILED_LINEARS = Slice("inductor", 4.0, "linears")
 _SMALL = Slice("inductor", 4.0, "small")
 _BLOCKS = Slice("inductor", 4.0, "models")
@@ -42,7 +44,8 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
 _FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
-    _LINEARS, _MODELS, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
+    _LINEARS, _MODELS, _SHARDED, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS,
+    _FIRST_SMALL, _SHARDED,
     _LINEARS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
     _LINEARS, _FIRST_PARTITIONED, _MODELS, _FIRST_SMALL, _MODELS,
 )  # fmt: skip
@@ -50,7 +53,7 @@ FIRST: tuple[Slice, ...] = (
 #: take ten: half of the slices are eager, and most of the time is the compiler's. Linears, small
 #: models, any models, and blocks that partial recompute may break take turns.
 AGAIN: tuple[Slice, ...] = (
-    _SMALL, _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS,
+    _SMALL, _RECOMPUTED, _MODELS, _MODELS, _SMALL, _COMPILED_LINEARS, _LINEARS, _SHARDED,
     _BLOCKS, _MODELS, _PARTITIONED, _MODELS, _SMALL, _LINEARS,
     _RECOMPUTED, _MODELS, _MODELS, _COMPILED_LINEARS, Slice("aot_eager", 4.0),
 )  # fmt: skip

@@ -205,6 +205,9 @@ class Worker:
 
         if now.kind == "schedule":
             self.generator.schedules(more, self._schedule)
+        elif now.kind == "sharded":
+            serve = partial(self._batch, now=now._replace(kind="none"), until=until)
+            self.generator.sharded(more, serve)
         else:
             serve = partial(self._batch, now=now, until=until)
             self.generator.layers(now.kind, now.models, more, serve)
@@ -283,7 +286,7 @@ class Worker:
         compiled ones the compiled rungs only."""
         only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
         compiled = any(a.compiler for a in arms)
-        if i == 0:
+        if i == 0 or case.spec.sharded:
             return self._judge(case, ORACLES, only)
         if i == 1 or not compiled:
             rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import get_args
 
 from narrowfuzz.case import Spec
 from narrowfuzz.oracles.census import check_census
@@ -18,7 +18,7 @@ from narrowfuzz.oracles.gemm import (
 from narrowfuzz.oracles.gradient_sum import check_gradient_sum
 from narrowfuzz.oracles.ladder import check_ladder
 from narrowfuzz.oracles.library.table import OF_LIBRARY
-from narrowfuzz.oracles.oracle import Oracle, Reads
+from narrowfuzz.oracles.oracle import Kind, Oracle, Reads
 from narrowfuzz.oracles.own_backward import check_own_backward
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
@@ -45,6 +45,7 @@ from narrowfuzz.oracles.relations_values import (
     check_scaling,
 )
 from narrowfuzz.oracles.repeat import check_repeat
+from narrowfuzz.oracles.sharded.table import OF_SHARDED
 from narrowfuzz.oracles.special import check_finite, check_nan_provenance
 from narrowfuzz.oracles.whole import check_ratio, check_strict
 
@@ -249,18 +250,15 @@ OF_CONVERTED: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 
-ORACLES = (*OF_CONVERTED, *OF_LIBRARY)
-_RULES = {of: {rule.name: rule for rule in ORACLES if rule.of == of}
-          for of in ("converted", "library")}  # fmt: skip
-#: By name; of a rule that both kinds of case have, the one for converted models.
-BY_NAME = _RULES["converted"] | {
-    name: rule for name, rule in _RULES["library"].items() if name not in _RULES["converted"]
-}
+ORACLES = (*OF_CONVERTED, *OF_SHARDED, *OF_LIBRARY)
+_RULES = {of: {rule.name: rule for rule in ORACLES if rule.of == of} for of in get_args(Kind)}
+#: By name; of a rule that several kinds of case have, the one for converted models.
+BY_NAME = _RULES["library"] | _RULES["sharded"] | _RULES["converted"]
 
 
-def kind_of(spec: Spec) -> Literal["converted", "library"]:
+def kind_of(spec: Spec) -> Kind:
     """Whose rules judge this Spec's cases."""
-    return "library" if spec.layer else "converted"
+    return "library" if spec.layer else "sharded" if spec.sharded else "converted"
 
 
 def rules_of(spec: Spec) -> dict[str, Oracle]:

@@ -14,6 +14,7 @@ from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.trace import Level
 from narrowfuzz.verdict import Status, Strength, Verdict
 
+Kind = Literal["converted", "sharded", "library"]
 Check = Callable[[Any], Iterator[Verdict]]
 
 
@@ -45,8 +46,9 @@ class Oracle:
     #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
     scope: Literal["layer", "case"] = "layer"
     reads: tuple[Reads, ...] = ("results",)
-    #: Whose cases it judges: those of a converted model, or those of a library's own layers.
-    of: Literal["converted", "library"] = "converted"
+    #: Whose cases it judges: those of a converted model in one process, or on ranks, or those of a
+    #: library's own layers.
+    of: Kind = "converted"
 
 
 @lru_cache(4096)  # most verdicts are the same few

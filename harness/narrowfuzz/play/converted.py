@@ -12,11 +12,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.checkpoint import full, numbered, recomputing, reentrant, selective
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch, copies
-from narrowfuzz.play.player import Event, Trace, Training, in_order, keep_state, leave, train
+from narrowfuzz.play.player import (
+    Event,
+    Trace,
+    Training,
+    in_order,
+    keep_norm,
+    keep_state,
+    leave,
+    train,
+)
 
 
 def play(
@@ -52,16 +62,26 @@ def play(
     watch: tuple[str, ...] = (),
     tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+    shard: Callable[[nn.Module], None] | None = None,
+    precomputes: bool = False,
 ) -> Trace:
     """A model that is made, filled and trained, and what it leaves, with its results if it
     ``keeps`` them. ``watch`` names the linears whose calls are kept, ``tap`` shows what they
-    multiply, ``around`` surrounds everything that runs."""
+    multiply, ``around`` surrounds everything that runs. ``shard`` lays the model out over ranks;
+    then calls are watched from outside of that, and scales may be precomputed for FSDP."""
     with torch.no_grad():
         model = convert(build())
         if lifecycle != "none":
             model = renewed(model, lambda: convert(build()), lifecycle=lifecycle)
         fill(model, tensors, tied=tied, dtype=dtype)
+    if shard is not None:
+        shard(model)
     run = Training(model, backward=torch.autograd.backward)
+    if precomputes:
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        run.stepped = precompute_float8_dynamic_scale_for_fsdp
+        run.stepped(model)
     if "open" in happens or autocast:
         run.region = regions_of(device, autocast)
 
@@ -79,8 +99,10 @@ def play(
         run.load = nn.Module.load_state_dict
     with contextlib.ExitStack() as stack:
         if watch:
-            watching = LayerWatch(run)
+            watching = LayerWatch(run, outside=shard is not None)
             trace.calls = watching.calls
+            if shard is None:  # who shards does it for all ranks, which share the switch
+                stack.enter_context(set_checkpoint_early_stop(False))
             stack.enter_context(watching.recording())
             if tap is not None:
                 stack.enter_context(tap(copies(watching.emit)))
@@ -100,6 +122,8 @@ def play(
         )  # fmt: skip
     if keeps:
         keep_state(trace, run, rate=rate)
+        if shard is not None:
+            keep_norm(trace, run)
         trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
     if "reload" in happens:
         leave(run)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from narrowfuzz.play.player import inside
 
 
 class Probe(torch.autograd.Function):
@@ -42,8 +43,8 @@ class Call:
     phase: str
     #: The forward that it belongs to.
     forward: int
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    weight: Any = None
+    bias: Any = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
     #: Whose GEMMs were being recorded when this call began: a recompute interrupts a backward.
@@ -60,10 +61,11 @@ class Call:
 
 class LayerWatch:
     """Records the calls of linears during one run; ``place.forward`` is the forward that runs, or
-    that is recomputed."""
+    that is recomputed. ``outside`` is behind what hooks of the layer itself do to its input and
+    output, as those do that lay it out over ranks."""
 
-    def __init__(self, place: Any) -> None:
-        self.place = place
+    def __init__(self, place: Any, *, outside: bool = False) -> None:
+        self.place, self.outside = place, outside
         self.calls: list[Call] = []
         self._current: list[Any] | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -80,9 +82,9 @@ class LayerWatch:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Watch whoever is followed, until the context ends."""
-        # a recompute that stops early would leave its last call open
-        with set_checkpoint_early_stop(False), self._hooks:
+        """Watch whoever is followed, until the context ends. A recompute must not stop early: it
+        would leave its last call open."""
+        with self._hooks:
             yield
 
     def follow(self, layers: dict[str, nn.Module]) -> None:
@@ -96,29 +98,31 @@ class LayerWatch:
 
         def before(module: Any, args: Any) -> Any:
             phase = "recompute" if in_backward() else "forward"
-            bias = getattr(module, "bias", None)
             number = self._counts[name, phase]
-            call = Call(
-                name, number, phase, self.place.forward,
-                kept(module.weight), None if bias is None else kept(bias),
-            )  # fmt: skip
+            call = Call(name, number, phase, self.place.forward)
             self._counts[name, phase] += 1
             self.calls.append(call)
             running.append(call)
-            call.tensors["input"] = args[0].detach()
+            call.tensors["input"] = inside(args[0].detach())
             call.interrupted, self._current = self._current, call.forward_gemms
 
             def note(grad: torch.Tensor) -> None:
-                call.outputs["grad_input"] = grad.detach()
+                call.outputs["grad_input"] = inside(grad.detach())
                 if self._current is call.backward_gemms:
                     self._current = None  # what comes next may be a layer that is not watched
 
             return (Probe.apply(args[0], note), *args[1:])
 
+        def weigh(module: Any, args: Any) -> None:
+            # behind hooks that put the parameters in place
+            running[-1].weight = kept(module.weight)
+            if getattr(module, "bias", None) is not None:
+                running[-1].bias = kept(module.bias)
+
         def after(module: Any, args: Any, output: Any) -> Any:
             call = running.pop()
             self._current = call.interrupted
-            call.outputs["output"] = output.detach()
+            call.outputs["output"] = inside(output.detach())
 
             def note(grad: torch.Tensor) -> None:
                 if "grad_output" in call.tensors:  # a kept graph runs backward again
@@ -126,13 +130,14 @@ class LayerWatch:
                     call.added.clear()
                     for role in ("grad_weight", "grad_bias"):
                         call.outputs.pop(role, None)
-                call.tensors["grad_output"] = grad.detach()
+                call.tensors["grad_output"] = inside(grad.detach())
                 self._current = call.backward_gemms
 
             return Probe.apply(output, note)
 
-        stack.callback(module.register_forward_pre_hook(before).remove)
-        stack.callback(module.register_forward_hook(after, prepend=True).remove)
+        stack.callback(module.register_forward_pre_hook(before, prepend=self.outside).remove)
+        stack.callback(module.register_forward_pre_hook(weigh).remove)
+        stack.callback(module.register_forward_hook(after, prepend=not self.outside).remove)
         for role in ("weight", "bias"):
             parameter = getattr(module, role, None)
             if parameter is not None and parameter.requires_grad:
@@ -149,18 +154,19 @@ class LayerWatch:
             for call in fresh:
                 call.added.add(role)
                 if len(fresh) == 1:
-                    call.outputs[f"grad_{role}"] = grad.detach().clone()
+                    call.outputs[f"grad_{role}"] = inside(grad).detach().clone()
 
         return note
 
 
 def copies(take: Callable[..., None]) -> Callable[..., None]:
-    """``take`` with copies of what a tap emits: operands may be overwritten."""
+    """``take`` with copies of what a tap emits, which may be overwritten: of what is laid out over
+    ranks, this rank's."""
 
     def copied(t: Any) -> Any:
         if isinstance(t, tuple):
             return tuple(map(copied, t))
-        return t.clone() if isinstance(t, torch.Tensor) else t
+        return inside(t).clone() if isinstance(t, torch.Tensor) else t
 
     def emit(
         a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any = None, b_amax: Any = None
@@ -173,7 +179,7 @@ def copies(take: Callable[..., None]) -> Callable[..., None]:
 def kept(parameter: torch.Tensor) -> torch.Tensor:
     """Its values now: an optimizer may step before they are looked at. Taken from inside a
     library's tensor, which need not support what a plain one does (inference mode, for one)."""
-    inner: torch.Tensor = getattr(parameter, "_data", parameter)
+    inner: torch.Tensor = inside(parameter)
     return inner.detach().clone()
 
 

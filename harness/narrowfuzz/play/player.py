@@ -59,10 +59,10 @@ def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> An
 @dataclass
 class Training:
     """A model as far as it is trained: how it is called and how another one is made and prepared,
-    what opens a region, runs a backward and loads a state; its optimizer if any, the state it began
-    with, the event and the forward that run, and input and output of each forward whose graph
-    exists. Of a library's layers ``hear`` gets what happens, and where it happens stands in
-    ``at``."""
+    what opens a region, runs a backward, loads a state and follows a step; its optimizer if any,
+    the state it began with, the event and the forward that run, and input and output of each
+    forward whose graph exists. Of a library's layers ``hear`` gets what happens, and where it
+    happens stands in ``at``."""
 
     model: Any
     call: Any = None
@@ -77,6 +77,7 @@ class Training:
     forward: int = 0
     live: dict[int, Any] = field(default_factory=dict)
     regions: list[Any] = field(default_factory=list)
+    stepped: Any = None
     hear: Any = None
     at: list[Any] = field(default_factory=list)
 
@@ -172,7 +173,7 @@ def optimizing(model: nn.Module, *, optimizer: str, rate: float) -> Any:
 
 def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: int = -1) -> None:
     """A result of the event that runs; of a library's own tensor what is inside."""
-    trace.kept.append(Kept(name, forward, run.event, getattr(result, "_data", result)))
+    trace.kept.append(Kept(name, forward, run.event, inside(result)))
 
 
 def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
@@ -182,6 +183,36 @@ def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
             keep(trace, run, f"{name}.grad", parameter.grad)
         if rate:
             keep(trace, run, name, parameter.detach())
+
+
+def inside(t: Any) -> Any:
+    """What is inside of a library's own tensor: of one laid out over ranks this rank's part, with
+    partial sums added up, and what a wrapper wraps."""
+    placements = getattr(t, "placements", ())
+    if any(placement.is_partial() for placement in placements):
+        from torch.distributed.tensor import Replicate
+
+        t = t.redistribute(placements=[Replicate() if p.is_partial() else p for p in placements])
+    for name in ("_local_tensor", "_tensor", "_data"):
+        t = getattr(t, name, t)
+    return t
+
+
+def laid_out(t: torch.Tensor, like: Any) -> Any:
+    """This rank's part as the whole that it is of, where ``like`` is laid out over ranks."""
+    if not hasattr(like, "placements"):
+        return t
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(t, like.device_mesh, like.placements)
+
+
+def keep_norm(trace: Trace, run: Training) -> None:
+    """The norm of all gradients, as clipping by it takes it."""
+    grads = [p.grad for p in run.model.parameters() if p.grad is not None]
+    if grads:
+        norm: Any = torch.nn.utils.get_total_norm(grads)
+        keep(trace, run, "norm", norm.full_tensor() if hasattr(norm, "placements") else norm)
 
 
 def in_order(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:
@@ -247,7 +278,7 @@ def forward(
     if "eval" in modes:
         run.model.train()
     if keeps:
-        keep(trace, run, "output", y.detach().flatten(0, -2), number)
+        keep(trace, run, "output", inside(y.detach()).flatten(0, -2), number)
     if mode == "train":
         run.live[number] = x, y
 
@@ -274,7 +305,7 @@ def backward(
         g = g.to(device, dtype).reshape(output_shape)
         if grad_layout != "contiguous":
             g = arranged(g, grad_layout)
-        grads.append(g.to(y.dtype))
+        grads.append(laid_out(g.to(y.dtype), y))
     run.backward(ends, grads, retain)
     for f in of:
         x = run.live[f][0] if retain else run.live.pop(f)[0]
@@ -291,6 +322,8 @@ def step(trace: Trace, run: Training, to_none: bool, *, keeps: bool) -> None:
             if to_none and parameter.grad is not None:
                 keep(trace, run, f"{name}.grad", parameter.grad)
     run.optimizer.zero_grad(set_to_none=to_none)
+    if run.stepped is not None:
+        run.stepped(run.model)
 
 
 def arranged(t: torch.Tensor, layout: str) -> torch.Tensor:

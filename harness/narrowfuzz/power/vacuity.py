@@ -19,6 +19,7 @@ from narrowfuzz.ledger import load_ledger
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.oracles import OF_CONVERTED
 from narrowfuzz.oracles.applied import checks
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.oracles.oracle import Oracle
@@ -109,7 +110,7 @@ def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass
         for oracle in oracles:
             yield from probe(oracle.check, once, falsify)
         return
-    assert evidence.rerun is not None
+    assert isinstance(evidence, Evidence) and evidence.rerun is not None
     evidence = replace(evidence, rerun=remembering(evidence.rerun))
     falsify = falsifying(oracles, reads.FALSIFIES)
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding

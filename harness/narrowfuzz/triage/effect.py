@@ -14,9 +14,11 @@ from narrowfuzz.case import Case
 from narrowfuzz.judge import Judge
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import Undivided, product
+from narrowfuzz.oracles.applied import AnyEvidence
 from narrowfuzz.oracles.evidence import NATIVE, Evidence
 from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.oracles.sharded.evidence import ShardedEvidence, joined
 from narrowfuzz.severity import LARGE, SMALL
 from narrowfuzz.verdict import Verdict
 
@@ -30,7 +32,7 @@ _OF_CENSUS = {
 }  # fmt: skip
 
 
-def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence | LibraryEvidence:
+def observed(judge: Judge, case: Case, verdict: Verdict) -> AnyEvidence:
     """The guilty arm's run, and those that it is held against."""
     rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
     # what strikes by chance is seen in a second run; a compiled one would cost too much
@@ -38,7 +40,7 @@ def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence | LibraryEv
     return judge.observe(case, rungs, repeat=again)
 
 
-def effect_of(evidence: Evidence | LibraryEvidence, verdict: Verdict) -> float:
+def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
     """The excess error of the worst output or gradient of this case, a share of its norm.
 
     How much further from the unquantised result the guilty arm is than what it is held against:
@@ -50,6 +52,8 @@ def effect_of(evidence: Evidence | LibraryEvidence, verdict: Verdict) -> float:
         return _OF_CENSUS.get(verdict.symptom, LARGE)
     if isinstance(evidence, LibraryEvidence):
         return _of_library(evidence, verdict)
+    if isinstance(evidence, ShardedEvidence):
+        return _of_ranks(evidence)
     if verdict.at.layer:
         layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
@@ -67,6 +71,20 @@ def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> float:
         return SMALL
     # alike to the bit if all is well: the difference is all excess
     return _excess(guilty.outputs, plain.outputs, plain.outputs) or SMALL
+
+
+def _of_ranks(evidence: ShardedEvidence) -> float:
+    """Of what ranks return and send back, against their pieces of the rows in one process."""
+    if evidence.sharded is None:
+        return SMALL
+    found = [0.0]
+    for _, alone, group in evidence.groups():
+        for name, want in alone.outputs.items():
+            pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
+            if name.partition("@")[0] in ("output", "grad_input"):
+                got = joined(pieces, want.shape, evidence.spec.batch)
+                found.append(1.0 if got is None else _excess_of(got, want, want))
+    return max(found) or SMALL
 
 
 def _of_linear(evidence: Evidence, arm: str) -> float:

@@ -10,6 +10,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.judge import Judge, verdicts_of
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.layers import layer_spec, layer_tensors
 from narrowfuzz.trace import LayerCall
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
@@ -44,6 +45,7 @@ def first_of(judge: Judge, case: Case, verdict: Verdict) -> Verdict:
     if not (at.layer and at.call) or ARMS[arm].compiler or ARMS[arm].checkpoint:
         return verdict
     evidence = judge.observe(case, frozenset({arm}), repeat=False)
+    assert isinstance(evidence, Evidence)
     eager, name = evidence.traces[arm], fingerprint(verdict, "")
     for call in eager.calls:
         if call.module == at.layer and call.index < at.call:

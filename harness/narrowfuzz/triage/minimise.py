@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.simplify import simpler_events
+from narrowfuzz.sharding import fitting
 from narrowfuzz.triage.minimise_library import simpler_cases
 
 #: True if the case still shows the fingerprint that is being minimised.
@@ -158,8 +159,10 @@ class _Search:
         for model in MODELS[self.best.spec.model].smaller:
             yield f"model={model}", partial(_with_model, model=model)
         for name in _changed(self.best.spec):
-            if name not in _KEPT:
+            if name not in (*_KEPT, "sharding"):
                 yield name, partial(_with_spec, **{name: _default(Spec, name)})
+        if self.best.spec.sharded:
+            yield from simpler_shardings(self.best)
         for i, (phrase, _) in enumerate(simpler_events(self.best.spec.events)):
             yield phrase, partial(_simpler_events, which=i)
         yield "flattened", _flattened
@@ -168,8 +171,34 @@ class _Search:
             yield f"{name}/2", partial(_halved, name=name)
 
 
+#: Fewer ranks, then the simplest of each field.
+_RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
+
+
+def simpler_shardings(case: Case) -> Iterator[tuple[str, Change]]:
+    """Layouts with fewer ranks, and with fields at their defaults."""
+    own = case.spec.sharding
+    for data, tensor in _RANKS:
+        smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)
+        if smaller and (data, tensor) != (own.data, own.tensor) and (tensor <= own.tensor):
+            yield f"{data}x{tensor} ranks", partial(_sharded, data=data, tensor=tensor)
+    for name in Sharding.__struct_fields__:
+        value = _default(Sharding, name)
+        if name not in ("data", "tensor") and getattr(own, name) != value:
+            yield f"sharding {name}", partial(_sharded, **{name: value})
+
+
+def _sharded(case: Case, **changes: Any) -> Case:
+    """With this changed, and sizes that the ranks share evenly."""
+    sharding = msgspec.structs.replace(case.spec.sharding, **changes)
+    return msgspec.structs.replace(
+        case, spec=fitting(msgspec.structs.replace(case.spec, sharding=sharding))
+    )
+
+
 def _with_spec(case: Case, **changes: Any) -> Case:
-    return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, **changes))
+    spec = msgspec.structs.replace(case.spec, **changes)
+    return msgspec.structs.replace(case, spec=fitting(spec) if spec.sharded else spec)
 
 
 def _with_model(case: Case, model: str) -> Case:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import Case, Spec
+from narrowfuzz.case import Case, Sharding, Spec
 from narrowfuzz.schedule.events import Reload, Settings, Step, Switch
 from narrowfuzz.schedule.story import features
 from narrowfuzz.verdict import Verdict
@@ -20,7 +20,7 @@ from narrowfuzz.verdict import Verdict
 _SIZES = frozenset(
     {
         "recipe", "backend", "m", "k", "n", "batch", "dtype", "events", "compile", "checkpoint",
-        "kernels",
+        "kernels", "sharding",
     }
 )  # fmt: skip
 #: What a library's layers have, however simple.
@@ -46,6 +46,7 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
         elif spec.checkpoint != "none":
             found |= {f"checkpoint={spec.checkpoint}", f"wraps={spec.wraps}"}
     found |= {f"{name}={value}" for name, value in _changed(spec, Spec, leave)}
+    found |= {f"{name}={value}" for name, value in _changed(spec.sharding, Sharding, frozenset())}
     return sorted(found)
 
 

@@ -21,6 +21,7 @@ from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.script_played import write_played_script
+from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 from narrowfuzz.verdict import Verdict
 
@@ -69,6 +70,10 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
         evidence = judge.observe(case)
         assert isinstance(evidence, LibraryEvidence)
         yield partial(write_library_script, evidence, verdict, recipe, device=device)
+        return
+    if case.spec.sharded:
+        tensors = tensors_of(case, recipe)
+        yield partial(write_sharded_script, case, verdict, recipe, tensors, device=device)
         return
     # what was handed another tensor was not the layer's doing
     own = at.layer and (verdict.oracle != "O13" or at.side)

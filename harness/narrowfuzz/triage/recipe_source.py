@@ -116,7 +116,7 @@ def _refused(owner: str, name: str) -> ValueError:
 
 def _of_spec(recipe: Recipe, spec: Spec) -> dict[str, str]:
     computed = {"spec.backend": repr(_backend(recipe, spec)), "spec.tokens": repr(spec.tokens)}
-    return _plain_fields("spec", spec) | computed
+    return _plain_fields("spec", spec) | _plain_fields("spec.sharding", spec.sharding) | computed
 
 
 def _plain_fields(name: str, fields: msgspec.Struct) -> dict[str, str]:

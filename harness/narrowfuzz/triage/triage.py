@@ -18,9 +18,11 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.oracles import OF_CONVERTED, rules_of
+from narrowfuzz.oracles.applied import AnyEvidence
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import (
     Finding,
@@ -123,7 +125,7 @@ class _Shown:
 def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
     """What strikes by chance breaks any rule that compares: does the case itself, or the same in
     fp32, run again and again, not always give the same?"""
-    if verdict.oracle == "O1" or case.spec.layer or ARMS[verdict.arm].compiler:
+    if verdict.oracle == "O1" or case.spec.layer or case.spec.sharded or ARMS[verdict.arm].compiler:
         return None
     plain = _only_as_dear(case, verdict.arm)
     for dtype in dict.fromkeys((plain.spec.dtype, *_widest(judge, case.spec))):
@@ -173,7 +175,7 @@ def _smallest(
         shows,
         builds=_BUILDS if ARMS[verdict.arm].compiler else 0,
         seconds=seconds,
-        hint=_hint(case, verdict, judge) if case.spec.direct else None,
+        hint=_hint(case, verdict, judge) if case.spec.direct and not case.spec.sharded else None,
     )
     tried = replace(drawn, search=search)
     found = _still(judge, search.case, verdict) if search.case != case else None
@@ -248,12 +250,12 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
     )
 
 
-def _looks(
-    judge: Judge, shown: _Shown, evidence: Evidence | LibraryEvidence
-) -> tuple[Story | None, View | None]:
+def _looks(judge: Judge, shown: _Shown, evidence: AnyEvidence) -> tuple[Story | None, View | None]:
     """What there is to see of a finding: of a library's layers event by event, else its tensor."""
     if isinstance(evidence, LibraryEvidence):
         return tell(evidence, shown.verdict), None
+    if isinstance(evidence, ShardedEvidence):
+        return None, None
     return None, _view(judge, shown, evidence)
 
 

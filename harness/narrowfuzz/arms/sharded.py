@@ -1,0 +1,155 @@
+"""Run a case on the ranks of its sharding, and the piece of each data-parallel rank in one process.
+
+Both are played by the same functions, so what differs is the sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from narrowfuzz.arm import EAGER, Arm
+from narrowfuzz.arms.layers import calls_of
+from narrowfuzz.arms.lost import raise_if_lost
+from narrowfuzz.arms.program import run_error
+from narrowfuzz.arms.tensors import fp32_array
+from narrowfuzz.arms.training import events_of, named, playing
+from narrowfuzz.case import ALONE, Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.models.zoo import layer_names, ties
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.converted import play
+from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.player import Trace as Played
+from narrowfuzz.play.sharded import play_sharded
+from narrowfuzz.recipe import ROUNDED, Emit, Recipe
+from narrowfuzz.trace import Trace
+
+#: A result that is no rows of anything: one number.
+NORM = "norm"
+
+
+def sharded_traces(
+    spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arms: Sequence[Arm], device: str
+) -> dict[str, Trace]:
+    """The traces of these arms, by name; of the first alone where that raised."""
+    traces = {EAGER.name: run_alone(spec, recipe, tensors, device)}
+    if traces[EAGER.name].error is None:
+        for arm in arms:
+            if arm.sharded:
+                traces[arm.name] = run_sharded(spec, recipe, tensors, arm, device)
+    return traces
+
+
+def pieces_of(spec: Spec) -> tuple[Spec, ...]:
+    """The linears that ranks multiply, where a linear is cut: by rows, then by a feature."""
+    own, tensor = on_its_own(spec), max(spec.sharding.tensor, 1)
+    cut = [msgspec.structs.replace(own, **{name: getattr(own, name) // tensor}) for name in "kn"]
+    return own, *cut
+
+
+def on_its_own(spec: Spec) -> Spec:
+    """The Spec of one data-parallel rank's piece of the rows, in one process."""
+    pieces = max(spec.sharding.data, 1)
+    size = "batch" if spec.batch else "m"
+    rows = getattr(spec, size) // pieces
+    return msgspec.structs.replace(spec, sharding=ALONE, checkpoint="none", **{size: rows})
+
+
+def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F32]:
+    """The tensors of that: all parameters, and its rows of inputs and output gradients."""
+    pieces = max(spec.sharding.data, 1)
+
+    def cut(name: str, x: F32) -> F32:
+        rows = name.partition("@")[0] in ("input", "grad_output")
+        return np.split(x, pieces)[piece] if rows else x
+
+    return {name: cut(name, x) for name, x in tensors.items()}
+
+
+def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: str) -> Trace:
+    """The trace of the unsharded model; ``ranks`` has one for each data-parallel rank's piece."""
+    ranks = []
+    for piece in range(max(spec.sharding.data, 1)):
+        own = on_its_own(spec)
+        arguments = _arguments(own, recipe, piece_of(spec, tensors, piece), EAGER, device)
+        played = Played()
+        try:
+            play(played, *arguments.pop("positional"), **arguments)
+        except Exception as error:
+            raise_if_lost(error, device)
+            return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
+        ranks.append(_trace_of(EAGER.name, own, recipe, played))
+    return Trace(EAGER.name, ranks=tuple(ranks))
+
+
+def run_sharded(
+    spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arm: Arm, device: str
+) -> Trace:
+    """The trace of the sharded one, with one for each rank; an error says on which rank."""
+    arguments = _arguments(spec, recipe, tensors, arm, device) | sharding_of(spec)
+    try:
+        played = play_sharded(*arguments.pop("positional"), **arguments)
+    except Exception as error:
+        raise_if_lost(error, device)
+        failed = run_error(error, getattr(error, "phase", "convert"))
+        return Trace(arm.name, error=replace(failed, rank=getattr(error, "rank", -1)))
+    return Trace(arm.name, ranks=tuple(_trace_of(arm.name, spec, recipe, one) for one in played))
+
+
+def sharding_of(spec: Spec) -> dict[str, Any]:
+    """What ``play_sharded`` takes by keyword besides what ``play`` takes."""
+    sharding, model = spec.sharding, MODELS[spec.model]
+    tied = {name.rpartition(".")[0] for name in ties(spec)}  # these stay in one unit
+    each = model.regions or tuple(name for name in layer_names(spec) if name not in tied)
+    return {
+        "data": sharding.data,
+        "tensor": sharding.tensor,
+        "styles": model.styles(spec),
+        "narrow_styles": sharding.narrow_styles,
+        "sequence": sharding.sequence,
+        "local_output": sharding.local_output,
+        "units": (*each, "") if sharding.units == "each" else ("",),
+        "reduces": "float32" if sharding.reduces_fp32 else "",
+        "averages": sharding.averages,
+        "precomputes": sharding.gathers == "precomputed",
+        "rows": (spec.batch or spec.m,) + ((spec.m,) if spec.batch else ()),
+        "width_in": spec.k,
+        "width_out": spec.width,
+    }
+
+
+def _arguments(
+    spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arm: Arm, device: str
+) -> dict[str, Any]:
+    """What plays it; of a sharded one, the pieces' shapes are not known yet."""
+
+    def build() -> nn.Module:
+        return MODELS[spec.model].build(spec, dtype=dtype, device=device)
+
+    dtype = DTYPES[spec.dtype]
+    how = playing(spec, arm, device)
+    if spec.sharded:
+        del how["input_shape"], how["output_shape"]
+    given = {name: torch.from_numpy(x.copy()) for name, x in named(spec, tensors).items()}
+    return how | {
+        "positional": (build, lambda model: recipe.convert(model, spec), given, events_of(spec)),
+        "dtype": dtype,
+        "watch": layer_names(spec),
+        "tap": lambda take: recipe.tap(Emit(take)),
+    }
+
+
+def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:
+    """One rank's, or one piece's."""
+    outputs = {name: fp32_array(t).copy() for name, t in played.results.items()}
+    shared = frozenset(name.rpartition(".")[0] for name in ties(spec))
+    plan, inverse = recipe.plan(spec), recipe.inverse_scales
+    calls = calls_of(played.calls, plan, shared, ROUNDED, inverse=inverse)
+    return Trace(arm, outputs, calls=calls)

@@ -1,0 +1,33 @@
+"""What adding up over ranks may give: every rank rounds what it brings, and the order is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from narrowfuzz.numerics.formats import F64, Format, round_to
+
+
+def added(ends: Sequence[tuple[F64, F64]], fmt: Format, more: F64 | float = 0.0) -> tuple[F64, F64]:
+    """The interval of the sum of one number of each interval, added in ``fmt`` in any order;
+    ``more`` is added, too, by whichever rank and at whatever place.
+
+    Proof. What ranks bring is in ``ends``, already rounded. A sum of n terms in any order has n - 1
+    additions, each of which errs by at most u times a partial sum, and partial sums are at most S,
+    the sum of magnitudes, times (1 + u)^(n - 2): (n - 1) u (1 + u)^n S covers all of them. The last
+    addition rounds the exact result of two terms, so for n = 2 rounding both ends is exact; so it
+    is where additions are made in fp32 and rounded to ``fmt`` once.
+    """
+    with np.errstate(all="ignore"):
+        lo = np.sum([lo for lo, _ in ends], axis=0) + more
+        hi = np.sum([hi for _, hi in ends], axis=0) + more
+        terms = len(ends) + bool(np.any(more))
+        if terms > 2:
+            size = np.sum([np.maximum(np.abs(lo), np.abs(hi)) for lo, hi in ends], axis=0)
+            u = fmt.unit_roundoff
+            slack = (terms - 1) * u * (1.0 + u) ** terms * (size + np.abs(more))
+            slack = slack + (terms - 1) * fmt.min_subnormal
+            lo, hi = lo - slack, hi + slack
+        low, high = round_to(np.stack([lo, hi]), fmt, overflow="ieee")
+    return low, high

@@ -1,0 +1,34 @@
+"""The contract of a sharded case: what runs in one process runs on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.address import At
+from narrowfuzz.expect import Runs
+from narrowfuzz.oracles.oracle import plain
+from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
+from narrowfuzz.verdict import Verdict
+
+
+def check_contract(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """A model that converts and trains in one process does so on ranks, unless the recipe says that
+    a piece of it has no shape that it takes."""
+    arm = evidence.arm
+    if not evidence.ran:
+        why = "one process refuses it"
+        yield plain("contract", arm, "output", "not_applicable", why)
+        return
+    error = evidence.traces[arm].error
+    if error is None:
+        yield plain("contract", arm, "output", "ok")
+    elif evidence.whole.refusal:
+        yield plain("contract", arm, error.phase, "not_applicable", evidence.whole.refusal)
+    else:
+        lines = error.message.strip().splitlines() or ["(no message)"]
+        yield Verdict(
+            "contract", arm, error.phase, "crashed",
+            f"fails only on ranks ({error.type} in {error.where.rsplit('.', 1)[-1]})",
+            At(what="error", phase=error.phase, name=error.where, rank=max(error.rank, 0)),
+            f"{error.type}: {lines[0][:200]}", Runs(error.type),
+        )  # fmt: skip

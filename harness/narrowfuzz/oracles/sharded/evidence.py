@@ -1,0 +1,145 @@
+"""What the rules of a sharded case look at, and how a whole is put together from ranks' pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.arm import EAGER
+from narrowfuzz.case import Case, Sharding, Spec
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.schedule.events import Backward, Forward, Step
+from narrowfuzz.trace import LayerCall, Trace
+
+
+@dataclass(frozen=True)
+class ShardedEvidence:
+    """A case that ran on ranks, and each data-parallel rank's piece of it in one process."""
+
+    #: Of the unsharded model, with what the rules of single linears need; its traces are ``alone``
+    #: and the sharded one.
+    whole: Evidence
+    #: How linears are shared, by name: colwise or rowwise.
+    styles: dict[str, str]
+    #: Runs the model on the ranks that no recipe has converted.
+    unconverted_run: Callable[[], Trace]
+
+    @property
+    def case(self) -> Case:
+        return self.whole.case
+
+    @property
+    def traces(self) -> dict[str, Trace]:
+        """Of one process and of the ranks, by arm."""
+        return self.whole.traces
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    @property
+    def sharding(self) -> Sharding:
+        return self.spec.sharding
+
+    @property
+    def unconverted(self) -> bool:
+        return self.whole.unconverted
+
+    @property
+    def ran(self) -> bool:
+        """True if the pieces ran in one process."""
+        return self.traces[EAGER.name].error is None
+
+    @property
+    def sharded(self) -> Trace | None:
+        """The run on ranks, if it came to its end."""
+        runs = [t for name, t in self.traces.items() if name != EAGER.name]
+        return runs[0] if runs and runs[0].error is None else None
+
+    @property
+    def arm(self) -> str:
+        """The sharded arm."""
+        return next((name for name in self.traces if name != EAGER.name), EAGER.name)
+
+    def groups(self) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
+        """For each data-parallel rank the first rank of its tensor-parallel group, its piece in one
+        process, and the group's traces."""
+        assert self.sharded is not None
+        alone, size = self.traces[EAGER.name].ranks, max(self.sharding.tensor, 1)
+        for piece, one in enumerate(alone):
+            first = piece * size
+            yield first, one, self.sharded.ranks[first : first + size]
+
+    @cached_property
+    def first_step(self) -> tuple[int, int]:
+        """Forwards before the first step of the optimizer, and backwards: until then every rank
+        computes with the parameters that the case gives."""
+        forwards = backwards = 0
+        for event in self.spec.training:
+            forwards += isinstance(event, Forward)
+            backwards += isinstance(event, Backward)
+            if isinstance(event, Step):
+                break
+        return forwards, backwards
+
+
+def before_steps(trace: Trace, name: str, count: int) -> dict[str, Any]:
+    """The first ``count`` results of a kind, by name, in order."""
+    numbered = [key for key in trace.outputs if key.partition("@")[0] == name]
+    numbered.sort(key=lambda key: float(key.partition("@")[2] or np.inf))
+    return {key: trace.outputs[key] for key in numbered[:count]}
+
+
+def joined(parts: Sequence[Any], shape: tuple[int, ...], batch: int = 0) -> Any:
+    """The array of this shape that these are the pieces of, in order; or that each of them is. None
+    if they are neither. With a ``batch`` the rows are those of so many entries, and each of these
+    may be cut."""
+    if all(part.shape == shape for part in parts):
+        return parts[0]
+    for axis in range(len(shape)):
+        others = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
+        if any(other != shape[:axis] + shape[axis + 1 :] for other in others):
+            continue
+        if sum(part.shape[axis] for part in parts) != shape[axis]:
+            continue
+        if batch > 1 and axis == 0 and not any(part.shape[0] % batch for part in parts):
+            parts = [part.reshape(batch, -1, *part.shape[1:]) for part in parts]
+            return np.concatenate(parts, axis=1).reshape(shape)
+        return np.concatenate(parts, axis=axis)
+    return None
+
+
+def origin(
+    parts: Sequence[Any], shape: tuple[int, ...], index: tuple[int, ...], batch: int = 0
+) -> tuple[int, tuple[int, ...]]:
+    """Which piece an element of what ``joined`` makes is in, and where in it."""
+    numbers = np.cumsum([0, *(part.size for part in parts)])
+    own = [
+        np.arange(n, n + part.size).reshape(part.shape)
+        for n, part in zip(numbers, parts, strict=False)
+    ]
+    number = int(joined(own, shape, batch)[index])
+    piece = int(np.searchsorted(numbers, number, side="right")) - 1
+    found = np.unravel_index(number - int(numbers[piece]), parts[piece].shape)
+    return piece, tuple(int(i) for i in found)
+
+
+def copies(parts: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Is each of several pieces the whole?"""
+    return len(parts) > 1 and all(part.shape == shape for part in parts)
+
+
+def calls(
+    alone: Trace, group: Sequence[Trace], forwards: int
+) -> Iterator[tuple[LayerCall, tuple[LayerCall, ...]]]:
+    """Each call of a linear in one process with the same call on every rank of the group, where all
+    made it; of the first ``forwards`` forwards."""
+    made = [{(c.module, c.index, c.phase): c for c in trace.calls} for trace in group]
+    for call in alone.calls:
+        key = (call.module, call.index, call.phase)
+        if call.forward < forwards and all(key in own for own in made):
+            yield call, tuple(own[key] for own in made)

@@ -1,0 +1,223 @@
+"""S1 (one process's bits), S2 (gradients added up), S4 (ranks agree), S6 (norm of gradients)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.address import At
+from narrowfuzz.arm import EAGER
+from narrowfuzz.expect import Same, Within, bits
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
+from narrowfuzz.numerics.reduction import added
+from narrowfuzz.oracles.evidence import identical, same_bits
+from narrowfuzz.oracles.oracle import first, number, plain
+from narrowfuzz.oracles.sharded.evidence import (
+    ShardedEvidence,
+    before_steps,
+    copies,
+    joined,
+    origin,
+)
+from narrowfuzz.oracles.whole import role_of
+from narrowfuzz.verdict import Verdict
+
+#: A result that is one number for all ranks.
+NORM = "norm"
+
+
+def check_equal(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S1: a rank that shares no linear returns, and sends back, the bits of its piece of the rows
+    in one process. The world of one rank leaves them everywhere."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if evidence.sharding.tensor > 1:
+        yield plain("S1", arm, "output", "not_applicable", "sums are cut over ranks")
+        return
+    forwards, backwards = evidence.first_step
+    for rank, alone, (trace,) in evidence.groups():
+        names = [*before_steps(alone, "output", forwards)]
+        names += before_steps(alone, "grad_input", backwards)
+        if evidence.sharding.ranks == 1:
+            names = [name for name in alone.outputs if name != NORM]
+        for name in names:
+            yield _same(arm, rank, name, trace.outputs.get(name), alone.outputs[name])
+
+
+def _same(arm: str, rank: int, name: str, got: F32 | None, want: F32) -> Verdict:
+    role, at = role_of(name), At(name=name, rank=rank)
+    there = At(name=name, run=EAGER.name, rank=rank)
+    if got is None or got.shape != want.shape:
+        came = "nothing" if got is None else f"shape {list(got.shape)}"
+        return Verdict("S1", arm, role, "diverged", "other shape", at, came, Same(there))
+    if not identical(got, want):
+        bad = ~same_bits(got, want)
+        if bad.any():
+            where = first(bad)
+            return Verdict(
+                "S1", arm, role, "diverged", "differs from one process",
+                At(name=name, rank=rank, index=where), number(got[where]),
+                Same(
+                    At(name=name, run=EAGER.name, rank=rank, index=where), number(want[where])
+                ),
+            )  # fmt: skip
+    status = "ok" if want.any() else "inconclusive"
+    return plain("S1", arm, role, status, "" if want.any() else "zeros in both runs")
+
+
+def check_gradients(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S2: a parameter's gradient is the sum, or the mean, of those of the data-parallel ranks'
+    pieces of the rows, within what additions in any order may round."""
+    arm, sharding = evidence.arm, evidence.sharding
+    if evidence.sharded is None:
+        return
+    if sharding.tensor > 1:
+        yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
+        return
+    if evidence.first_step[1] != 1:
+        why = "gradients of several backwards add up"
+        yield plain("S2", arm, "grad_parameter", "not_applicable", why)
+        return
+    alone = evidence.traces[EAGER.name].ranks
+    ranks = [trace for _, _, group in evidence.groups() for trace in group]
+    for name in alone[0].outputs:
+        if not name.endswith(".grad"):
+            continue
+        key = next(iter(before_steps(alone[0], name, 1)))
+        if any(key not in trace.outputs for trace in (*alone, *ranks)):
+            yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
+            continue
+        terms = [trace.outputs[key] for trace in alone]
+        yield _reduced(evidence, key, [trace.outputs[key] for trace in ranks], terms)
+
+
+def _reduced(evidence: ShardedEvidence, name: str, pieces: list[F32], terms: list[F32]) -> Verdict:
+    arm, sharding, role = evidence.arm, evidence.sharding, role_of(name)
+    got = joined(pieces, terms[0].shape)
+    if got is None:
+        return Verdict(
+            "S2", arm, role, "diverged", "pieces make up no whole", At(name=name), "pieces",
+            Same(At(name=name, run=EAGER.name)),
+        )  # fmt: skip
+    narrow = FORMATS[evidence.spec.dtype]
+    adds_in = FORMATS["fp32"] if sharding.reduces_fp32 else narrow
+    wide = [term.astype(np.float64) for term in terms]
+    lo, hi = added([(term, term) for term in wide], adds_in)
+    if sharding.averages and sharding.data > 1:
+        lo, hi = _divided(lo, hi, sharding.data, adds_in)
+    lo, hi = round_to(np.stack([lo, hi]), narrow, overflow="ieee")
+    with np.errstate(all="ignore"):
+        # a sum may overflow on the way, or divide first
+        size = np.sum([np.abs(term) for term in wide], axis=0)
+        judged = size < 0.25 * adds_in.max
+    bad = ~bounds.contains(lo, hi, got) & judged
+    if not bad.any():
+        told = bool((bounds.excludes_zero(lo, hi) & judged).any())
+        status = "ok" if told else "inconclusive"
+        return plain("S2", arm, role, status, "" if told else "nothing but zeros")
+    where = first(bad)
+    rank, inside = origin(pieces, got.shape, where)
+    symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
+    return Verdict(
+        "S2", arm, role, "diverged", symptom, At(name=name, index=inside, rank=rank),
+        number(got[where]), Within(bits(lo[where]), bits(hi[where])),
+    )  # fmt: skip
+
+
+def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
+    """Divided after the sum, or before it: a rounding more for each rank where that is inexact, or
+    where what is divided is small."""
+    slack: Any = (by + 1) * fmt.min_subnormal
+    if by & (by - 1):
+        slack = slack + (by + 1) * fmt.unit_roundoff * np.maximum(np.abs(lo), np.abs(hi)) / by
+    exact = (np.abs(lo) > 2 * by * fmt.min_normal) & (np.abs(hi) > 2 * by * fmt.min_normal)
+    if not by & (by - 1):
+        slack = np.where(exact, 0.0, slack)
+    return round_to(np.stack([lo / by - slack, hi / by + slack]), fmt, overflow="ieee")
+
+
+def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S4: what several ranks hold in full is the same on all of them."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if len(run.ranks) == 1:
+        yield plain("S4", arm, "output", "not_applicable", "one rank")
+        return
+    if all(NORM in trace.outputs for trace in run.ranks):
+        yield _agree(arm, NORM, 0, [trace.outputs[NORM] for trace in run.ranks])
+    for rank, alone, group in evidence.groups():
+        for name, whole in alone.outputs.items():
+            parts = [trace.outputs[name] for trace in group if name in trace.outputs]
+            kind = name.partition("@")[0]
+            sharded = evidence.sharding.data > 1 and kind not in ("output", "grad_input")
+            if name != NORM and not sharded and copies(parts, whole.shape):
+                yield _agree(arm, name, rank, parts)
+
+
+def _agree(arm: str, name: str, rank: int, parts: list[F32]) -> Verdict:
+    role = "norm" if name == NORM else role_of(name)
+    for i, part in enumerate(parts[1:], start=1):
+        bad = ~same_bits(part, parts[0])
+        if np.any(bad):
+            where = first(bad) if part.shape else ()
+            return Verdict(
+                "S4", arm, role, "diverged", "differs between ranks",
+                At(name=name, rank=rank + i, index=where), number(part[where]),
+                Same(At(name=name, rank=rank, index=where), number(parts[0][where])),
+            )  # fmt: skip
+    return plain("S4", arm, role, "ok")
+
+
+def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S6: the norm of all gradients is that of the whole gradients, however they are laid out."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if NORM not in run.ranks[0].outputs:
+        yield plain("S6", arm, NORM, "not_applicable", "no gradients are left")
+        return
+    alone = evidence.traces[EAGER.name].ranks[0]
+    names = [n for n in alone.outputs if n.endswith(".grad")]
+    squares = 0.0
+    for name in names:
+        whole = _whole(evidence, name, alone.outputs[name].shape)
+        if whole is None:
+            yield plain("S6", arm, NORM, "inconclusive", "pieces make up no whole")
+            return
+        with np.errstate(all="ignore"):
+            squares += float(np.sum(whole.astype(np.float64) ** 2))
+    exact, fmt = float(np.sqrt(squares)), FORMATS[evidence.spec.dtype]
+    if not (np.isfinite(exact) and 2.0**-50 < exact < 2.0**60):
+        yield plain("S6", arm, NORM, "inconclusive", "squares may over- or underflow")
+        return
+    # a norm a tensor and rank, that of these, and the sums of squares: each rounds to the dtype
+    ranks = len(run.ranks)
+    far = (ranks + 4) * fmt.unit_roundoff + 4096 * FORMATS["fp32"].unit_roundoff
+    lo, hi = np.float64(exact * (1.0 - far)), np.float64(exact * (1.0 + far))
+    got = run.ranks[0].outputs[NORM]
+    if lo <= float(got) <= hi:
+        yield plain("S6", arm, NORM, "ok")
+        return
+    yield Verdict(
+        "S6", arm, NORM, "diverged", "is not the gradients' norm", At(name=NORM),
+        number(float(got)), Within(bits(lo), bits(hi)),
+    )  # fmt: skip
+
+
+def _whole(evidence: ShardedEvidence, name: str, shape: tuple[int, ...]) -> Any:
+    """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
+    has cut before."""
+    assert evidence.sharded is not None
+    size, ranks = max(evidence.sharding.tensor, 1), evidence.sharded.ranks
+    if any(name not in trace.outputs for trace in ranks):
+        return None
+    columns = []
+    for inside in range(size):
+        pieces = [trace.outputs[name] for trace in ranks[inside::size]]
+        columns.append(np.concatenate(pieces) if evidence.sharding.data else pieces[0])
+    return joined(columns, shape)

@@ -1,0 +1,67 @@
+"""The rules of a sharded case, in the order they are judged."""
+
+from __future__ import annotations
+
+from narrowfuzz.oracles.gemm import check_bias_gradient, check_gemm_grads, check_gemm_output
+from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.oracles.sharded.census import check_quantised
+from narrowfuzz.oracles.sharded.contract import check_contract
+from narrowfuzz.oracles.sharded.layers import check_operands, check_products
+from narrowfuzz.oracles.sharded.results import (
+    check_agreement,
+    check_equal,
+    check_gradients,
+    check_norm,
+)
+
+_START = frozenset({"contract"})
+_SEEN = _START | {"S7", "S3"}
+_MULTIPLIED = _SEEN | {"O5", "O15", "O16", "S5"}
+_WHOLE = _MULTIPLIED | {"S1"}
+
+OF_SHARDED: tuple[Oracle, ...] = (
+    Oracle(
+        "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
+        scope="case", reads=("run",), of="sharded",
+    ),
+    Oracle(
+        "S7", "quantised on ranks", "exact", "A", "one process quantises", check_quantised,
+        _START, scope="case", reads=("conversion",), of="sharded",
+    ),
+    Oracle(
+        "S3", "operands of the whole", "exact", "A", "the same is quantised", check_operands,
+        _START, scope="case", reads=("operands", "scales"), of="sharded",
+    ),
+    Oracle(
+        "O5", "gemm-bound, output", "bound", "A", "a rank's own sum", check_gemm_output, _SEEN,
+        of="sharded",
+    ),
+    Oracle(
+        "O15", "gemm-bound, gradients", "bound", "A", "a rank's own sum", check_gemm_grads, _SEEN,
+        of="sharded",
+    ),
+    Oracle(
+        "O16", "bias gradient", "bound", "C", "no sum can overflow", check_bias_gradient, _SEEN,
+        reads=("bias gradient",), of="sharded",
+    ),
+    Oracle(
+        "S5", "product over ranks", "bound", "A", "ranks share a linear", check_products, _SEEN,
+        scope="case", of="sharded",
+    ),
+    Oracle(
+        "S1", "one process's bits", "exact", "C", "no sum is cut", check_equal, _MULTIPLIED,
+        scope="case", of="sharded",
+    ),
+    Oracle(
+        "S2", "reduced gradient", "bound", "C", "one backward a step", check_gradients, _WHOLE,
+        scope="case", of="sharded",
+    ),
+    Oracle(
+        "S4", "ranks agree", "exact", "C", "several ranks hold it in full", check_agreement,
+        _WHOLE | {"S2"}, scope="case", of="sharded",
+    ),
+    Oracle(
+        "S6", "norm of the gradients", "bound", "C", "no square over- or underflows", check_norm,
+        _WHOLE | {"S2", "S4"}, scope="case", of="sharded",
+    ),
+)  # fmt: skip

@@ -1,0 +1,191 @@
+"""Ranks as threads of one process that share torch's threaded process group.
+
+That group moves and adds what a real one does, in the order of ranks. It has no send and receive,
+and it waits for ever for a rank that never comes, so whoever waits is noted here: ranks that call
+different collectives raise, and so does a rank that waits for one that has ended or is elsewhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import queue
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed import multi_threaded_pg as threaded
+from torch.utils import _pytree as pytree
+
+#: Seconds without a collective that begins or ends, while every rank that lives is in one.
+PATIENCE = 2.0
+
+
+class Disagree(RuntimeError):
+    """Ranks that share a process group call different collectives, or one of them calls none."""
+
+
+@dataclass
+class Collectives:
+    """Which collective each rank is in, and which it was in last."""
+
+    lock: Any = field(default_factory=threading.Lock)
+    #: Rank -> what it waits in now.
+    waiting: dict[int, str] = field(default_factory=dict)
+    #: Rank -> the last that it entered.
+    last: dict[int, str] = field(default_factory=dict)
+    counts: Counter[tuple[int, str]] = field(default_factory=Counter)
+    ended: set[int] = field(default_factory=set)
+    changes: int = 0
+
+    def enter(self, rank: int, kind: str, group: tuple[int, ...]) -> None:
+        with self.lock:
+            self.counts[rank, kind] += 1
+            name = f"{kind} {self.counts[rank, kind]} of ranks {list(group)}"
+            self.waiting[rank] = self.last[rank] = name
+            self.changes += 1
+
+    def leave(self, rank: int) -> None:
+        with self.lock:
+            self.waiting.pop(rank, None)
+            self.changes += 1
+
+    def end(self, rank: int) -> None:
+        self.leave(rank)
+        self.ended.add(rank)
+
+    def stuck(self, ranks: int) -> str:
+        """Where everybody waits, and who has ended; "" while somebody works."""
+        with self.lock:
+            if not self.waiting or len(self.waiting) + len(self.ended) < ranks:
+                return ""
+            says = [f"rank {rank} waits in {name}" for rank, name in sorted(self.waiting.items())]
+            gone = [
+                f"rank {rank} has ended after {self.last.get(rank, 'no collective')}"
+                for rank in sorted(self.ended)
+            ]
+            return "; ".join((*says, *gone))
+
+
+def on_ranks(
+    shape: dict[str, int], main: Callable[[int, Any], Any], patience: float = PATIENCE
+) -> list[Any]:
+    """What ``main(rank, mesh)`` returns on every rank of a device mesh of this shape.
+
+    Raises what a rank raised first; it then has that rank's number as ``rank``. Raises Disagree
+    naming who waits in which collective, if everybody that lives has waited for so many seconds.
+    """
+    ranks = 1
+    for size in shape.values():
+        ranks *= size
+    noted, store, done = Collectives(), dist.HashStore(), threading.Semaphore(0)
+    left: list[Any] = [None] * ranks
+    raised: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            limit = datetime.timedelta(seconds=60)
+            dist.init_process_group(
+                "threaded", rank=rank, world_size=ranks, store=store, timeout=limit
+            )
+            mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+            left[rank] = main(rank, mesh)
+        except SystemExit:  # another rank raised
+            pass
+        except BaseException as error:
+            error.rank = getattr(error, "rank", rank)  # type: ignore[attr-defined]
+            raised.append(error)
+            threaded.ProcessLocalGroup.exception_handle(error)
+        finally:
+            noted.end(rank)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            done.release()
+
+    with _threaded_group(noted):
+        for rank in range(ranks):
+            _thread_of(rank).put(functools.partial(run, rank))
+        for _ in range(ranks):
+            changes = -1
+            while not done.acquire(timeout=patience):
+                if changes == noted.changes and (where := noted.stuck(ranks)):
+                    raised.append(Disagree(where))
+                    threaded.ProcessLocalGroup.exception_handle(raised[-1])
+                changes = noted.changes
+    if raised:
+        raise raised[0]
+    return left
+
+
+#: Rank -> what its thread is to do. DTensor keeps for each thread how it shards an operator, which
+#: takes longer to find out than the operator itself, so the threads stay.
+_threads: dict[int, queue.SimpleQueue[Callable[[], None]]] = {}
+
+
+def _thread_of(rank: int) -> queue.SimpleQueue[Callable[[], None]]:
+    if rank not in _threads:
+        tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        _threads[rank] = tasks
+
+        def work() -> None:
+            while True:
+                tasks.get()()
+
+        threading.Thread(target=work, daemon=True, name=f"rank {rank}").start()
+    return _threads[rank]
+
+
+@contextmanager
+def _threaded_group(noted: Collectives) -> Iterator[None]:
+    """Threads may be ranks of a threaded group, and what they call is noted."""
+    group, collective = threaded.ProcessLocalGroup, threaded.Collective
+    start, end, join = group._start_coll, group._end_coll, collective.join
+
+    def starting(own: Any, pg: Any) -> Any:
+        shared, kind = start(own, pg), type(own).__name__
+        noted.enter(dist.get_rank(), kind, tuple(dist.get_process_group_ranks(pg)))
+        if type(shared._collective) is not type(own):
+            other = type(shared._collective).__name__
+            raise Disagree(f"rank {dist.get_rank()} calls {kind} where another calls {other}")
+        return shared
+
+    def ending(shared: Any, pg: Any) -> None:
+        end(shared, pg)
+        noted.leave(dist.get_rank())
+
+    def joining(self: Any, rank: int, data: Any) -> Any:
+        if type(self._collective).__name__ in _ALIKE:
+            mine = [(t.dtype, tuple(t.shape)) for t in pytree.tree_leaves(data) if _is_tensor(t)]
+            others = self.__dict__.setdefault("brought", mine)
+            if mine != others:
+                raise Disagree(f"rank {dist.get_rank()} brings {mine}, another {others}")
+        return join(self, rank, data)
+
+    hook = sys.excepthook  # each rank's init_process_group wraps it once more
+    threaded._install_threaded_pg()
+    isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+    isolate(True)
+    group._start_coll, group._end_coll, collective.join = starting, ending, joining
+    try:
+        yield
+    finally:
+        group._start_coll, group._end_coll, collective.join = start, end, join
+        group.reset()
+        isolate(False)
+        sys.excepthook = hook
+        threaded._uninstall_threaded_pg()
+
+
+#: Collectives to which every rank brings tensors of the same types and shapes.
+_ALIKE = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast")
+
+
+def _is_tensor(t: Any) -> bool:
+    return isinstance(t, torch.Tensor)

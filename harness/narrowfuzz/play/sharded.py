@@ -1,0 +1,176 @@
+"""Trains one model on several ranks: FSDP2, tensor parallel, or both, as users lay it out.
+
+Every rank plays the same events on its own piece of the data. As in the player, every function is
+written to be specialised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from narrowfuzz.play.converted import play
+from narrowfuzz.play.layers import copies
+from narrowfuzz.play.player import Event, Trace
+from narrowfuzz.play.ranks import on_ranks
+
+#: What emits the operands of the GEMMs that run on this thread.
+_here = threading.local()
+
+
+def play_sharded(
+    build: Callable[[], nn.Module],
+    convert: Callable[[nn.Module], nn.Module],
+    tensors: Mapping[str, torch.Tensor],
+    events: Sequence[Event],
+    *,
+    data: int,
+    tensor: int,
+    styles: Mapping[str, str],
+    narrow_styles: bool,
+    sequence: bool,
+    local_output: bool,
+    units: tuple[str, ...],
+    reduces: str,
+    averages: bool,
+    precomputes: bool,
+    rows: tuple[int, ...],
+    width_in: int,
+    width_out: int,
+    ids: bool = False,
+    tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
+    **how: Any,
+) -> list[Trace]:
+    """What training leaves on every rank, those of a tensor-parallel group next to each other.
+
+    ``data`` ranks share the rows [batch, rows] of the input, and shard the parameters by FSDP if
+    there are any; 0 is no FSDP. ``tensor`` ranks share the linears named in ``styles``; 0 is no
+    tensor parallelism. ``how`` is what ``play`` takes. Raises what a rank raised first.
+    """
+    mesh_shape = {name: size for name, size in (("data", data), ("tensor", tensor)) if size}
+    first, last = (*styles.values(), "")[0], ("", *styles.values())[-1]
+    cut_in = 0 if not tensor else -1 if first == "rowwise" else -2 if sequence else 0
+    cut_out = 0 if not tensor else -1 if last == "colwise" else -2 if sequence else 0
+
+    def piece(t: torch.Tensor, width: int, cut: int, place: int) -> torch.Tensor:
+        group, inside = divmod(place, max(tensor, 1))
+        t = chunk(t.reshape(*rows, width), max(data, 1), group, 0)
+        if cut:
+            t = chunk(t, tensor, inside, cut)
+        return t
+
+    def main(rank: int, mesh: Any) -> Trace:
+        own, shapes = dict(tensors), {}
+        for name, t in tensors.items():
+            kind = name.partition("@")[0]
+            if kind == "input":
+                own[name] = piece(t, 1 if ids else width_in, cut_in, rank)
+            if kind == "grad_output":
+                own[name] = piece(t, width_out, cut_out, rank)
+            if kind in ("input", "grad_output"):
+                shapes[kind] = tuple(own[name].shape)
+                own[name] = own[name].flatten(0, -2)
+
+        def shard(model: nn.Module) -> None:
+            shard_model(
+                model, mesh, data=data, tensor=tensor, styles=styles, narrow_styles=narrow_styles,
+                sequence=sequence, dim=len(rows) - 1, local_output=local_output, units=units,
+                reduces=reduces, averages=averages,
+            )  # fmt: skip
+
+        trace = Trace()
+        try:
+            return play(
+                trace, build, convert, own, events, input_shape=shapes["input"],
+                output_shape=shapes["grad_output"], ids=ids, shard=shard,
+                precomputes=precomputes, tap=_of_this_thread if tap is not None else None, **how,
+            )  # fmt: skip
+        except Exception as error:
+            error.phase = trace.phase  # type: ignore[attr-defined]
+            raise
+
+    with contextlib.ExitStack() as stack:
+        # what is switched for all threads is switched once
+        stack.enter_context(set_checkpoint_early_stop(False))
+        if tap is not None:
+            stack.enter_context(tap(copies(_emit)))
+        return on_ranks(mesh_shape, main)
+
+
+def chunk(t: torch.Tensor, pieces: int, which: int, dim: int) -> torch.Tensor:
+    """One of so many pieces along a dimension, as DTensor cuts it: the last may be smaller, or
+    empty."""
+    cut = t.chunk(pieces, dim)
+    return cut[which].clone() if which < len(cut) else t.narrow(dim, 0, 0).clone()
+
+
+def shard_model(
+    model: nn.Module,
+    mesh: Any,
+    *,
+    data: int,
+    tensor: int,
+    styles: Mapping[str, str],
+    narrow_styles: bool,
+    sequence: bool,
+    dim: int,
+    local_output: bool,
+    units: tuple[str, ...],
+    reduces: str,
+    averages: bool,
+) -> None:
+    """Tensor parallel first, then FSDP: each of ``units`` is gathered by itself, "" is the rest.
+    ``dim`` is the dimension of the rows that a ``sequence`` is cut in."""
+    if tensor:
+        colwise: Any = ColwiseParallel
+        rowwise: Any = RowwiseParallel
+        if narrow_styles:
+            from torchao.float8 import float8_tensor_parallel as narrow
+
+            colwise, rowwise = narrow.Float8ColwiseParallel, narrow.Float8RowwiseParallel
+        rows = Shard(dim) if sequence else Replicate()
+        plan = {
+            name: colwise(input_layouts=rows, use_local_output=local_output)
+            if style == "colwise"
+            else rowwise(output_layouts=rows, use_local_output=local_output)
+            for name, style in styles.items()
+        }
+        parallelize_module(model, mesh["tensor"], plan)
+    if data:
+        policy = MixedPrecisionPolicy()
+        if reduces:
+            policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduces))
+        for unit in units:
+            part: Any = fully_shard(model.get_submodule(unit), mesh=mesh["data"], mp_policy=policy)
+            if not averages:  # a group that is not NCCL's knows no factor but a sum's
+                part.set_force_sum_reduction_for_comms(True)
+                part.set_gradient_divide_factor(1.0)
+
+
+@contextlib.contextmanager
+def _of_this_thread(emit: Callable[..., None]) -> Iterator[None]:
+    """``emit`` gets the GEMMs of the thread that runs."""
+    _here.emit = emit
+    try:
+        yield
+    finally:
+        _here.emit = None
+
+
+def _emit(*gemm: Any) -> None:
+    emit = getattr(_here, "emit", None)
+    if emit is not None:
+        emit(*gemm)

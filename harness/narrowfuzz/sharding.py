@@ -1,0 +1,73 @@
+"""Which layouts over ranks a Spec may have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.case import LARGEST, Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.schedule.events import Forward
+
+#: Ranks of one process.
+MOST_RANKS = 4
+
+
+def fitting(spec: Spec) -> Spec:
+    """The same Spec with as many rows as its ranks share evenly, and at least one feature each."""
+    sharding = spec.sharding
+    data, tensor = max(sharding.data, 1), max(sharding.tensor, 1)
+    inside = tensor if sharding.sequence else 1
+    sizes: dict[str, Any] = {}
+    if spec.batch:
+        sizes = {"batch": _up(spec.batch, data), "m": _up(spec.m, inside)}
+    else:
+        sizes = {"m": _up(spec.m, data * inside)}
+    if tensor > 1:
+        # a local tensor of a feature dimension is taken for an even piece of it
+        for name in ("k", "n"):
+            sizes[name] = _up(getattr(spec, name), tensor)
+    return msgspec.structs.replace(spec, **sizes)
+
+
+def _up(size: int, multiple: int) -> int:
+    return min(-(-max(size, 1) // multiple), LARGEST // multiple) * multiple
+
+
+def check_sharding(spec: Spec, shards: Collection[str]) -> None:
+    """Raise ValueError naming what of a Spec's layout over ranks cannot be; ``shards`` is what its
+    recipe is laid out by."""
+    if spec.sharded:
+        for why in _objections(spec, shards):
+            raise ValueError(why)
+
+
+def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
+    sharding, model = spec.sharding, MODELS[spec.model]
+    if not sharding.ranks:
+        yield f"{sharding} has neither data-parallel nor tensor-parallel ranks"
+    if sharding.ranks > MOST_RANKS:
+        yield f"{sharding.ranks} ranks: a process has at most {MOST_RANKS}"
+    for by, asked in (("fsdp", sharding.data), ("tensor", sharding.tensor)):
+        if asked and by not in shards:
+            yield f"{spec.recipe} is not laid out by {by}"
+    narrow = sharding.gathers != "values" or sharding.narrow_styles
+    if narrow and "codes" not in shards:
+        yield f"{spec.recipe} communicates no codes: leave gathers and narrow_styles"
+    if sharding.tensor and not model.shared:
+        able = ", ".join(name for name, other in MODELS.items() if other.shared)
+        yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}"
+    if model.random:
+        yield f"{spec.model} draws other numbers on each rank"
+    if spec.compile != "none" or spec.lifecycle != "none" or spec.native or spec.autocast:
+        yield "on ranks nothing is compiled, copied, autocast or run on other kernels"
+    if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
+        yield "on ranks a model is trained by plain steps"
+    layouts = spec.input_layout, spec.grad_layout
+    if layouts != ("contiguous", "contiguous"):
+        yield "on ranks inputs and output gradients are contiguous"
+    if fitting(spec) != spec:
+        even = {name: getattr(fitting(spec), name) for name in ("batch", "m", "k", "n")}
+        yield f"these ranks share no such sizes evenly; they do {even}"

@@ -1,0 +1,151 @@
+"""repro.py of a case that runs on ranks: the player's own source, ranks as threads of one process,
+and each data-parallel rank's piece of the rows in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME, EAGER
+from narrowfuzz.arms.sharded import on_its_own, sharding_of
+from narrowfuzz.arms.training import events_of, named, playing
+from narrowfuzz.case import Case, Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.expect import Own, Runs, Same, Within, read
+from narrowfuzz.models.zoo import layer_names
+from narrowfuzz.play import ranks, sharded
+from narrowfuzz.recipe import Recipe
+from narrowfuzz.triage.paste import pasted
+from narrowfuzz.triage.recipe_source import recipe_source
+from narrowfuzz.triage.script_element import Places
+from narrowfuzz.triage.script_parts import (
+    TORCH_NAME,
+    Tensors,
+    docstring,
+    guarded,
+    model_source,
+    packed,
+)
+from narrowfuzz.triage.script_played import SOURCES
+from narrowfuzz.verdict import Verdict
+
+#: What the text of a script calls.
+_PLAYED = ("play_sharded", "play", "Trace", "call_of", "rows", "unpacked")
+_RAISES = """\
+try:
+    on_ranks_here()
+except Exception as error:
+    print(type(error).__name__, "on rank", getattr(error, "rank", "?"), ":", error)
+    sys.exit(1 if type(error).__name__ == {raised!r} else 125)
+print("it ran on all ranks")
+sys.exit(0)"""
+_UNQUANTISED = """
+def results():
+    found = [alone(0).results] + [trace.results for trace in on_ranks_here()]
+    return [{name: t.double().nan_to_num() for name, t in one.items()} for one in found]
+
+
+def same(one, other):
+    return all(torch.equal(t, other[name]) for name, t in one.items())
+
+
+(alone_as_is, *as_is), convert = results(), lambda model: model
+(alone_bare, *bare) = results()
+one_process, ranks = same(alone_as_is, alone_bare), all(map(same, as_is, bare))
+print("conversion changes results: in one process", not one_process, "on ranks", not ranks)
+sys.exit(1 if ranks and not one_process else 0)"""
+_SAME = "got == want or (got != got and want != want)"
+
+
+def write_sharded_script(
+    case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, device: str = "cpu"
+) -> str:
+    """The script's text, for a device as torch calls it. Raises ValueError for a place or an
+    expectation that it cannot look at."""
+    spec = case.spec
+    text = guarded(
+        docstring(verdict, f"{spec.recipe}, {spec.model} on {spec.sharding.ranks} ranks"),
+        "import ctypes, math, re\nimport torch",
+        f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
+        recipe_source(recipe, spec, "convert", "tap"),
+        model_source(spec.model),
+        pasted(_PLAYED, (*SOURCES, ranks, sharded)),
+        _runs(spec, verdict, named(spec, tensors), device),
+        _check(spec, recipe, verdict),
+    )
+    return text
+
+
+def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
+    """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
+    how = playing(spec, BY_NAME[verdict.arm], device)
+    plainly = playing(on_its_own(spec), EAGER, device)
+    for name in ("input_shape", "output_shape"):
+        del how[name]
+    shared = {name: value for name, value in how.items() if plainly.get(name) == value}
+    on_ranks = {name: value for name, value in how.items() if name not in shared}
+    by_itself = {name: value for name, value in plainly.items() if name not in shared}
+    pieces = max(spec.sharding.data, 1)
+    build = MODELS[spec.model].expression(spec)
+    return f"""
+def build():
+    return {build}.to(dtype)
+
+
+tensors = {packed(tensors)}
+events = {events_of(spec)!r}
+how = dict(dtype=dtype, watch={layer_names(spec)!r}, tap=tap, {_keywords(shared)})
+
+
+def on_ranks_here():
+    return play_sharded(
+        build, convert, tensors, events, **how, {_keywords(on_ranks)},
+        {_keywords(sharding_of(spec))})
+
+
+def alone(piece):
+    rows = {{
+        name: t.chunk({pieces})[piece] if name.startswith(("input", "grad_output")) else t
+        for name, t in tensors.items()}}
+    return play(Trace(), build, convert, rows, events, **how, {_keywords(by_itself)})
+"""
+
+
+def _keywords(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
+    expect = verdict.expect
+    if isinstance(expect, Runs):
+        return _RAISES.format(raised=expect.raised)
+    if isinstance(expect, Own):
+        return _UNQUANTISED
+    got = _element(spec, recipe, verdict.at)
+    if isinstance(expect, Same):
+        want, holds = f"want = {_element(spec, recipe, expect.at)}", _SAME
+        wanted = "{want}"
+    elif isinstance(expect, Within):
+        lo, hi = (repr(float(read(end))) for end in (expect.lo, expect.hi))
+        lo, hi = (end.replace("inf", "math.inf") for end in (lo, hi))
+        want, holds, wanted = "", f"{lo} <= got <= {hi}", str(expect)
+    else:
+        raise ValueError(f"a script on ranks cannot check {type(expect).__name__}")
+    return f"""
+ranks = on_ranks_here()
+got = {got}
+{want}
+print(f"{verdict.at}: {{got}}, must be {wanted}")
+sys.exit(0 if {holds} else 1)"""
+
+
+def _element(spec: Spec, recipe: Recipe, at: At) -> str:
+    """The number there, on the rank that the address names, or in one process."""
+    group = max(spec.sharding.tensor, 1)
+    alone = at.run == EAGER.name
+    run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
+    places = Places(spec, recipe.plan(spec), {at.run: run}, compiled=False)
+    return places.element(msgspec.structs.replace(at, rank=0))
