@@ -228,7 +228,11 @@ class Judge:
             whole,
             MODELS[spec.model].styles(spec),
             partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
-        )
+            lambda sharding: run_sharded(
+                msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm,
+                self.device.torch,
+            ),
+        )  # fmt: skip
 
     def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
         self.before_rerun(msgspec.structs.replace(case, spec=spec))

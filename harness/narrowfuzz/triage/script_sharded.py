@@ -16,6 +16,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Own, Runs, Same, Within, read
 from narrowfuzz.models.zoo import layer_names
+from narrowfuzz.oracles.sharded.results import ON_THE_FLY
 from narrowfuzz.play import ranks, sharded
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
@@ -100,10 +101,9 @@ events = {events_of(spec)!r}
 how = dict(dtype=dtype, watch={layer_names(spec)!r}, tap=tap, {_keywords(shared)})
 
 
-def on_ranks_here():
-    return play_sharded(
-        build, convert, tensors, events, **how, {_keywords(on_ranks)},
-        {_keywords(sharding_of(spec))})
+def on_ranks_here(**other):
+    how_here = dict({_keywords(on_ranks | sharding_of(spec))})
+    return play_sharded(build, convert, tensors, events, **how, **{{**how_here, **other}})
 
 
 def alone(piece):
@@ -147,5 +147,7 @@ def _element(spec: Spec, recipe: Recipe, at: At) -> str:
     group = max(spec.sharding.tensor, 1)
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
+    if at.run == ON_THE_FLY:
+        run = f"on_ranks_here(precomputes=False)[{at.rank}]"
     places = Places(spec, recipe.plan(spec), {at.run: run}, compiled=False)
     return places.element(msgspec.structs.replace(at, rank=0))

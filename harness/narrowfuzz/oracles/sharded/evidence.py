@@ -27,6 +27,8 @@ class ShardedEvidence:
     styles: dict[str, str]
     #: Runs the model on the ranks that no recipe has converted.
     unconverted_run: Callable[[], Trace]
+    #: Runs the case on ranks that are laid out otherwise.
+    rerun: Callable[[Sharding], Trace]
 
     @property
     def case(self) -> Case:

@@ -1,10 +1,11 @@
-"""S1 (one process's bits), S2 (gradients added up), S4 (ranks agree), S6 (norm of gradients)."""
+"""S1 (one process's bits), S2 (gradient sums), S4 (ranks agree), S6 (norm), S8 (precomputed)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from narrowfuzz.address import At
@@ -27,6 +28,8 @@ from narrowfuzz.verdict import Verdict
 
 #: A result that is one number for all ranks.
 NORM = "norm"
+#: The run whose gathers compute scales themselves.
+ON_THE_FLY = "on the fly"
 
 
 def check_equal(evidence: ShardedEvidence) -> Iterator[Verdict]:
@@ -171,6 +174,37 @@ def _agree(arm: str, name: str, rank: int, parts: list[F32]) -> Verdict:
                 Same(At(name=name, rank=rank, index=where), number(parts[0][where])),
             )  # fmt: skip
     return plain("S4", arm, role, "ok")
+
+
+def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S8: scales that are computed after each step are those that a gather computes itself, so
+    all results are the same, of later steps as well."""
+    arm, run, sharding = evidence.arm, evidence.sharded, evidence.sharding
+    if run is None:
+        return
+    if sharding.gathers != "precomputed":
+        yield plain("S8", arm, "output", "not_applicable", "no scale is computed ahead")
+        return
+    other = evidence.rerun(msgspec.structs.replace(sharding, gathers="codes"))
+    if other.error is not None:
+        yield plain("S8", arm, "output", "inconclusive", other.error.message)
+        return
+    for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True)):
+        for name, want in one.outputs.items():
+            got = trace.outputs.get(name)
+            if got is None or got.shape != want.shape:
+                continue
+            bad = ~same_bits(got, want)
+            if np.any(bad):
+                where = first(bad) if got.shape else ()
+                at = At(name=name, rank=rank, index=where)
+                there = msgspec.structs.replace(at, run=ON_THE_FLY)
+                yield Verdict(
+                    "S8", arm, role_of(name), "diverged", "differs from scales of the gather", at,
+                    number(got[where]), Same(there, number(want[where])),
+                )  # fmt: skip
+                return
+    yield plain("S8", arm, "output", "ok")
 
 
 def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:

@@ -12,6 +12,7 @@ from narrowfuzz.oracles.sharded.results import (
     check_equal,
     check_gradients,
     check_norm,
+    check_precomputed,
 )
 
 _START = frozenset({"contract"})
@@ -55,6 +56,10 @@ OF_SHARDED: tuple[Oracle, ...] = (
     Oracle(
         "S2", "reduced gradient", "bound", "C", "one backward a step", check_gradients, _WHOLE,
         scope="case", of="sharded",
+    ),
+    Oracle(
+        "S8", "precomputed scales", "exact", "C", "scales are precomputed", check_precomputed,
+        _WHOLE, reruns=True, scope="case", reads=("results again",), of="sharded",
     ),
     Oracle(
         "S4", "ranks agree", "exact", "C", "several ranks hold it in full", check_agreement,

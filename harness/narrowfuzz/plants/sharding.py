@@ -1,0 +1,281 @@
+"""What crosses ranks and does not arrive: gradients, activations, parameters, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.plant import Plant
+
+_ALL = ("torch.fp32", "torch.bf16", "torchao.float8.*")
+_RANKS = ("sharded*",)
+
+
+def _divide_factors(change: Callable[[int], tuple[Any, ...]]) -> AbstractContextManager[None]:
+    """``change(ranks)`` answers by what FSDP divides before and after a reduction, and how it
+    reduces."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    def make(original: Any) -> Any:
+        return lambda group, *args, **kwargs: change(1 if group is None else group.size())
+
+    return replaced(_fsdp_collectives, "_get_gradient_divide_factors", make)
+
+
+@contextmanager
+def _divided_twice() -> Iterator[None]:
+    """The mean over ranks is divided by their number once more."""
+    from torch.distributed import ReduceOp
+
+    op = ReduceOp.AVG
+    with _divide_factors(lambda ranks: (None, float(ranks), op, op)):
+        yield
+
+
+@contextmanager
+def _never_divided() -> Iterator[None]:
+    """What should be the mean over ranks is their sum."""
+    from torch.distributed import ReduceOp
+
+    with _divide_factors(lambda ranks: (None, None, ReduceOp.SUM, ReduceOp.SUM)):
+        yield
+
+
+def _copied_in(change: Callable[[list[Any], Any, int], None]) -> AbstractContextManager[None]:
+    """``change(gradients, buffer, ranks)`` may alter what a rank brings to the reduction."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    def make(copy_in: Any) -> Any:
+        def changed(gradients: list[Any], buffer: Any, ranks: int) -> None:
+            copy_in(gradients, buffer, ranks)
+            change(gradients, buffer, ranks)
+
+        return changed
+
+    return replaced(_fsdp_collectives, "foreach_reduce_scatter_copy_in", make)
+
+
+@contextmanager
+def _last_rank_lost() -> Iterator[None]:
+    """Gradients of the last rank do not reach the sum."""
+    import torch.distributed as dist
+
+    def change(gradients: list[Any], buffer: Any, ranks: int) -> None:
+        if ranks > 1 and dist.get_rank() == dist.get_world_size() - 1:
+            buffer.zero_()
+
+    with _copied_in(change):
+        yield
+
+
+@contextmanager
+def _uneven_shards_shifted() -> Iterator[None]:
+    """Where rows do not divide evenly, each rank gets its gradient from one row further down."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    def make(copy_in: Any) -> Any:
+        def changed(gradients: list[Any], buffer: Any, ranks: int) -> None:
+            shifted = [g.roll(1, 0) if g.shape[0] % ranks else g for g in gradients]
+            copy_in(shifted, buffer, ranks)
+
+        return changed
+
+    with replaced(_fsdp_collectives, "foreach_reduce_scatter_copy_in", make):
+        yield
+
+
+@contextmanager
+def _reduced_in_bf16() -> Iterator[None]:
+    """The dtype that gradients should be added in is ignored: it is bf16."""
+    import torch
+
+    def change(gradients: list[Any], buffer: Any, ranks: int) -> None:
+        # what is added is what bf16 holds, and so is every partial sum of few terms
+        buffer.copy_(buffer.to(torch.bfloat16).to(buffer.dtype))
+
+    with _copied_in(change):
+        yield
+
+
+@contextmanager
+def _gathered_once() -> Iterator[None]:
+    """Parameters are gathered for the first forward; what steps change later is not."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    def make(gather_inputs: Any) -> Any:
+        def stale(self: Any) -> Any:
+            fresh = gather_inputs.fget(self)
+            if any(t.dtype.itemsize == 1 for t in fresh):  # codes come with their scales
+                return fresh
+            if not hasattr(self, "_gathered_first"):
+                self._gathered_first = [t.clone() for t in fresh]
+            return self._gathered_first
+
+        return property(stale)
+
+    stored = vars(FSDPParam)["all_gather_inputs"]
+    FSDPParam.all_gather_inputs = make(stored)
+    try:
+        yield
+    finally:
+        FSDPParam.all_gather_inputs = stored
+
+
+@contextmanager
+def _norm_of_local_shards() -> Iterator[None]:
+    """The norm that gradients are clipped by is that of this rank's shards."""
+    import torch
+
+    def make(total_norm: Any) -> Any:
+        return lambda grads, *args, **kwargs: total_norm(
+            [getattr(g, "_local_tensor", g) for g in grads], *args, **kwargs
+        )
+
+    with replaced(torch.nn.utils, "get_total_norm", make):
+        yield
+
+
+def _prepared(style: str, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(result, layouts, module, mesh)`` follows what a tensor-parallel style does to the
+    input or the output of its linear."""
+    from torch.distributed.tensor.parallel import style as styles
+
+    def make(original: Any) -> Any:
+        def changed(layouts: Any, other: Any, module: Any, tensors: Any, mesh: Any) -> Any:
+            return change(original(layouts, other, module, tensors, mesh), layouts, module, mesh)
+
+        return staticmethod(changed)
+
+    return replaced(getattr(styles, style), name, make)
+
+
+@contextmanager
+def _bias_of_every_rank() -> Iterator[None]:
+    """Behind a row-sharded linear every rank adds the whole bias to the sum."""
+
+    def change(output: Any, layouts: Any, module: Any, mesh: Any) -> Any:
+        if module.bias is None or mesh.size() < 2:
+            return output
+        more = (mesh.size() - 1) * module.bias
+        return output + (more if hasattr(output, "placements") else more.to_local())
+
+    with _prepared("RowwiseParallel", "_prepare_output_fn", change):
+        yield
+
+
+@contextmanager
+def _input_gradient_not_added() -> Iterator[None]:
+    """The input gradient of a column-sharded linear is this rank's part of the sum."""
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate
+
+    class Unreduced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+            if not any(placement.is_partial() for placement in grad.placements):
+                return grad
+            whole = [Replicate()] * len(grad.placements)
+            return DTensor.from_local(grad._local_tensor, grad.device_mesh, whole)
+
+    def change(x: Any, layouts: Any, module: Any, mesh: Any) -> Any:
+        return Unreduced.apply(x)
+
+    with _prepared("ColwiseParallel", "_prepare_input_fn", change):
+        yield
+
+
+@contextmanager
+def _sequence_out_of_order() -> Iterator[None]:
+    """Gathered pieces of a sequence follow each other from the wrong rank on."""
+    from torch.distributed.tensor import DTensor
+
+    def change(x: Any, layouts: Any, module: Any, mesh: Any) -> Any:
+        placement = layouts[0]
+        if not placement.is_shard() or mesh.size() < 2:
+            return x
+        local = x.to_local()
+        turned = local.roll(local.shape[placement.dim] // mesh.size(), placement.dim)
+        return DTensor.from_local(turned, mesh, x.placements)
+
+    with _prepared("ColwiseParallel", "_prepare_input_fn", change):
+        yield
+
+
+@contextmanager
+def _bias_gradient_of_one_rank() -> Iterator[None]:
+    """One rank counts the gradient of a parameter twice that all of them hold."""
+    from torch.distributed.tensor.parallel import RowwiseParallel
+
+    def make(apply: Any) -> Any:
+        def applied(self: Any, module: Any, mesh: Any) -> Any:
+            result = apply(self, module, mesh)
+            if module.bias is not None and mesh.get_local_rank() == 1:
+                module.bias.register_hook(lambda grad: grad * 2)
+            return result
+
+        return applied
+
+    with replaced(RowwiseParallel, "_apply", make):
+        yield
+
+
+PLANTS = [
+    Plant(
+        id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
+        arms=_RANKS, models=models,
+    )
+    for id, title, source, recipes, plant, models in (
+        (
+            "fsdp-mean-divided-twice", "FSDP divides the mean gradient by the ranks once more",
+            "DeepSpeed#7837", _ALL, _divided_twice, (),
+        ),
+        (
+            "fsdp-sum-for-mean", "FSDP leaves the sum of gradients where the mean is asked for",
+            "DeepSpeed#7718", _ALL, _never_divided, (),
+        ),
+        (
+            "fsdp-last-rank-lost", "gradients of the last rank do not reach the sum",
+            "the class of TransformerEngine#600", _ALL, _last_rank_lost, (),
+        ),
+        (
+            "fsdp-uneven-shards-shifted", "uneven shards get gradients of the row before",
+            "the class of torchao#590: padding of uneven shards", _ALL, _uneven_shards_shifted, (),
+        ),
+        (
+            "fsdp-reduces-in-bf16", "gradients are reduced in bf16 where fp32 is asked for",
+            "torchtitan#3109: the precision of reductions", ("torch.fp32", "torchao.float8.*"),
+            _reduced_in_bf16, (),
+        ),
+        (
+            "fsdp-gathers-once", "parameters that a step has changed are not gathered again",
+            "the class of torchao#1327", _ALL, _gathered_once, (),
+        ),
+        (
+            "norm-of-local-shards", "gradients are clipped by the norm of this rank's shards",
+            "DeepSpeed#7837: the norm hangs on the layout", _ALL, _norm_of_local_shards, (),
+        ),
+        (
+            "bias-added-by-every-rank", "a row-sharded linear adds its bias once a rank",
+            "the class of TransformerEngine#738", _ALL, _bias_of_every_rank, ("linear",),
+        ),
+        (
+            "input-gradient-not-added", "a column-sharded linear sends back its part of the sum",
+            "the class of TransformerEngine#600", _ALL, _input_gradient_not_added, (),
+        ),
+        (
+            "sequence-out-of-order", "gathered pieces of a sequence stand in a wrong order",
+            "the class of TransformerEngine#2637", _ALL, _sequence_out_of_order, (),
+        ),
+        (
+            "bias-gradient-of-one-rank", "one rank doubles the gradient of a shared bias",
+            "torchtitan#951: one rank's values differ", _ALL, _bias_gradient_of_one_rank,
+            ("linear",),
+        ),
+    )
+]  # fmt: skip

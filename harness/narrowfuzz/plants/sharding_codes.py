@@ -1,0 +1,151 @@
+"""Scales and codes that cross ranks, or should: torchao's float8 under FSDP and tensor parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.plant import Plant
+
+_RANKS = ("sharded*",)
+_TENSORWISE = ("torchao.float8.tensorwise",)
+
+
+def _amax(change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """``change(to_amax, x, *args, **kwargs)`` answers how large a tensor's elements are."""
+    from torchao.float8 import float8_utils
+
+    def make(to_amax: Any) -> Any:
+        return lambda x, *args, **kwargs: change(to_amax, x, *args, **kwargs)
+
+    return replaced(float8_utils, "tensor_to_amax", make)
+
+
+def _of_this_shard(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """The amax of this rank's shard, as if it were the whole tensor's."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    amax = to_amax(x, *args, **kwargs)
+    if not isinstance(x, DTensor) or not any(p.is_shard() for p in x.placements):
+        return amax
+    own = to_amax(x._local_tensor, *args, **kwargs)
+    reaches = [n for n, of in zip(amax.shape, x.shape, strict=False) if n == of and n > 1]
+    where = [Shard(0) if reaches and p.is_shard(0) else Replicate() for p in x.placements]
+    return DTensor.from_local(own, x.device_mesh, where)
+
+
+@contextmanager
+def _local_amax() -> Iterator[None]:
+    """A distributed tensor is scaled by the maximum of this rank's shard."""
+    with _amax(_of_this_shard):
+        yield
+
+
+@contextmanager
+def _fsdp_amax_not_reduced() -> Iterator[None]:
+    """FSDP gathers codes that every rank has made with a scale of its own."""
+    from torchao.float8 import fsdp_utils
+
+    def make(cast: Any) -> Any:
+        return lambda *args, **kwargs: cast(*args, **{**kwargs, "reduce_amax": False})
+
+    with replaced(fsdp_utils, "hp_tensor_to_float8_dynamic", make):
+        yield
+
+
+@contextmanager
+def _precomputed_once() -> Iterator[None]:
+    """Scales of weights are computed before the first forward, and not after steps."""
+    import torchao.float8 as float8
+
+    def make(precompute: Any) -> Any:
+        def once(model: Any) -> None:
+            if not getattr(model, "_scales_are_there", False):
+                precompute(model)
+                model._scales_are_there = True
+                for module in model.modules():
+                    weight = getattr(module, "weight", None)
+                    local: Any = getattr(weight, "_local_tensor", None)
+                    if hasattr(local, "_precomputed_scale"):
+                        module._first_scale = local._precomputed_scale
+                return
+            for module in model.modules():
+                if hasattr(module, "_first_scale"):
+                    module.weight._local_tensor._precomputed_scale = module._first_scale
+
+        return once
+
+    with replaced(float8, "precompute_float8_dynamic_scale_for_fsdp", make):
+        yield
+
+
+@contextmanager
+def _lost_by_tensor_parallel() -> Iterator[None]:
+    """Sharing a converted linear among ranks turns it into a plain one."""
+    from torch import nn
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    def make(apply: Any) -> Any:
+        def applied(self: Any, module: Any, mesh: Any) -> Any:
+            result = apply(self, module, mesh)
+            if isinstance(module, nn.Linear):
+                module.__class__ = nn.Linear
+            return result
+
+        return applied
+
+    with replaced(ColwiseParallel, "_apply", make), replaced(RowwiseParallel, "_apply", make):
+        yield
+
+
+@contextmanager
+def _idle_rank_leaves() -> Iterator[None]:
+    """A rank whose shard of a weight is zero does not take part in the maximum of all."""
+    import torch
+
+    def change(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("reduce_amax") or (args and args[0]):
+            alone = to_amax(x, False, None, *args[2:])
+            if float(alone) == 0.0:
+                return torch.zeros_like(alone)
+        return to_amax(x, *args, **kwargs)
+
+    with _amax(change):
+        yield
+
+
+PLANTS = [
+    Plant(
+        id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
+        arms=_RANKS,
+    )
+    for id, title, source, recipes, plant in (
+        (
+            "float8-amax-of-local-shard", "a distributed tensor is scaled by one rank's maximum",
+            "torchtitan#3109", _TENSORWISE, _local_amax,
+        ),
+        (
+            "rowwise-amax-of-local-shard", "a distributed row is scaled by one rank's maximum",
+            "torchtitan#3109", ("torchao.float8.rowwise",), _local_amax,
+        ),
+        (
+            "fsdp-amax-not-reduced", "FSDP gathers codes that ranks scaled each for itself",
+            "torchao#1327", _TENSORWISE, _fsdp_amax_not_reduced,
+        ),
+        (
+            "precomputed-scale-stale", "precomputed scales stay those of the first parameters",
+            "float8_experimental#326", _TENSORWISE, _precomputed_once,
+        ),
+        (
+            "float8-lost-by-tensor-parallel", "tensor parallelism undoes the conversion",
+            "torchtitan#3199", ("torchao.float8.*",), _lost_by_tensor_parallel,
+        ),
+        (
+            "idle-rank-leaves-collective", "a rank with a zero shard skips the shared maximum",
+            "the class of torchtitan#951: ranks that wait for ever", _TENSORWISE,
+            _idle_rank_leaves,
+        ),
+    )
+]  # fmt: skip
