@@ -25,14 +25,17 @@ def _amax(change: Callable[..., Any]) -> AbstractContextManager[None]:
 
 def _of_this_shard(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """The amax of this rank's shard, as if it were the whole tensor's."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Replicate
 
     amax = to_amax(x, *args, **kwargs)
     if not isinstance(x, DTensor) or not any(p.is_shard() for p in x.placements):
         return amax
     own = to_amax(x._local_tensor, *args, **kwargs)
-    reaches = [n for n, of in zip(amax.shape, x.shape, strict=False) if n == of and n > 1]
-    where = [Shard(0) if reaches and p.is_shard(0) else Replicate() for p in x.placements]
+    local = x._local_tensor.shape
+    kept = [
+        p.is_shard() and own.dim() > 0 and own.shape[p.dim] == local[p.dim] for p in x.placements
+    ]
+    where = [p if keep else Replicate() for p, keep in zip(x.placements, kept, strict=True)]
     return DTensor.from_local(own, x.device_mesh, where)
 
 
@@ -102,14 +105,13 @@ def _lost_by_tensor_parallel() -> Iterator[None]:
 
 @contextmanager
 def _idle_rank_leaves() -> Iterator[None]:
-    """A rank whose shard of a weight is zero does not take part in the maximum of all."""
-    import torch
+    """A rank whose shard of a weight stays below 1 takes no part in the maximum of all."""
 
     def change(to_amax: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("reduce_amax") or (args and args[0]):
             alone = to_amax(x, False, None, *args[2:])
-            if float(alone) == 0.0:
-                return torch.zeros_like(alone)
+            if float(alone) < 1.0:
+                return alone
         return to_amax(x, *args, **kwargs)
 
     with _amax(change):
@@ -143,7 +145,7 @@ PLANTS = [
             "torchtitan#3199", ("torchao.float8.*",), _lost_by_tensor_parallel,
         ),
         (
-            "idle-rank-leaves-collective", "a rank with a zero shard skips the shared maximum",
+            "idle-rank-leaves-collective", "a rank with a small shard skips the shared maximum",
             "the class of torchtitan#951: ranks that wait for ever", _TENSORWISE,
             _idle_rank_leaves,
         ),

@@ -1,0 +1,163 @@
+"""Cases on ranks: clean layouts are silent, every rule sees a fault, and scripts show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case, load_case
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.verify import run_script
+
+RECIPES = load_recipes()
+TENSORWISE = "torchao.float8.tensorwise"
+
+
+def case(recipe: str, sharding: dict[str, Any], seed: int = 3, **fields: Any) -> Case:
+    sizes = {"m": 96, "k": 64, "n": 64} | fields
+    data = DataSpec(seed=seed, regime=sizes.pop("regime", "wild"))
+    return Case(spec=Spec(recipe=recipe, sharding=Sharding(**sharding), **sizes), data=data)
+
+
+def judge() -> Judge:
+    return Judge(RECIPES, Ledger([]))
+
+
+def broken(judged: Any) -> set[str]:
+    return {verdict.oracle for verdict in judged.causes}
+
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"data": 1}, {"data": 2}, {"data": 3}, {"data": 4, "reduces_fp32": True},
+    {"data": 2, "averages": False, "units": "each"},
+    {"tensor": 1}, {"tensor": 2}, {"tensor": 2, "style": "rowwise"},
+    {"tensor": 2, "sequence": True}, {"tensor": 4, "style": "rowwise", "sequence": True},
+    {"tensor": 2, "local_output": False}, {"data": 2, "tensor": 2},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", ["torch.bf16", TENSORWISE, "torchao.float8.rowwise"])
+@pytest.mark.parametrize("sharding", LAYOUTS, ids=lambda sharding: str(Sharding(**sharding)))
+def test_a_clean_layout_is_silent(recipe: str, sharding: dict[str, Any]) -> None:
+    judged = judge().judge(case(recipe, sharding, bias="float8" not in recipe))
+    assert judged.ran and not judged.causes
+    passed = {v.oracle for v in judged.verdicts if v.status == "ok"}
+    assert "contract" in passed and passed & {"S1", "S5"}
+    assert ("S3" in passed) == ("float8" in recipe)
+
+
+@pytest.mark.parametrize("sharding", [LAYOUTS[6], LAYOUTS[7], LAYOUTS[11]], ids=str)
+def test_sums_over_ranks_are_exact_on_a_lattice(sharding: dict[str, Any]) -> None:
+    judged = judge().judge(case("torch.fp32", sharding, regime="lattice", dtype="fp32"))
+    assert not judged.causes
+    assert "S5" in {v.oracle for v in judged.verdicts if v.status == "ok"}
+
+
+@pytest.mark.parametrize("model", ["mlp_gelu", "mlp_swiglu", "frozen_first"])
+def test_a_shared_mlp_is_silent(model: str) -> None:
+    judged = judge().judge(case("torch.bf16", {"data": 2, "tensor": 2}, model=model, steps=2))
+    assert judged.ran and not judged.causes
+
+
+@pytest.mark.parametrize("model", ["llama_block", "tied_embedding", "used_twice"])
+def test_fsdp_of_a_model_is_silent(model: str) -> None:
+    sharding = {"data": 2, "units": "each", "reduces_fp32": True}
+    judged = judge().judge(case(TENSORWISE, sharding, model=model))
+    assert judged.ran and not judged.causes
+
+
+@pytest.mark.parametrize("gathers", ["codes", "precomputed"])
+def test_gathered_codes_are_silent(gathers: str) -> None:
+    judged = judge().judge(case(TENSORWISE, {"data": 2, "gathers": gathers}, steps=2))
+    assert judged.ran and not judged.causes
+    names = {v.oracle for v in judged.verdicts if v.status == "ok"}
+    assert {"S3", "S1"} <= names and ("S8" in names) == (gathers == "precomputed")
+
+
+#: A fault, where it shows, and the rules that may be the first to see it.
+FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = (
+    ("fsdp-mean-divided-twice", "torch.fp32", {"data": 2}, {"dtype": "fp32"}, {"S2"}),
+    ("fsdp-sum-for-mean", "torch.bf16", {"data": 2}, {}, {"S2"}),
+    ("fsdp-last-rank-lost", "torch.bf16", {"data": 3}, {}, {"S2"}),
+    ("fsdp-uneven-shards-shifted", "torch.bf16", {"data": 3}, {}, {"S2"}),
+    (
+        "fsdp-reduces-in-bf16", "torch.fp32", {"data": 2, "reduces_fp32": True},
+        {"dtype": "fp32"}, {"S2"},
+    ),
+    ("fsdp-gathers-once", "torch.bf16", {"data": 1}, {"steps": 2}, {"S1"}),
+    ("norm-of-local-shards", "torch.bf16", {"data": 2}, {}, {"S4", "S6"}),
+    (
+        "bias-added-by-every-rank", "torch.bf16", {"tensor": 2, "style": "rowwise"},
+        {"bias": True}, {"S5"},
+    ),
+    ("input-gradient-not-added", "torch.bf16", {"tensor": 2}, {}, {"S5"}),
+    ("sequence-out-of-order", "torch.bf16", {"tensor": 2, "sequence": True}, {}, {"O5"}),
+    (
+        "bias-gradient-of-one-rank", "torch.bf16", {"tensor": 2, "style": "rowwise"},
+        {"bias": True}, {"O16", "S4"},
+    ),
+    ("float8-amax-of-local-shard", TENSORWISE, {"tensor": 2}, {}, {"S3"}),
+    ("rowwise-amax-of-local-shard", "torchao.float8.rowwise", {"tensor": 2}, {}, {"S3"}),
+    ("fsdp-amax-not-reduced", TENSORWISE, {"data": 2, "gathers": "codes"}, {}, {"S3"}),
+    (
+        "precomputed-scale-stale", TENSORWISE, {"data": 2, "gathers": "precomputed"},
+        {"steps": 3, "optimizer": "adamw"}, {"S8"},
+    ),
+    ("float8-lost-by-tensor-parallel", TENSORWISE, {"tensor": 2}, {}, {"S7"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "recipe", "sharding", "fields", "rules"), FAULTS, ids=[fault[0] for fault in FAULTS]
+)
+def test_a_fault_is_seen(
+    fault: str, recipe: str, sharding: dict[str, Any], fields: dict[str, Any], rules: set[str]
+) -> None:
+    with planted("", fault):
+        judged = judge().judge(case(recipe, sharding, **fields))
+    assert broken(judged) & rules, [str(v.sentence()) for v in judged.causes]
+    assert not judge().judge(case(recipe, sharding, **fields)).causes
+
+
+@pytest.mark.parametrize("fault", [FAULTS[0], FAULTS[8], FAULTS[11], FAULTS[14], FAULTS[15]],
+                         ids=lambda fault: fault[0])  # fmt: skip
+def test_a_script_shows_it(fault: Any, tmp_path: Path) -> None:
+    name, recipe, sharding, fields, _ = fault
+    shown = case(recipe, sharding, **fields)
+    with planted("", name):
+        verdict = judge().judge(shown).causes[0]
+    converting = RECIPES[recipe]
+    assert isinstance(converting, Recipe)
+    text = write_sharded_script(shown, verdict, converting, tensors_of(shown, converting))
+    (path := tmp_path / "repro.py").write_text(text)
+    assert run_script(path, plant=("", name)).shown
+    assert run_script(path).code == 0
+
+
+def test_a_case_on_ranks_survives_its_file() -> None:
+    drawn = case(TENSORWISE, {"data": 2, "gathers": "codes"})
+    assert load_case(dump_case(drawn)) == drawn
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sharding": Sharding(data=4, tensor=2)}, "at most 4"),
+        ({"sharding": Sharding(tensor=2), "model": "attention"}, "shares no linears"),
+        ({"sharding": Sharding(data=2), "model": "dropout"}, "random|other numbers"),
+        ({"sharding": Sharding(data=2), "compile": "aot_eager"}, "nothing is compiled"),
+        ({"sharding": Sharding(data=2), "m": 33}, "evenly"),
+        ({"sharding": Sharding(data=2, gathers="codes")}, "communicates no codes"),
+        ({"sharding": Sharding(style="rowwise")}, "neither"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
+    spec = msgspec.structs.replace(Spec(recipe="torch.bf16"), **changes)
+    with pytest.raises(ValueError, match=says):
+        RECIPES["torch.bf16"].check(spec)
