@@ -384,6 +384,19 @@ class TestStatistics:
         other = attention("forward", seed=20, causal=causal)
         assert [v.status for v in self.judge(other, *pair)] == ["ok"]
 
+    def test_heads_of_queries_may_share_keys_and_values(self) -> None:
+        def grouped(phase: Any) -> AttentionCall:
+            call = attention(phase)
+            one = replace(call, k=call.k[:, :1].copy(), v=call.v[:, :1].copy())
+            both = replace(call, k=np.repeat(one.k, 2, 1), v=np.repeat(one.v, 2, 1))
+            scores = both.q.astype(np.float64) @ np.swapaxes(both.k, -1, -2) * both.scale
+            scores = np.where(np.triu(np.ones((6, 6), bool), 1), -np.inf, scores)
+            lse = np.log(np.exp(scores).sum(-1))
+            out = np.exp(scores - lse[..., None]) @ both.v
+            return replace(one, out=out.astype(np.float32), lse=lse.astype(np.float32))
+
+        assert [v.status for v in self.judge(grouped("forward"), grouped("backward"))] == ["ok"]
+
     @pytest.mark.parametrize(
         ("change", "symptom"),
         [

@@ -312,6 +312,7 @@ def row_sum_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float
     """
     with np.errstate(all="ignore"):
         q, k = call.q.astype(np.float64), call.k.astype(np.float64)
+        k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)  # heads of queries may share one
         scores = q @ np.swapaxes(k, -1, -2) * call.scale
         size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
         sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)

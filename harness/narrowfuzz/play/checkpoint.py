@@ -44,17 +44,17 @@ def recomputing(
 def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:
     """The same, and during a recompute ``place.forward`` is the forward that it belongs to."""
 
-    def checkpointed(function: Callable[..., Any], *args: Any) -> Any:
+    def checkpointed(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         number = place.forward
 
-        def again(*args: Any) -> Any:
+        def again(*args: Any, **named: Any) -> Any:
             now, place.forward = place.forward, number
             try:
-                return function(*args)
+                return function(*args, **named)
             finally:
                 place.forward = now
 
-        return how(again, *args)
+        return how(again, *args, **named)
 
     return checkpointed
 
