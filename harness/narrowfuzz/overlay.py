@@ -1,26 +1,33 @@
 """Another release of a library under this torch: ``--with torchao==0.15.0``.
 
-A folder holds that package alone, without what it depends on: torch and everything else stay those
-of the running environment. The command starts again with the folder before all others on its path,
-so that workers, scripts and this process import one and the same release.
+A folder holds that package, and of what it depends on whatever is not here yet: torch and
+everything else stay those of the running environment. The command starts again with the folder
+before all others on its path, so that workers, scripts and this process import one and the same
+release.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from te_on_cpu.folders import installed
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from te_on_cpu.folders import installed, pip
 
 #: Environment variable that holds what the path has been laid over with.
 LAID = "NARROWFUZZ_WITH"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)\Z")
 #: Another of these is another program.
 _NOT_OURS = ("torch", "numpy", "narrowfuzz")
+#: What a package needs and does not say. torchtitan's casts are Triton kernels, which a CPU has
+#: Triton's interpreter for; 3.6 is the release whose interpreter is known.
+_UNSAID = {"torchtitan": ("tyro", "tensorboard", "triton==3.6.0")}
 
 
 def lay(requirements: Sequence[str]) -> None:
@@ -34,6 +41,10 @@ def lay(requirements: Sequence[str]) -> None:
     folders = [folder_of(requirement) for requirement in requirements]
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     env = {**os.environ, "PYTHONPATH": path, LAID: wanted}
+    if any((folder / "triton").is_dir() for folder in folders):
+        # a torch that runs on GPUs brings Triton with it: here there is but the interpreter, and
+        # Triton asks for it when it is imported
+        env["TRITON_INTERPRET"] = "1"
     for requirement in requirements:
         _check_import(requirement, env)
     sys.stdout.flush()
@@ -46,7 +57,7 @@ def laid() -> tuple[str, ...]:
 
 
 def folder_of(requirement: str) -> Path:
-    """The folder that holds exactly this release; made on the first call.
+    """The folder that holds exactly this release, and what it lacks here; made on the first call.
 
     Raises ValueError for what is no PACKAGE==VERSION, or if pip fails.
     """
@@ -61,9 +72,32 @@ def folder_of(requirement: str) -> Path:
                          "narrowfuzz compare takes the Pythons of two")  # fmt: skip
     folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
     try:
-        return installed(folder, ("--no-deps", requirement))
+        return installed(folder, ("--no-deps", requirement), complete=_complete)
     except ValueError as error:
         raise ValueError(f"--with {requirement}: {error}") from None
+
+
+def _complete(folder: Path) -> None:
+    """Install in a folder what its packages need and nobody has, round by round; torch's own needs
+    are met."""
+    tried: set[str] = set()
+    while lacking := sorted(set(_lacking(folder)) - tried):
+        tried |= {*lacking}
+        pip(folder, "--no-deps", *lacking)
+
+
+def _lacking(folder: Path) -> Iterator[str]:
+    there = [*importlib.metadata.distributions(path=[str(folder)])]
+    here = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
+    here |= {canonicalize_name(d.name): d.version for d in there}
+    for package in there:
+        for text in (*(package.requires or ()), *_UNSAID.get(package.name, ())):
+            needed = Requirement(text)
+            if needed.name in _NOT_OURS or (needed.marker and not needed.marker.evaluate()):
+                continue
+            version = here.get(canonicalize_name(needed.name))
+            if version is None or not needed.specifier.contains(version, prereleases=True):
+                yield f"{needed.name}{needed.specifier}"
 
 
 def _cache() -> Path:

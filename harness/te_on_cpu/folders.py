@@ -6,11 +6,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
-def installed(folder: Path, *groups: tuple[str, ...]) -> Path:
-    """``folder``, with what pip is told to install in it, group by group; made on the first call.
+def installed(
+    folder: Path, *groups: tuple[str, ...], complete: Callable[[Path], None] | None = None
+) -> Path:
+    """``folder``, with what pip is told to install in it, group by group, and what ``complete``
+    adds to that; made on the first call.
 
     Asks pip, so the first call needs a package index. Wheels only: nothing is built. Processes may
     race: whoever is done first wins, nobody sees half a folder. Raises ValueError if pip fails.
@@ -22,6 +26,8 @@ def installed(folder: Path, *groups: tuple[str, ...]) -> Path:
     try:
         for group in groups:
             pip(building, *group)
+        if complete is not None:
+            complete(building)
         _keep(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
