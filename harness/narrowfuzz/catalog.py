@@ -1,11 +1,13 @@
 """The models by name: how a Spec's dimensions become one, and what may be expected of it.
 
 A model is a class of ``play/models.py`` and a row here; all else asks the row. Nothing here loads
-torch before a model is built.
+torch before a model is built. What belongs to a package is a model only where that is installed.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ class Model:
 
     name: str
     title: str
-    #: Its class in ``play/models.py``, and what is given to that for a Spec.
+    #: Its class in ``play/``, and what is given to that for a Spec.
     module: str
     arguments: Callable[[Any], Arguments]
     #: What it belongs to: where all models are run, they are run in these groups.
@@ -59,6 +61,10 @@ class Model:
     smaller: tuple[str, ...] = ("linear",)
     #: Fields of a Spec that the model leaves no choice of.
     fixed: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The package that it is the own model of: its recipes run it, and no others do.
+    package: str = ""
+    #: False: compiling it takes minutes, and it is not drawn on compiled rungs.
+    compiled: bool = True
     #: True: a user's (``own_models``), whose linears these are.
     own: bool = False
     linears: tuple[str, ...] = ()
@@ -69,12 +75,11 @@ class Model:
         """The module with fresh parameters."""
         import torch
 
-        from narrowfuzz.play import models, own
+        from narrowfuzz.play import models, own, titan
 
+        classes: Any = own if self.own else titan if self.package else models
         with torch.device(device):
-            made: nn.Module = getattr(own if self.own else models, self.module)(
-                *self.arguments(spec)
-            )
+            made: nn.Module = getattr(classes, self.module)(*self.arguments(spec))
             return made.to(device, dtype)
 
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
@@ -180,6 +185,47 @@ MODELS: dict[str, Model] = {
         ),
     )
 }  # fmt: skip
+
+
+def _titan(
+    name: str, title: str, flavor: str, width: int, vocabulary: int, *, blocks: int, **changes: Any
+) -> Model:
+    """A row of torchtitan's Llama 3: its configuration ``flavor``, with these changes."""
+    fixed = {
+        "m": 128, "batch": 0, "k": width, "n": vocabulary, "heads": 1, "attention": "flash",
+        "bias": False, "dynamic": False,
+    }  # fmt: skip
+    return Model(
+        name, title, "TorchtitanLlama", lambda spec: (flavor, spec.n, spec.m, changes), "block",
+        wide=True, takes_ids=True, attends=True, normalises=True, last="model.output",
+        regions=tuple(f"model.layers.{i}" for i in range(blocks)), smaller=(), fixed=fixed,
+        package="torchtitan", compiled=blocks == 1,
+    )  # fmt: skip
+
+
+_BLOCK: dict[str, Any] = {
+    "dim": 512, "n_layers": 1, "n_heads": 16, "n_kv_heads": 4, "multiple_of": 128,
+}  # fmt: skip
+
+
+def _words() -> int:
+    """The vocabulary of torchtitan's debug model: its test tokenizer's, from 0.2 on padded."""
+    try:
+        return 2000 if importlib.metadata.version("torchtitan") < "0.2" else 2048
+    except importlib.metadata.PackageNotFoundError:
+        return 2000
+
+
+#: Models of packages. The blocks are as wide as a step of them is fast, in the proportions of the
+#: real ones.
+OF_PACKAGES: tuple[Model, ...] = (
+    _titan("titan_debug", "torchtitan's llama3 debug model", "debugmodel", 256, _words(), blocks=6),
+    _titan("titan_8b", "one block as in torchtitan's llama3 8B", "8B", 512, 2048, blocks=1,
+           **_BLOCK),
+    _titan("titan_405b", "one block with the feed-forward of torchtitan's llama3 405B", "405B", 512,
+           2048, blocks=1, **_BLOCK),
+)  # fmt: skip
+MODELS.update((m.name, m) for m in OF_PACKAGES if importlib.util.find_spec(m.package) is not None)
 #: Models made of a library's own layers, which quantise inside regions and may keep scales: which
 #: layer each has, simplest first. Recipes say which of them they carry.
 LIBRARY: dict[str, str] = {
@@ -220,6 +266,8 @@ def unknown_model(name: str) -> str:
     """What is to be said of a model that there can be none of, "" if there can."""
     if name in MODELS or name in LIBRARY or "#" in name:
         return ""
+    if package := next((m.package for m in OF_PACKAGES if m.name == name), ""):
+        return f"the model {name!r} is {package}'s own: run it by --with {package}==VERSION"
     return f"`$.spec.model` is {name!r}; known are {', '.join((*MODELS, *LIBRARY))}"
 
 

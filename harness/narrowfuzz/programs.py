@@ -38,6 +38,7 @@ class Programs:
     compile_seconds: float = 0.0
     #: Called before something is compiled, after torch has forgotten who listens to its compiler.
     listen: Callable[[], None] = lambda: None
+    _prepared: set[str] = field(default_factory=set)
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
 
@@ -86,6 +87,9 @@ class Programs:
     def _built(self, spec: Spec, arm: Arm) -> Program:
         recipe = self.recipes[spec.recipe]
         assert isinstance(recipe, Recipe)
+        if recipe.name not in self._prepared:
+            recipe.prepare()
+            self._prepared.add(recipe.name)
         return Program(spec, recipe, arm, device=self.device)
 
     def _forget_compiled(self, keep: str) -> None:

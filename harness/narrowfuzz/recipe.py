@@ -154,6 +154,12 @@ class Recipe:
     #: It is laid out over ranks by "fsdp" and "tensor" parallelism, which may communicate "codes"
     #: of one scale a tensor; (): it is not drawn on ranks.
     shards: tuple[Literal["fsdp", "tensor", "codes"], ...] = ()
+    #: The package whose own models it runs; "": it runs those of no package.
+    models_of: str = ""
+    #: Backends that no compiler sees.
+    eager: tuple[str, ...] = ()
+    #: Variables that its scripts set before torch is imported.
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: As of a library's own layers (``stateful.py``): the kind of process that it runs in, what is
@@ -167,6 +173,15 @@ class Recipe:
         """True where autocast is drawn: it narrows what is fp32."""
         return self.autocast is not None and "fp32" in self.dtypes
 
+    @property
+    def filtered(self) -> tuple[str, ...]:
+        """Its functions that a filter of linears is put into; none if it takes no filter."""
+        taking = [
+            verb for verb in ("convert", "convertible", "refusal")
+            if "only" in inspect.signature(getattr(self, verb)).parameters
+        ]  # fmt: skip
+        return tuple(taking) if {"convert", "convertible"} <= {*taking} else ()
+
     def backend(self, spec: Spec) -> str:
         """The Spec's backend, checked. Raises ValueError with the nearest match."""
         name = spec.backend or self.backends[0]
@@ -175,8 +190,15 @@ class Recipe:
         return name
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
-        """Those that it runs of the models that a user names, or of all: it converts any."""
-        return tuple(named or (name for name, model in MODELS.items() if not model.own))
+        """Those that it runs of the models that a user names, or of all."""
+        some = named or [name for name, model in MODELS.items() if not model.own]
+        return tuple(name for name in some if self.takes(name))
+
+    def takes(self, model: str) -> bool:
+        """It converts any model, but those of packages are for their own recipes, and these run
+        what is theirs or a user's."""
+        row = MODELS.get(model)
+        return row is None or row.own or row.package == self.models_of
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
@@ -217,15 +239,20 @@ def _filtered(recipes: Mapping[str, AnyRecipe], name: str) -> Recipe:
     base, _, globs = name.partition(FILTERED)
     if base not in recipes:
         raise ValueError(unknown("recipe", base, recipes))
-    recipe, only = recipes[base], tuple(globs.split(","))
-    if not isinstance(recipe, Recipe) or not all(
-        "only" in inspect.signature(f).parameters for f in (recipe.convert, recipe.convertible)
-    ):
+    recipe = recipes[base]
+    if not isinstance(recipe, Recipe) or not recipe.filtered:
         raise ValueError(f"{base} takes no filter: its convert has no keyword `only`")
+    return with_filter(recipe, globs)
+
+
+def with_filter(recipe: Recipe, globs: str) -> Recipe:
+    """The recipe that converts the linears of these globs, with commas between, as ``named``."""
+    only = tuple(globs.split(","))
     functions: dict[str, Any] = {
-        verb: partial(getattr(recipe, verb), only=only) for verb in ("convert", "convertible")
+        verb: partial(getattr(recipe, verb), only=only) for verb in recipe.filtered
     }
-    return replace(recipe, name=name, based_on=recipe.based_on or base, **functions)
+    name = f"{recipe.name}{FILTERED}{globs}"
+    return replace(recipe, name=name, based_on=recipe.based_on or recipe.name, **functions)
 
 
 def of_kind(recipes: Mapping[str, AnyRecipe], kind: type[K]) -> dict[str, K]:

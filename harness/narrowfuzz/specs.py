@@ -97,6 +97,9 @@ def specs(
     if compile != "none":
         wild_shapes = draw(one_of(False, False, True)) and wild_shapes
     recipe = draw(one_of(*recipes))
+    linears = linears and recipe.takes("linear")
+    models = tuple(name for name in models if recipe.takes(name)) or models
+    backends = [b for b in recipe.backends if compile == "none" or b not in recipe.eager]
     # half of all Specs are a single linear: it is judged by the most rules
     wide = not linears or choose("model", False, True)
     model: ModelName = draw(one_of(*models)) if wide else "linear"
@@ -109,7 +112,7 @@ def specs(
             fields["memory_budget"] = choose("compiler", 100, 100, 50, 0)
     spec = Spec(
         recipe=recipe.name,
-        backend=choose("backend", *recipe.backends),
+        backend=choose("backend", *backends),
         model=model,
         bias=choose("bias", False, True),
         input_layout=choose("layout", "contiguous", "contiguous", "transposed", "strided"),

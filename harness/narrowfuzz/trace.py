@@ -142,6 +142,8 @@ class RunError:
     event: int = -1
     #: The rank that raised it; -1: no single one.
     rank: int = -1
+    #: The linear of a model that was running; "" where none is known.
+    layer: str = ""
 
 
 #: Classes of what a conversion changed; no shapes, no values.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback as tb
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -193,6 +193,8 @@ class _Run:
             if lack := lacking_kernel(str(error), native=self.arm.native):
                 return Trace(self.arm.name, void=lack)
             failed = run_error(error, self.played.phase)  # type: ignore[arg-type]
+            if self.layers is not None:
+                failed = replace(failed, layer=self.layers.running())
             if self.arm.compiler:
                 program.error = failed  # a compiler that failed once fails as slowly every time
             return Trace(self.arm.name, error=failed)

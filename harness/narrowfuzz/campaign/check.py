@@ -128,6 +128,7 @@ def _specs(
             recipe,
         )
         for recipe in recipes for backend in recipe.backends
+        if compile == "none" or backend not in recipe.eager
     ]  # fmt: skip
 
 

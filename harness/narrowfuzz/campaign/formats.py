@@ -54,6 +54,7 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
         "model": spec.model,
         "device": finding.device,
         "needs": finding.needs,
+        "avoided": finding.avoided,
         "repeats": finding.flake,
         "case": f"findings/{finding.id}/case.json",
         "script": f"findings/{finding.id}/repro.py",

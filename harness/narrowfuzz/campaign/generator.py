@@ -72,19 +72,29 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recipes, self.stateful, self.rng = recipes, stateful, rng
-        self.linears = config.linears
+        self.linears = config.linears and any(recipe.takes("linear") for recipe in recipes)
         #: What a Spec multiplies on the run's device, and how that is added.
         self.plan_of = plan_of
-        self.models = (
+        named = (
             tuple(m for m in WIDE if not config.models or m in config.models)
             + tuple(m for m in config.models if MODELS[m].own)
         )  # fmt: skip
+        self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
         #: Those that compile in a few seconds, and those that partial recompute may break.
         self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
         self.fragile = tuple(m for m in FRAGILE if m in self.models)
+        #: Those that a compiled rung has time for.
+        self.quick = tuple(m for m in self.models if MODELS[m].compiled)
         #: Recipes and models of each rung: all have their turn on the most expensive one.
-        cards: tuple[Sequence[Any], ...] = (recipes, self.models, self.small, self.fragile)
-        self.decks = {kind: tuple(Deck(c, rng) for c in cards) for kind in get_args(Compile)}
+        self.decks: dict[Compile, tuple[Deck[Any], ...]] = {
+            kind: (
+                Deck(recipes, rng),
+                Deck(self.models if kind == "none" else self.quick, rng),
+                Deck(self.small, rng),
+                Deck(self.fragile, rng),
+            )
+            for kind in get_args(Compile)
+        }
         #: Those that run on ranks: threads of a CPU's process.
         arms = select_arms(config.arms)
         here = config.device in ("", "cpu") and SHARDED.name in arms
@@ -284,8 +294,8 @@ class Generator:
     def _closest(self, kind: Compile, wanted: Models) -> tuple[Case, ...]:
         """The eager case nearest to its bound that such a slice may compile, taken to a compiled
         rung; each is taken once. Empty without one."""
-        able = {"linears": ("linear",), "small": self.small, "models": self.models}
-        some = (*self.models, "linear") if wanted == "either" else able.get(wanted, ())
+        able = {"linears": ("linear",), "small": self.small, "models": self.quick}
+        some = (*self.quick, "linear") if wanted == "either" else able.get(wanted, ())
         near = max(
             (one for one in self.close if one[1].spec.model in some),
             key=lambda one: one[0],

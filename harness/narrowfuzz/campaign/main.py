@@ -8,7 +8,7 @@ import fnmatch
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.case import dump_case
+from narrowfuzz.case import Case, DataSpec, Spec, dump_case
 from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.content import checkout
 from narrowfuzz.device import check_device, choose, default_workers, enter
@@ -33,16 +33,20 @@ from narrowfuzz.exits import (
     FailOn,
     fails,
 )
+from narrowfuzz.overlay import laid
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import (
     AnyRecipe,
+    Recipe,
     load_every,
     obstacle,
     obstacles,
+    of_kind,
     runnable,
     select,
     unknown,
 )
+from narrowfuzz.specs import fixed
 
 if TYPE_CHECKING:
     from narrowfuzz.campaign.supervisor import Tally
@@ -104,13 +108,24 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         models=models,
         own=own,
         linears=asked.linears and (not models or "linear" in models),
-        first=tuple(dump_case(case) for case in asked.first),
+        first=tuple(map(dump_case, asked.first or _first(chosen.values(), models))),
     )
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())
     campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed)
     tally, summary = campaign.run()
     return _code(campaign, tally, fail_on), summary
+
+
+def _first(recipes: Iterable[AnyRecipe], models: tuple[str, ...]) -> Iterator[Case]:
+    """Of packages with models of their own: each configuration on each model, as it is trained."""
+    for recipe in of_kind({r.name: r for r in recipes}, Recipe).values():
+        for model in recipe.models(models) if recipe.models_of else ():
+            for backend in recipe.backends:
+                spec = Spec(
+                    recipe=recipe.name, backend=backend, model=model, dtype=recipe.dtypes[0]
+                )
+                yield Case(spec=fixed(spec, recipe), data=DataSpec())
 
 
 def _incomplete(campaign: Campaign, tally: Tally) -> bool:
@@ -169,7 +184,8 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]
     """What is asked for and can run here, and a line for each that cannot, or is not asked."""
     there = load_every(asked.recipe_files, asked.recipes)
     meant = any(glob != "*" for glob in asked.recipes)
-    unasked = [] if meant else [name for name, r in there.items() if r.process]
+    over = {release.partition("==")[0] for release in laid()}
+    unasked = [] if meant else [n for n, r in there.items() if r.process and r.process not in over]
     wanted = select(there, asked.recipes)
     unasked += [name for name, r in wanted.items() if not r.models(asked.models)]
     wanted = {name: r for name, r in wanted.items() if name not in unasked}

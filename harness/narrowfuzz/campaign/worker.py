@@ -127,7 +127,7 @@ class Worker:
         chosen = select(every, config.recipes).values()
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(chosen)
-        self.takes_turns = len(kinds) > 1
+        self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
         mine = [r for r in chosen if r.process == self.process]
         able = {r.name: here for r in mine if (here := runnable(r, device.torch))}
@@ -174,7 +174,7 @@ class Worker:
 
     def loop(self) -> None:
         """Slices in turn until the time is up or this process has compiled enough."""
-        if self.starts:
+        if self.generation < self.kinds:
             self._begin()
         rungs = rungs_of(self.arms, self.judge.device.name)
         again = self.generator.slices(AGAIN, rungs)
@@ -187,10 +187,11 @@ class Worker:
 
     def _begin(self) -> None:
         """This worker's part of the cases that come before any is drawn, on every rung."""
-        for raw in self.config.first[self.number :: self.config.workers]:
-            if time.monotonic() >= self.deadline or self.over:
+        first = map(load_case, self.config.first)
+        mine = [c for c in first if self.judge.recipe(c.spec).process == self.process]
+        for case in mine[self.number :: self.config.workers]:
+            if time.monotonic() >= self.deadline or self.has_enough:
                 break
-            case = load_case(raw)
             self.counts["specs"] += 1
             before = self.judge.programs.compiles
             self._judge(case, ORACLES)

@@ -47,7 +47,7 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             yield Verdict(
                 "contract", arm, error.phase, "crashed",
                 f"{words} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
-                At(what="error", phase=error.phase, name=error.where),
+                At(what="error", layer=error.layer, phase=error.phase, name=error.where),
                 f"{error.type}: {_first_line(error.message)}", expect,
             )  # fmt: skip
         else:

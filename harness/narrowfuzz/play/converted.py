@@ -180,7 +180,8 @@ def called(
         if checkpoint == "reentrant":
             how = reentrant
         if checkpoint == "selective":
-            how = selective
+            # a package's own model may know better what to keep
+            how = getattr(run.model, "selective", selective)
         if watch:
             how = numbered(how, run)
         call = recomputing(run.model, how, regions, whole)

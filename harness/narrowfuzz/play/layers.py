@@ -80,6 +80,11 @@ class LayerWatch:
         """True while a watched layer multiplies."""
         return self._current is not None
 
+    def running(self) -> str:
+        """The linear whose call has begun last and not ended, "" where none is known."""
+        held = ((c.module, c.forward_gemms, c.backward_gemms) for c in self.calls)
+        return next((m for m, *gemms in held if any(g is self._current for g in gemms)), "")
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Watch whoever is followed, until the context ends. A recompute must not stop early: it

@@ -128,6 +128,8 @@ class Finding(msgspec.Struct, kw_only=True):
     effect: float | str = 0.0
     #: What its minimal case needs, besides what every case has.
     needs: list[str] = msgspec.field(default_factory=list)
+    #: Of a refusal: what it goes away with, each tried.
+    avoided: list[str] = msgspec.field(default_factory=list)
     #: Other divergences that chance made of it: no script shows them.
     seen_as: list[str] = msgspec.field(default_factory=list)
 
@@ -214,6 +216,7 @@ def report(finding: Finding, replay: str) -> str:
         lines += [f"    {line}" for line in finding.story.lines]
     if finding.needs:
         lines.append(f"  needs: {', '.join(finding.needs)}")
+    lines += [f"  goes away with: {what}" for what in finding.avoided]
     if finding.flake != "always":
         lines.append(f"  repeats: {finding.flake}")
     lines += [f"  chance made of it, too: {other}" for other in finding.seen_as]

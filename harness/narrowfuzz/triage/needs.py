@@ -12,6 +12,7 @@ import msgspec
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Sharding, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.events import Reload, Settings, Step, Switch
 from narrowfuzz.schedule.story import features
 from narrowfuzz.verdict import Verdict
@@ -36,6 +37,8 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
     spec = case.spec
     found = features(spec) - _DATA
     leave = _SIZES
+    if spec.model in MODELS and MODELS[spec.model].package:
+        leave |= {"model"}  # there is no other that its recipe runs
     if spec.layer:
         kinds = {Reload: "reload", Switch: "switch", Step: "step"}
         found |= {kinds[type(event)] for event in spec.events if type(event) in kinds}

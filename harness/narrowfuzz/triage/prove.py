@@ -10,16 +10,20 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case import Case
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.expect import Refuses
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
+from narrowfuzz.triage.script_parts import Tensors
 from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
@@ -82,10 +86,20 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     if layer is not None:
         alone = msgspec.structs.replace(case, spec=layer[0])
         yield partial(write_script, alone, verdict.of_linear(), recipe, layer[1], device=device)
-    yield partial(write_script, case, first_of(judge, case, verdict), recipe, device=device)
+    first, values = first_of(judge, case, verdict), _values(case, verdict, recipe)
+    yield partial(write_script, case, first, recipe, values, device=device)
     if case.spec.direct:  # the player may see what the short form does not
         tensors = tensors_of(case, recipe)
         yield partial(write_played_script, case, verdict, recipe, tensors, device=device)
+
+
+def _values(case: Case, verdict: Verdict, recipe: Recipe) -> Tensors | None:
+    """Zeros but for the input where sizes are refused, whatever the values, and a package's model
+    has millions of these; None: the case's own."""
+    if not (isinstance(verdict.expect, Refuses) and MODELS[case.spec.model].package):
+        return None
+    given = tensors_of(case, recipe).items()
+    return {name: t if name.startswith("input") else np.zeros_like(t) for name, t in given}
 
 
 def _confirm(script: str, plant: tuple[str, str] | None, scripts: RunScript) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.overlay import laid
-from narrowfuzz.play import models, own
+from narrowfuzz.play import models, own, titan
 from narrowfuzz.triage.paste import hoisted, pasted
 from narrowfuzz.verdict import Verdict
 
@@ -100,13 +100,15 @@ def docstring(verdict: Verdict, subject: str) -> str:
     )
 
 
-def guarded(head: str, *parts: str) -> str:
-    """A script's text: docstring, guard, imports, then the parts. Raises ValueError if it is no
-    Python."""
+def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
+    """A script's text: docstring, guard, variables that must be set before all imports, imports,
+    then the parts. Raises ValueError if it is no Python."""
     body = "\n".join(part.strip("\n") for part in parts if part)
-    first = "from __future__ import annotations\nimport os, sys"
+    first = f"from __future__ import annotations\nimport os, sys\n{GUARD}"
+    if environment:
+        first += f"\nos.environ.update({dict(environment)!r})"
     try:
-        text = f"{head}\n{first}\n{GUARD}\n{hoisted(body)}\n"
+        text = f"{head}\n{first}\n{hoisted(body)}\n"
         compile(text, "repro.py", "exec")
     except SyntaxError as error:
         raise ValueError(f"the pasted source is no Python: {error}") from None
@@ -121,4 +123,4 @@ def quoted(text: str) -> str:
 @functools.cache
 def model_source(*names: ModelName) -> str:
     """Source of the models' classes, those that they use first."""
-    return pasted([MODELS[name].module for name in names], (models, own))
+    return pasted([MODELS[name].module for name in names], (models, own, titan))

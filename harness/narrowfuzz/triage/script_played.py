@@ -117,8 +117,9 @@ def write_played_script(
         raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
     settings = f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}"
     return guarded(
-        docstring(verdict, f"{spec.recipe}, {spec.model}"), _IMPORTS, settings, *parts, tail
-    )
+        docstring(verdict, f"{spec.recipe}, {spec.model}"), _IMPORTS, settings, *parts, tail,
+        environment=recipe.environment,
+    )  # fmt: skip
 
 
 def runs_of(case: Case, verdict: Verdict, tensors: Tensors) -> list[Run]:

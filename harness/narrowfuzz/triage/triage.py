@@ -14,6 +14,7 @@ import numpy as np
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.case import Case, Dtype, Spec, Spike
 from narrowfuzz.environment import describe
+from narrowfuzz.expect import Refuses
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
@@ -23,6 +24,7 @@ from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
+from narrowfuzz.triage.avoid import avoided_by
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import (
     Finding,
@@ -144,7 +146,10 @@ def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
 
 
 def _rules(case: Case, verdict: Verdict) -> tuple[Oracle, ...]:
-    return needed(verdict.oracle, tuple(rules_of(case.spec).values()))
+    every = tuple(rules_of(case.spec).values())
+    if isinstance(verdict.expect, Refuses) and not verdict.expect.raised:
+        return tuple(rule for rule in every if not rule.reruns)  # a reference is what is refused
+    return needed(verdict.oracle, every)
 
 
 def _drawn(
@@ -244,6 +249,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         why_suspected=proof.why,
         # what a drawn case has is not what it takes
         needs=needs_of(minimal, verdict) if search else [],
+        avoided=avoided_by(judge, minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
         story=story,
         view=view,

@@ -1,0 +1,93 @@
+"""What a library's refusal goes away with, tried: the words that help who has met it.
+
+Another backend, a filter that leaves the layer out, and sizes. A size is tried at odd multiples of
+each power of two, so that the first that helps is the multiple that the library wants.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import get_args
+
+import msgspec
+
+from narrowfuzz.arm import BY_NAME as ARMS
+from narrowfuzz.case import LARGEST, Case, Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.expect import Refuses, Runs
+from narrowfuzz.judge import Judge
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.recipe import FILTERED, Recipe, obstacles, with_filter
+from narrowfuzz.trace import ErrorPhase
+from narrowfuzz.verdict import Verdict
+
+_MULTIPLES = (16, 32, 64, 128, 256, 512)
+_SECONDS = 20.0
+#: Runs a Spec and says whether it runs to its end.
+Try = Callable[[Spec], bool]
+
+
+def avoided_by(judge: Judge, case: Case, verdict: Verdict) -> list[str]:
+    """Sentences' ends, each of something with which the case runs to its end. None of what is no
+    exception of a converted model, and of what a compiler raises, which takes long."""
+    raised = isinstance(verdict.expect, Runs | Refuses) and verdict.expect.raised
+    if not raised or verdict.role not in get_args(ErrorPhase):
+        return []
+    if case.history or ARMS[verdict.arm].compiler:
+        return []
+    recipe = judge.converting(case.spec)
+    runs = _Tries(judge, case, verdict.arm, time.monotonic() + _SECONDS)
+    return [*_backends(judge, recipe, case, runs), *_filter(judge, recipe, case, verdict, runs),
+            *_sizes(case.spec, runs)]  # fmt: skip
+
+
+class _Tries:
+    """Does a Spec run, on the guilty arm and with the case's data? Not asked after the deadline."""
+
+    def __init__(self, judge: Judge, case: Case, arm: str, deadline: float) -> None:
+        self.judge, self.case, self.arm, self.deadline = judge, case, arm, deadline
+
+    def __call__(self, spec: Spec) -> bool:
+        if time.monotonic() > self.deadline:
+            return False
+        case = msgspec.structs.replace(self.case, spec=spec)
+        arms = frozenset({self.arm})
+        return self.judge.judge(case, [BY_NAME["contract"]], arms, confirm=False).ran
+
+
+def _backends(judge: Judge, recipe: Recipe, case: Case, runs: Try) -> Iterator[str]:
+    lacking = obstacles(recipe, judge.device.torch)
+    for backend in recipe.backends:
+        other = msgspec.structs.replace(case.spec, backend=backend)
+        if backend != recipe.backend(case.spec) and backend not in lacking and runs(other):
+            yield f"backend {backend}"
+
+
+def _filter(
+    judge: Judge, recipe: Recipe, case: Case, verdict: Verdict, runs: _Tries
+) -> Iterator[str]:
+    layer = verdict.at.layer.removeprefix("model.")
+    if not layer or FILTERED in recipe.name or not recipe.filtered:
+        return
+    other = with_filter(recipe, f"!{layer}")
+    spec = msgspec.structs.replace(case.spec, recipe=other.name)
+    there = replace(judge, recipes={**judge.recipes, other.name: other})
+    if _Tries(there, case, runs.arm, runs.deadline)(spec):
+        yield f"{layer} left out, recipe {other.name}"
+
+
+def _sizes(spec: Spec, runs: Try) -> Iterator[str]:
+    """Of each size, the first multiple with which it runs, if that is not what it has."""
+    names = {"m": "rows", "k": "width", "n": "out_features or hidden width"}
+    if spec.model in MODELS and MODELS[spec.model].takes_ids:
+        names["n"] = "vocabulary"
+    for name, words in names.items():
+        size = getattr(spec, name)
+        for multiple in _MULTIPLES:
+            other = multiple * (-(-size // multiple) | 1)
+            changed = msgspec.structs.replace(spec, **{name: other})
+            if size % multiple and other <= LARGEST and runs(changed):
+                yield f"{words} a multiple of {multiple}, {other} instead of {size}"
+                break
