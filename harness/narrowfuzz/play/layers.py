@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.play.player import inside
+from narrowfuzz.play.player import innermost
 
 
 class Probe(torch.autograd.Function):
@@ -108,11 +108,11 @@ class LayerWatch:
             self._counts[name, phase] += 1
             self.calls.append(call)
             running.append(call)
-            call.tensors["input"] = inside(args[0].detach())
+            call.tensors["input"] = innermost(args[0].detach())
             call.interrupted, self._current = self._current, call.forward_gemms
 
             def note(grad: torch.Tensor) -> None:
-                call.outputs["grad_input"] = inside(grad.detach())
+                call.outputs["grad_input"] = innermost(grad.detach())
                 if self._current is call.backward_gemms:
                     self._current = None  # what comes next may be a layer that is not watched
 
@@ -127,7 +127,7 @@ class LayerWatch:
         def after(module: Any, args: Any, output: Any) -> Any:
             call = running.pop()
             self._current = call.interrupted
-            call.outputs["output"] = inside(output.detach())
+            call.outputs["output"] = innermost(output.detach())
 
             def note(grad: torch.Tensor) -> None:
                 if "grad_output" in call.tensors:  # a kept graph runs backward again
@@ -135,7 +135,7 @@ class LayerWatch:
                     call.added.clear()
                     for role in ("grad_weight", "grad_bias"):
                         call.outputs.pop(role, None)
-                call.tensors["grad_output"] = inside(grad.detach())
+                call.tensors["grad_output"] = innermost(grad.detach())
                 self._current = call.backward_gemms
 
             return Probe.apply(output, note)
@@ -159,7 +159,7 @@ class LayerWatch:
             for call in fresh:
                 call.added.add(role)
                 if len(fresh) == 1:
-                    call.outputs[f"grad_{role}"] = inside(grad).detach().clone()
+                    call.outputs[f"grad_{role}"] = innermost(grad).detach().clone()
 
         return note
 
@@ -171,7 +171,7 @@ def copies(take: Callable[..., None]) -> Callable[..., None]:
     def copied(t: Any) -> Any:
         if isinstance(t, tuple):
             return tuple(map(copied, t))
-        return inside(t).clone() if isinstance(t, torch.Tensor) else t
+        return innermost(t).clone() if isinstance(t, torch.Tensor) else t
 
     def emit(
         a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any = None, b_amax: Any = None
@@ -184,7 +184,7 @@ def copies(take: Callable[..., None]) -> Callable[..., None]:
 def kept(parameter: torch.Tensor) -> torch.Tensor:
     """Its values now: an optimizer may step before they are looked at. Taken from inside a
     library's tensor, which need not support what a plain one does (inference mode, for one)."""
-    inner: torch.Tensor = inside(parameter)
+    inner: torch.Tensor = innermost(parameter)
     return inner.detach().clone()
 
 

@@ -173,7 +173,7 @@ def optimizing(model: nn.Module, *, optimizer: str, rate: float) -> Any:
 
 def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: int = -1) -> None:
     """A result of the event that runs; of a library's own tensor what is inside."""
-    trace.kept.append(Kept(name, forward, run.event, inside(result)))
+    trace.kept.append(Kept(name, forward, run.event, innermost(result)))
 
 
 def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
@@ -185,7 +185,7 @@ def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
             keep(trace, run, name, parameter.detach())
 
 
-def inside(t: Any) -> Any:
+def innermost(t: Any) -> Any:
     """What is inside of a library's own tensor: of one laid out over ranks this rank's part, with
     partial sums added up, and what a wrapper wraps."""
     placements = getattr(t, "placements", ())
@@ -278,7 +278,7 @@ def forward(
     if "eval" in modes:
         run.model.train()
     if keeps:
-        keep(trace, run, "output", inside(y.detach()).flatten(0, -2), number)
+        keep(trace, run, "output", innermost(y.detach()).flatten(0, -2), number)
     if mode == "train":
         run.live[number] = x, y
 
