@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from narrowfuzz import watch
     from narrowfuzz.arms.tensors import fp8_codes, fp32_array
     from narrowfuzz.case import Case, DataSpec, Spec
     from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2
@@ -79,10 +80,13 @@ __all__ = [
     "fp8_codes",
     "fp32_array",
     "load_recipes",
+    "watch",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "watch":  # a module that is called
+        return importlib.import_module("narrowfuzz.watch")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'narrowfuzz' has no attribute {name!r}")
     return getattr(importlib.import_module(f"narrowfuzz.{_MODULE_OF[name]}"), name)

@@ -24,7 +24,7 @@ What = Literal[
     "result", "codes", "scale", "amax", "values", "significand", "source", "tensor", "product",
     "attention", "state", "cast", "pending", "error", "module",
 ]  # fmt: skip
-AtPhase = Literal["", "convert", "forward", "recompute", "backward"]
+AtPhase = Literal["", "convert", "forward", "recompute", "backward", "collective", "optimizer"]
 #: Of what was multiplied.
 Phase = Literal["forward", "recompute", "backward"]
 Side = Literal["", "a", "b"]
@@ -46,8 +46,9 @@ class At(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     layer: str = ""
     call: int = 0
     phase: AtPhase = ""
-    #: A result's or a GEMM's name: output, grad_input, grad_weight, <parameter>.grad; of attention
-    #: its argument; of state its direction; of an error the function that raised it.
+    #: A result's or a GEMM's name: output, grad_input, grad_weight, <parameter>.grad; an operator's
+    #: name; of attention its argument; of state its direction; of an error the function that
+    #: raised it.
     name: str = ""
     side: Side = ""
     #: An element; of state its slot.

@@ -213,6 +213,29 @@ def check(
     raise typer.Exit(_ended(json, do))
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def watch(
+    command: Annotated[list[str], typer.Argument(help="after --: what trains, torchrun too")],
+    against: Annotated[
+        Path | None, typer.Option(help="folder of a run recorded with --full: where do they part?")
+    ] = None,
+    fail: Annotated[
+        bool, typer.Option("--fail", help="exit 1 if a bad value was found and the command gave 0")
+    ] = False,
+    out: Out = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="record a digest of all that is read and made; slow")
+    ] = False,
+    repeat: Annotated[int, typer.Option(help="run the command so many times more, if need be")] = 0,
+) -> None:
+    """The first bad value of a real training: step, module, operator, rank, collective. The
+    command's output and exit code pass through."""
+    from narrowfuzz.watch.command import Asked, watch_command
+
+    asked = Asked(tuple(command), against=against, fail=fail, out=out, full=full, repeat=repeat)
+    raise typer.Exit(watch_command(asked))
+
+
 @app.command()
 def compare(
     first: Annotated[

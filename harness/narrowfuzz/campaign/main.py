@@ -7,7 +7,6 @@ import datetime
 import fnmatch
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.case import Case, DataSpec, Spec, dump_case
 from narrowfuzz.catalog import MODELS, Model
-from narrowfuzz.content import checkout
+from narrowfuzz.content import new_folder
 from narrowfuzz.device import check_device, choose, default_workers, enter
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.exits import (
@@ -238,10 +237,7 @@ def _plant(name: str) -> tuple[str, str] | None:
 
 def _output(out: Path | None, resume: bool) -> Path:
     if out is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        home = checkout()
-        inside = home is not None and Path.cwd().resolve() == home
-        return Path("reports/runs" if inside else "narrowfuzz-runs") / f"{stamp}-{os.getpid()}"
+        return new_folder()
     if os.path.lexists(out) and not out.is_dir():
         raise ValueError(f"--out {out} is a file: name a folder")
     holds_run = os.path.isfile(out / "findings.db")

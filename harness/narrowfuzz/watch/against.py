@@ -1,0 +1,99 @@
+"""Two runs of one training, both recorded in full: where does the second part from the first?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import msgspec
+
+from narrowfuzz.address import At, AtPhase
+from narrowfuzz.watch.records import Collective, Consequence, FirstBad, Op, Rank
+
+#: Both say what was read, what came, and where.
+Seen = Op | Collective
+
+
+def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | None:
+    """The first operator whose digests are not those of the earlier run; None if all are equal.
+    Raises ValueError if a run was not recorded in full."""
+    for what, run in (("this run", records), ("--against", earlier)):
+        if not any(rank.ops for rank in run):
+            raise ValueError(f"{what} has no digests: record it with --full")
+    before = {rank.rank: rank for rank in earlier}
+    parted = [
+        (rank.rank, *found)
+        for rank in records
+        if rank.rank in before and (found := _first(rank, before[rank.rank])) is not None
+    ]
+    made = [p for p in parted if not isinstance(p[1], Collective) or _sent_otherwise(p[1], p[2])]
+    if not parted:
+        return None
+    own = sorted(made or parted, key=lambda p: (_step(p[1]), _time(p[1])))
+    rank, new, old = own[0]
+    consequences = [
+        Consequence(rank=r, op=n.op, group=n.group, seq=n.seq, step=n.step)
+        for r, n, _ in parted
+        if r != rank and isinstance(n, Collective)
+    ]
+    return _told(new, old, consequences, [r for r, *_ in own[1:]])
+
+
+def _step(seen: Seen) -> int:
+    return seen.step
+
+
+def _time(seen: Seen) -> float:
+    return seen.time if isinstance(seen, Op) else 0.0
+
+
+def _sequence(rank: Rank) -> list[Seen]:
+    parts: list[Seen] = [*rank.ops, *(p for p in rank.collectives if p.digest is not None)]
+    return sorted(parts, key=lambda part: part.n)
+
+
+def _first(rank: Rank, earlier: Rank) -> tuple[Seen, Seen | None] | None:
+    for new, old in zip_longest(_sequence(rank), _sequence(earlier)):
+        if new is None:
+            return None  # the earlier run went on for longer
+        if old is None:
+            return None
+        if _what(new) != _what(old) or new.digest != old.digest or _read(new) != _read(old):
+            return new, old
+    return None
+
+
+def _what(seen: Seen) -> tuple[object, ...]:
+    where = seen.phase if isinstance(seen, Op) else seen.during
+    return seen.op, seen.layer, where, seen.step
+
+
+def _read(seen: Seen) -> int | None:
+    return seen.read if isinstance(seen, Op) else seen.sent
+
+
+def _sent_otherwise(new: Seen, old: Seen | None) -> bool:
+    return old is None or _read(new) != _read(old)
+
+
+def _told(
+    new: Seen, old: Seen | None, consequences: list[Consequence], also: list[int]
+) -> FirstBad:
+    assert old is not None
+    phase = new.phase if isinstance(new, Op) else "collective"
+    place = At(
+        rank=new.rank, event=new.step, layer=new.layer, phase=msgspec.convert(phase, AtPhase),
+        name=new.op,
+    )  # fmt: skip
+    told = FirstBad(
+        at=place, bad="differs", made="made", also=tuple(also), consequences=tuple(consequences),
+        through=consequences[0] if consequences else None,
+    )  # fmt: skip
+    if _what(new) != _what(old):
+        because = f"the earlier run did {old.op} there: the two programs are not the same"
+        return msgspec.structs.replace(told, cause="software or data", because=because)
+    if _read(new) != _read(old):
+        because = "it read other numbers, which no operator that was seen had made"
+        return msgspec.structs.replace(told, made="given", cause="data", because=because)
+    because = "of the same operands, bit for bit, it made other numbers than in the earlier run"
+    return msgspec.structs.replace(told, cause="hardware or race", because=because)

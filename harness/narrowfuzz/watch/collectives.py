@@ -1,0 +1,271 @@
+"""Where ranks meet: what each sent in, what it got out, and which collective it has not left.
+
+A collective that runs in the background is complete when its work says so, or when an operator
+reads what it wrote: the program has then waited for it. Nothing here ever waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from narrowfuzz.watch import screen
+from narrowfuzz.watch.observer import Observer
+from narrowfuzz.watch.operators import Operator, operator, tensors
+from narrowfuzz.watch.recorder import kept
+
+#: What every rank of the group gets alike.
+_REPLICATES = ("allreduce", "all_reduce", "allgather", "all_gather", "broadcast")
+
+
+@dataclass(slots=True)
+class Entered:
+    """A collective that has not been left yet."""
+
+    told: dict[str, Any]
+    slot: int
+    outputs: list[torch.Tensor]
+    sums: list[torch.Tensor]
+    incoming: int
+    work: Any
+
+
+class Collectives:
+    """Of one thread of training."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._counts: dict[tuple[int, ...], int] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}
+        self._open: list[Entered] = []
+
+    @property
+    def open(self) -> bool:
+        return bool(self._open)
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a collective operator of c10d or of the functional collectives."""
+        what = operator(func)
+        if what.kind == "wait":
+            out = func(*args, **kwargs)
+            self._waited(args[0])
+            return out
+        named = {**dict(zip(what.names, args, strict=False)), **kwargs}
+        name, ranks = _short(what), self._ranks(named)
+        incoming, outgoing = _ends(named)
+        functional = what.name.startswith("_c10d_functional")
+        if name in ("send", "recv"):  # two ranks meet, whatever their group
+            at, own = named["dst" if name == "send" else "src"], self._observer.rank
+            ranks = (own, ranks[at]) if name == "send" else (ranks[at], own)
+            incoming, outgoing = (incoming, []) if name == "send" else ([], outgoing)
+        entered = self._enter(name, ranks, incoming, named)
+        out = func(*args, **kwargs)
+        entered.outputs = outgoing or (tensors(out) if functional else [])
+        entered.work = None if functional else _work(out)
+        self._open.append(entered)
+        if not functional and entered.work is None:
+            self._leave(entered)
+        return out
+
+    def called(
+        self, method: Callable[..., Any], name: str, group: Any, named: dict[str, Any]
+    ) -> Any:
+        """Run a collective of a process group that is written in Python, which no operator tells
+        of: its threads meet inside."""
+        if self._observer.quiet:  # one that another is made of
+            return method(group, **named)
+        ranks = tuple(torch.distributed.get_process_group_ranks(group))
+        incoming, outgoing = _ends(named)
+        entered = self._enter(name, ranks, incoming, named)
+        entered.outputs = outgoing
+        quiet, self._observer.quiet = self._observer.quiet, True
+        try:
+            result = method(group, **named)
+        finally:
+            self._observer.quiet = quiet
+        self._open.append(entered)
+        self._leave(entered)
+        return result
+
+    def _enter(
+        self, name: str, ranks: tuple[int, ...], incoming: list[torch.Tensor], named: dict[str, Any]
+    ) -> Entered:
+        observer = self._observer
+        number = self._counts[ranks] = self._counts.get(ranks, 0) + 1
+        step, phase, layer = observer.place.now()
+        first = incoming[0] if incoming else None
+        told: dict[str, Any] = {
+            "op": name, "group": list(ranks), "seq": number, "rank": observer.rank, "step": step,
+            "during": phase, "layer": layer,
+            "numel": sum(tensor.numel() for tensor in incoming),
+            "dtype": "" if first is None else str(first.dtype).removeprefix("torch."),
+        }  # fmt: skip
+        root = _root(named)
+        one_sends = root is not None and name.startswith(("broadcast", "scatter"))
+        if one_sends and ranks[root : (root or 0) + 1] != (observer.rank,):
+            incoming = []  # only the root's is read
+        read = [tensor for tensor in incoming if screen.looked_at(tensor)]
+        observer.ran += 1
+        told["n"] = observer.ran
+        with torch._C._AutoDispatchBelowAutograd():
+            sums = [screen.total(tensor) for tensor in read]
+            if observer.full:
+                told["sent"] = screen.digest(incoming)
+        return Entered(told, observer.recorder.entered(told), [], sums, len(sums), None)
+
+    def settle(self, args: Any = ()) -> None:
+        """Look at collectives that are complete by now, before an operator reads what they wrote
+        or writes over it."""
+        read = {_memory(tensor) for tensor in tensors(args)} if args else set()
+        for entered in list(self._open):
+            if entered.work is None:  # a functional one: its wait is an operator
+                continue
+            if entered.work.is_completed() or any(_memory(t) in read for t in entered.outputs):
+                self._leave(entered)
+
+    def _waited(self, tensor: torch.Tensor) -> None:
+        for entered in list(self._open):
+            if any(_memory(item) == _memory(tensor) for item in entered.outputs):
+                self._leave(entered)
+
+    def _leave(self, entered: Entered) -> None:
+        self._open.remove(entered)
+        told, observer = entered.told, self._observer
+        with torch._C._AutoDispatchBelowAutograd():
+            seen = [tensor for tensor in entered.outputs if screen.looked_at(tensor)]
+            sums = entered.sums + [screen.total(tensor) for tensor in seen]
+            wanted = observer.full or told["op"].startswith(_REPLICATES)
+            digests = (
+                [screen.bits(tensor).sum(dtype=torch.int64) for tensor in entered.outputs]
+                if wanted
+                else []
+            )
+            observer.later(sums, digests, functools.partial(self._left, entered, seen))
+
+    def _left(
+        self, entered: Entered, seen: list[torch.Tensor], sums: list[float], digests: list[int]
+    ) -> None:
+        told, observer = entered.told, self._observer
+        came = "bad" if any(map(screen.suspect, sums[: entered.incoming])) else "ok"
+        went = "ok"
+        if any(map(screen.suspect, sums[entered.incoming :])):
+            went = screen.worst([screen.state(tensor) for tensor in seen])
+        told |= {"came": came, "went": went, "left": True}
+        if digests:
+            told["digest"] = sum(d * (31**i) for i, d in enumerate(digests)) % (1 << 63)
+        observer.recorder.ring(entered.slot, told)
+        if kept(told["step"]) or came == "bad" or went != "ok":
+            observer.recorder.write("collective", **told)
+        if went != "ok" and came == "ok":
+            state: screen.State = went  # type: ignore[assignment]
+            observer.worst = screen.worst([observer.worst, state])
+            worst = max(seen, key=lambda tensor: screen.WORST.index(screen.state(tensor)))
+            observer.tell(
+                told["n"], (told["step"], "collective", told["layer"]), told["op"], state,
+                "crossed", operands=[], output=screen.described(worst, "output"), again="", why="",
+                during=told["during"], group=told["group"], seq=told["seq"],
+            )  # fmt: skip
+
+    def _ranks(self, named: dict[str, Any]) -> tuple[int, ...]:
+        distributed = torch.distributed.distributed_c10d
+        name = named.get("group_name", named.get("group"))
+        if isinstance(name, str):
+            if name not in self._groups:
+                group = distributed._resolve_process_group(name)
+                self._groups[name] = tuple(distributed.get_process_group_ranks(group))
+            return self._groups[name]
+        boxed = named.get("process_group")
+        if boxed is None:
+            return ()
+        group = torch.distributed.ProcessGroup.unbox(boxed)
+        return tuple(distributed.get_process_group_ranks(group))
+
+
+def _short(what: Operator) -> str:
+    """``allreduce_`` for ``c10d.allreduce_``: names without their namespace."""
+    return what.name.rpartition(".")[2].strip("_")
+
+
+def _ends(named: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What goes in and what comes out, by the names of the arguments."""
+    incoming, outgoing = [], []
+    for name, value in named.items():
+        found = tensors(value)
+        if name.startswith("out"):
+            outgoing += found
+        elif name.startswith(("input", "scatter_list")):
+            incoming += found
+        elif name.startswith("tensor"):
+            incoming += found
+            outgoing += found
+    return incoming, outgoing
+
+
+def _work(out: Any) -> Any:
+    """The work object among what a c10d operator returned, None if there is none."""
+    for item in out if isinstance(out, list | tuple) else [out]:
+        if isinstance(item, torch.ScriptObject):
+            return torch.distributed.Work.unbox(item)
+    return None
+
+
+def _root(named: dict[str, Any]) -> int | None:
+    for name in ("root_rank", "src"):
+        if isinstance(root := named.get(name), int):
+            return root
+    options = named.get("opts")
+    root = getattr(options, "rootRank", None)
+    return root if isinstance(root, int) and root >= 0 else None
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+_METHODS = (
+    "allreduce", "allreduce_coalesced", "allgather", "all_gather_single", "_allgather_base",
+    "broadcast", "scatter", "gather", "reduce_scatter", "reduce_scatter_single",
+    "_reduce_scatter_base", "alltoall", "alltoall_base", "all_to_all_single",
+)  # fmt: skip
+
+
+@contextmanager
+def python_groups(current: Callable[[], Collectives | None]) -> Iterator[None]:
+    """See the collectives of process groups that are Python classes."""
+    undo: list[tuple[type, str, Any]] = []
+    for kind in torch.distributed.ProcessGroup.__subclasses__():
+        for name in _METHODS:
+            method = kind.__dict__.get(name)
+            if inspect.isfunction(method):
+                undo.append((kind, name, method))
+                setattr(kind, name, _seen(method, name, current))
+    try:
+        yield
+    finally:
+        for kind, name, method in undo:
+            setattr(kind, name, method)
+
+
+def _seen(method: Any, name: str, current: Callable[[], Collectives | None]) -> Any:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def seen(group: Any, *args: Any, **kwargs: Any) -> Any:
+        collectives = current()
+        if collectives is None:
+            return method(group, *args, **kwargs)
+        bound = signature.bind(group, *args, **kwargs)
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+        named.pop(next(iter(named)))
+        return collectives.called(method, name, group, named)
+
+    return seen

@@ -1,0 +1,148 @@
+"""``narrowfuzz watch``: start the command, let everything pass, and say what was seen.
+
+The parent knows neither torch nor what the command prints.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from narrowfuzz.exits import CLEAN, FOUND
+from narrowfuzz.watch import FOLDER, FULL
+from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write
+from narrowfuzz.watch.records import Cause, FirstBad, Report
+from narrowfuzz.watch.words import lines
+
+_SITE = Path(__file__).resolve().parent / "site"
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asked for."""
+
+    command: tuple[str, ...]
+    against: Path | None = None
+    fail: bool = False
+    out: Path | None = None
+    full: bool = False
+    repeat: int = 0
+
+
+def watch_command(asked: Asked) -> int:
+    """Run the command under watch; its exit code, or 1 if ``--fail`` has something to fail for. A
+    command that a signal killed takes this process with it."""
+    if shutil.which(asked.command[0]) is None:
+        raise ValueError(f"{asked.command[0]!r} is no command that can be run: give it after --")
+    if asked.repeat < 0:
+        raise ValueError(f"--repeat must not be negative, got {asked.repeat}")
+    if asked.against is not None and not any(rank.ops for rank in read(asked.against)):
+        raise ValueError(f"--against {asked.against} has no digests: record it with --full")
+    folder = prepared(asked.out)
+    code = _run(asked, folder)
+    report = reported(folder, asked.against, code)
+    if asked.repeat and report.first is not None and report.counts:
+        report = _repeated(asked, folder, report)
+        write(folder, report)
+    for line in lines(report, folder):
+        print(f"narrowfuzz watch: {line}", file=sys.stderr)
+    sys.stderr.flush()
+    if code < 0:
+        _die(-code)
+    return FOUND if asked.fail and code == CLEAN and report.found else code
+
+
+def _environment(asked: Asked, folder: Path) -> Mapping[str, str]:
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        FOLDER: str((folder / RECORDS).resolve()),
+        FULL: "full" if asked.full or asked.against is not None else "",
+        "PYTHONPATH": str(_SITE) + (os.pathsep + path if path else ""),
+    }
+
+
+def _run(asked: Asked, folder: Path, log: Path | None = None) -> int:
+    """The command's return code; negative if a signal killed it."""
+    environment = _environment(asked, folder)
+    if log is None:
+        child = subprocess.Popen(asked.command, env=environment)
+        with _forwarding(child):
+            return child.wait()
+    with log.open("wb") as sink:
+        child = subprocess.Popen(asked.command, env=environment, stdout=sink, stderr=sink)
+        with _forwarding(child):
+            return child.wait()
+
+
+@contextmanager
+def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Signals are the command's. A terminal's Ctrl-C reaches it without us."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if not (number == signal.SIGINT and _from_terminal()):
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _from_terminal() -> bool:
+    """Are we in the foreground of a terminal? Its Ctrl-C goes to every process there."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # no terminal, or no stdin
+        return False
+
+
+def _die(number: int) -> None:
+    """End as the command did, without a core of our own."""
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
+    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+    os.kill(os.getpid(), number)
+
+
+def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
+    """Run it again: is the first bad value at the same place?"""
+    assert report.first is not None
+    places: list[str] = []
+    for number in range(1, asked.repeat + 1):
+        again = prepared(folder / f"again-{number}")
+        code = _run(asked, again, again / "output.log")
+        if code == -signal.SIGINT:
+            break
+        other = reported(again, None, code)
+        places.append(_place(other.first) if other.first is not None and other.counts else "")
+    if not places:
+        return report
+    same = sum(place == _place(report.first) for place in places)
+    told = f"run {len(places)} times more, it came at the same place {same} times"
+    cause: Cause = "software or data" if same == len(places) else "hardware or race"
+    if report.first.cause in ("hardware or race", "software or data", "data"):
+        cause = report.first.cause  # what the operator itself has shown is nearer
+    first = msgspec.structs.replace(
+        report.first, cause=cause, because=f"{report.first.because}; {told}"
+    )
+    return msgspec.structs.replace(report, first=first)
+
+
+def _place(first: FirstBad) -> str:
+    """Where it is, without the element."""
+    return str(msgspec.structs.replace(first.at, index=()))

@@ -1,0 +1,290 @@
+"""One thread's eyes: every operator that runs is looked at, and what is bad is told at once.
+
+On a CPU an operator's results are looked at as soon as it has run. On a GPU their sums stay on the
+device, in the order of the operators, and are fetched together; until then operands and results
+are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from narrowfuzz.watch import screen
+from narrowfuzz.watch.again import Again, again, readable, results
+from narrowfuzz.watch.operators import Operator, has_infinite_scalar, operator, tensors
+from narrowfuzz.watch.place import Place
+from narrowfuzz.watch.recorder import Recorder
+from narrowfuzz.watch.screen import State
+
+#: What an operator writes over is kept until it has been looked at, up to so many bytes.
+_KEPT_BYTES = 4 << 20
+#: On a GPU so many operators are looked at together.
+_TOGETHER = 32
+#: Different places with a bad value that are told of; after that only collectives are looked at.
+_MOST_EVENTS = 64
+
+
+@dataclass(slots=True)
+class Ran:
+    """An operator that has run, until its results are looked at."""
+
+    number: int
+    what: Operator
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[torch.Tensor]
+    #: What it has written over, as it was before: by the tensor's id.
+    before: dict[int, torch.Tensor]
+    #: Of what was not kept, what was worst in it.
+    before_state: State
+    #: Step, phase and module, where they must be noted at once.
+    place: tuple[int, str, str] | None
+    versions: list[int] = field(default_factory=list)
+
+
+class Observer:
+    """Of one thread of training."""
+
+    def __init__(self, folder: Path, full: bool) -> None:
+        self.full = full
+        self.place = Place()
+        self.recorder = Recorder(folder)
+        #: Nothing that runs now is the program's own.
+        self.quiet = False
+        self.ran = self.looked = self.backwards = 0
+        self.seconds = 0.0
+        self.begun = 0.0
+        self.worst: State = "ok"
+        self._told: set[tuple[str, str, str, State]] = set()
+        self._deliberate = False
+        self._unwritten: dict[int, int] = {}
+        self._queue: list[
+            tuple[list[torch.Tensor], list[torch.Tensor], Callable[[list[float], list[int]], None]]
+        ] = []
+
+    @property
+    def rank(self) -> int:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+        from os import environ
+
+        rank = environ.get("RANK", "")
+        return int(rank) if rank.isdecimal() else 0
+
+    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and look at what came out."""
+        start = time.perf_counter()
+        self.begun = self.begun or start
+        what = operator(func)
+        ran = self._before(what, func, args, kwargs)
+        middle = time.perf_counter()
+        out = func(*args, **kwargs)
+        after = time.perf_counter()
+        if ran is not None:
+            ran.results = results(what, args, kwargs, out)
+            self._after(ran)
+        self.seconds += time.perf_counter() - after + middle - start
+        return out
+
+    def _before(
+        self, what: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Ran | None:
+        if torch._C._current_graph_task_id() == -1:
+            if torch.is_grad_enabled():
+                self.place.note()
+        else:
+            self.backwards += 1
+        if what.kind == "skip" or (len(self._told) > _MOST_EVENTS and not self.full):
+            return None
+        self.ran += 1
+        ran = Ran(self.ran, what, func, args, kwargs, [], {}, "ok", None)
+        if what.writes and not what.overwrites and what.kind == "plain":
+            written = self._written(ran)
+            if sum(item.nbytes for item in written) <= _KEPT_BYTES or self.full:
+                ran.before = {id(item): item.clone() for item in written}
+            elif not written[0].is_cuda:
+                ran.before_state = screen.worst([screen.state(item) for item in written])
+        return ran
+
+    def _written(self, ran: Ran) -> list[torch.Tensor]:
+        return [
+            tensor
+            for position, name in ran.what.writes
+            for tensor in tensors(
+                ran.args[position] if position < len(ran.args) else ran.kwargs.get(name)
+            )
+        ]
+
+    def _after(self, ran: Ran) -> None:
+        if ran.what.kind == "unwritten":
+            self._note_unwritten(ran.results)
+            return
+        with torch._C._AutoDispatchBelowAutograd():
+            if self._unwritten and not ran.what.writes:
+                for tensor in ran.results:
+                    self._unwritten.pop(tensor.untyped_storage().data_ptr(), None)
+            seen = [tensor for tensor in ran.results if screen.looked_at(tensor)]
+            if not seen:
+                return
+            on_gpu = seen[0].is_cuda
+            if on_gpu and torch.cuda.is_current_stream_capturing():
+                return
+            self.looked += 1
+            if self.full:
+                self._record(ran)
+            sums = [screen.total(tensor) for tensor in seen]
+            if not on_gpu:
+                if any(screen.suspect(float(sum_)) for sum_ in sums):
+                    self._judge(ran)
+                return
+            ran.place = self.place.now()
+            ran.versions = [tensor._version for _, tensor in readable(ran.what, args_of(ran))]
+            self.later(sums, [], lambda found, _: self._judge_if_suspect(ran, found))
+
+    def _note_unwritten(self, made: list[torch.Tensor]) -> None:
+        if len(self._unwritten) > 4096:
+            self._unwritten.clear()
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            self._unwritten[storage.data_ptr()] = storage.nbytes()
+
+    def _record(self, ran: Ran) -> None:
+        step, phase, layer = self.place.now()
+        operands = readable(ran.what, args_of(ran))
+        read = [ran.before.get(id(item), item) for _, item in operands]
+        self.recorder.write(
+            "op", n=ran.number, rank=self.rank, step=step, phase=phase, layer=layer,
+            op=ran.what.name, read=screen.digest(read), digest=screen.digest(ran.results),
+        )  # fmt: skip
+
+    def later(
+        self,
+        sums: list[torch.Tensor],
+        digests: list[torch.Tensor],
+        done: Callable[[list[float], list[int]], None],
+    ) -> None:
+        """Fetch these numbers, and tell ``done``: on a CPU now, on a GPU with others."""
+        self._queue.append((sums, digests, done))
+        if not any(item.is_cuda for item in (*sums, *digests)) or len(self._queue) >= _TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Look at all that has not been looked at yet."""
+        queue, self._queue = self._queue, []
+        found = _fetched([item for sums, _, _ in queue for item in sums], torch.float64)
+        counted = _fetched([item for _, more, _ in queue for item in more], torch.int64)
+        for sums, more, done in queue:
+            done([found.pop(0) for _ in sums], [counted.pop(0) for _ in more])
+
+    def _judge_if_suspect(self, ran: Ran, sums: list[float]) -> None:
+        if any(map(screen.suspect, sums)):
+            self._judge(ran)
+
+    def _judge(self, ran: Ran) -> None:
+        """Something may be bad in an operator's results: is it new, and where is it from?"""
+        states = [screen.state(tensor) for tensor in ran.results]
+        bad = screen.worst(states)
+        if bad == "ok":
+            return
+        if has_infinite_scalar(ran.args, ran.kwargs) and bad != "nan":
+            self._deliberate = True
+            return
+        place = ran.place or self.place.now()
+        key = (ran.what.name, place[2], place[1], bad)
+        if key in self._told:
+            return
+        operands = readable(ran.what, args_of(ran))
+        operands = [(name, ran.before.get(id(item), item)) for name, item in operands]
+        came_in = screen.worst([ran.before_state, *(screen.state(item) for _, item in operands)])
+        made = screen.WORST.index(came_in) < screen.WORST.index(bad)
+        if not made and self._known(bad, ran, operands):
+            return
+        self._told.add(key)
+        self.worst = screen.worst([self.worst, bad])
+        tried = again(ran.what, ran.func, ran.args, ran.kwargs, ran.before, ran.results, bad)
+        if (
+            ran.versions
+            != [tensor._version for _, tensor in readable(ran.what, args_of(ran))][
+                : len(ran.versions)
+            ]
+        ):
+            tried = Again("", "its operands were written over before it was looked at")
+        worst_result = ran.results[states.index(bad)]
+        self.tell(
+            ran.number, place, ran.what.name, bad, "made" if made else "given",
+            operands=[
+                screen.described(item, name)
+                | {"state": screen.state(item), "unwritten": self._is_unwritten(item)}
+                for name, item in operands
+            ],
+            output=screen.described(worst_result, "output"),
+            again=tried.how if made else "",
+            why=tried.why if made else "",
+        )  # fmt: skip
+
+    def _known(self, bad: State, ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
+        """Is a bad value that came in with the operands no news?"""
+        if screen.WORST.index(bad) <= screen.WORST.index(self.worst) or bad == "huge":
+            return True
+        if bad == "inf":
+            # a mask's -inf may come as a tensor of one number
+            self._deliberate |= all(
+                item.dim() == 0 for _, item in operands if screen.state(item) == "inf"
+            )
+            if self._deliberate:
+                return True
+        # a buffer that is filled piece by piece
+        partly = {id(item) for item in self._written(ran)}
+        came = [
+            item for name, item in readable(ran.what, args_of(ran)) if screen.state(item) == bad
+        ]
+        return bool(came) and all(id(item) in partly and self._is_unwritten(item) for item in came)
+
+    def _is_unwritten(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided or tensor.device.type == "meta":
+            return False
+        return tensor.untyped_storage().data_ptr() in self._unwritten
+
+    def tell(
+        self,
+        number: int,
+        place: tuple[int, str, str],
+        name: str,
+        bad: State,
+        made: str,
+        **more: Any,
+    ) -> None:
+        """Write down that a bad value was seen."""
+        step, phase, layer = place
+        self.recorder.write(
+            "event", n=number, rank=self.rank, step=step, phase=phase, layer=layer, op=name,
+            bad=bad, made=made, **more,
+        )  # fmt: skip
+
+    def tally(self) -> None:
+        """How much was looked at, and what that took."""
+        self.recorder.write(
+            "tally", rank=self.rank, step=self.place.step - 1, ran=self.ran, looked=self.looked,
+            backward=self.backwards, own_seconds=self.seconds,
+            seconds=time.perf_counter() - self.begun,
+        )  # fmt: skip
+
+
+def args_of(ran: Ran) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ran.args, ran.kwargs
+
+
+def _fetched(items: list[torch.Tensor], dtype: torch.dtype) -> list[Any]:
+    if not items:
+        return []
+    device = items[-1].device
+    together = torch.stack([item.to(device=device, dtype=dtype) for item in items])
+    return list(together.tolist())

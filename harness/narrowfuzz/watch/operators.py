@@ -1,0 +1,100 @@
+"""What is known of an operator before it runs, from its schema and its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+
+#: skip: its output is a view, or memory that holds nothing yet. collective: ranks meet in it.
+#: wait: what a functional collective returned is complete after it.
+Kind = Literal["skip", "unwritten", "plain", "collective", "wait", "scaler"]
+
+_UNWRITTEN = {
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+}  # fmt: skip
+#: Their first operand is written without being read.
+_OVERWRITES = {
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_",
+    "_foreach_copy_", "_foreach_zero_", "trunc_normal_", "geometric_", "log_normal_", "cauchy_",
+}  # fmt: skip
+#: Says nothing of numbers; of FSDP's copy into a buffer, the rest of which is still empty.
+_SKIPPED = {"set_", "resize_", "_local_scalar_dense", "all_gather_copy_in", "record_stream"}
+_COLLECTIVES = {"c10d", "_c10d_functional"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator's name, its kind, and which of its arguments it writes."""
+
+    name: str
+    kind: Kind
+    #: Positions of positional arguments, and names of all, that it writes.
+    writes: tuple[tuple[int, str], ...]
+    #: What it writes it does not read first.
+    overwrites: bool
+    random: bool
+    #: Of a collective, the names of its arguments that come in and that go out.
+    names: tuple[str, ...]
+
+
+@cache
+def operator(func: Any) -> Operator:
+    """What is known of an ``OpOverload``."""
+    schema = func._schema
+    namespace, _, rest = schema.name.partition("::")
+    writes = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    out = any(argument.is_out for argument in schema.arguments)
+    return Operator(
+        name=str(func).removesuffix(".default"),
+        kind=_kind(namespace, rest, schema, writes),
+        writes=writes,
+        overwrites=out or rest in _OVERWRITES or rest == "split_with_sizes_copy",
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        names=tuple(argument.name for argument in schema.arguments),
+    )
+
+
+def _kind(namespace: str, name: str, schema: Any, writes: tuple[tuple[int, str], ...]) -> Kind:
+    if namespace in _COLLECTIVES:
+        if name == "wait_tensor":
+            return "wait"
+        return "skip" if name.startswith("_wrap") or name == "barrier" else "collective"
+    if name == "_amp_foreach_non_finite_check_and_unscale_":
+        return "scaler"
+    if name in _UNWRITTEN:
+        return "unwritten"
+    if name in _SKIPPED or namespace in ("prim", "profiler", "prims"):
+        return "skip"
+    # a list of views (split, chunk) aliases its operand as a view does
+    views = [item.alias_info for item in schema.returns if item.alias_info is not None]
+    is_view = bool(views) and not writes and len(views) == len(schema.returns)
+    return "skip" if is_view else "plain"
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Every tensor in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for item in value for tensor in tensors(item)]
+
+
+def has_infinite_scalar(args: Any, kwargs: Any) -> bool:
+    """Was the operator told to make what is not an ordinary number, as a mask of -inf does?"""
+    return any(_extraordinary(item) for item in (*args, *kwargs.values()))
+
+
+def _extraordinary(item: Any) -> bool:
+    if isinstance(item, list | tuple):
+        return any(map(_extraordinary, item))
+    return isinstance(item, float) and not abs(item) < 2.0**64

@@ -1,0 +1,130 @@
+"""Where the program is: step, phase, module. Asked of Python's own stack, so a program is not
+changed by it: no hook stands on a module, and nothing is added to a graph.
+
+In a backward pass the node that runs knows its number, and the forward has noted which module each
+number was given out in.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.autograd import graph as autograd_graph
+
+_MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
+_ENGINE: CodeType = autograd_graph._engine_run_backward.__code__
+_MOST_NOTED = 200_000
+
+
+class Place:
+    """Of one thread of training."""
+
+    def __init__(self) -> None:
+        self.step = 1
+        self.optimizing = False
+        self._counts: int | None = None  # the optimizer whose steps are counted
+        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        self._parameters: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._numbers: list[int] = []
+        self._modules: list[str] = []
+
+    def note(self) -> None:
+        """In a forward: the next graph node belongs to the module that runs now."""
+        number = torch._C._autograd._get_sequence_nr()
+        layer = self.layer()
+        if self._numbers and self._numbers[-1] > number:  # a new thread, or a graph from before
+            keep = bisect.bisect_left(self._numbers, number)
+            del self._numbers[keep:], self._modules[keep:]
+        if not self._modules or self._modules[-1] != layer:
+            self._numbers.append(number)
+            self._modules.append(layer)
+            if len(self._numbers) > _MOST_NOTED:
+                del self._numbers[: _MOST_NOTED // 2], self._modules[: _MOST_NOTED // 2]
+
+    def now(self) -> tuple[int, str, str]:
+        """Step, phase and module of the operator that is running."""
+        backward = torch._C._current_graph_task_id() != -1
+        layer = self.layer()
+        if layer:
+            return self.step, "recompute" if backward else "forward", layer
+        if backward:
+            return self.step, "backward", self._of_node()
+        if self.optimizing:
+            return self.step, "optimizer", ""
+        return self.step, "forward" if torch.is_grad_enabled() else "", ""
+
+    def layer(self) -> str:
+        """Dotted name of the innermost module whose forward is running; "" outside of all."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code is _MODULE_CALL:
+                return self._name(frame.f_locals["self"], frame)
+            if code is _ENGINE:
+                return ""
+            frame = frame.f_back
+        return ""
+
+    def _name(self, module: torch.nn.Module, frame: FrameType) -> str:
+        known = self._names.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        root, up = module, frame.f_back
+        while up is not None:
+            if up.f_code is _MODULE_CALL:
+                root = up.f_locals["self"]
+            up = up.f_back
+        for name, part in root.named_modules():
+            old = self._names.get(id(part))
+            # a part that ran by itself first gets its longer name from the whole
+            if old is None or old[0]() is not part or len(old[1]) < len(name):
+                self._names[id(part)] = (weakref.ref(part), name or type(root).__name__)
+        self._parameters[root] = {id(p): name for name, p in root.named_parameters()}
+        found = self._names.get(id(module))
+        return found[1] if found is not None else type(module).__name__
+
+    @property
+    def roots(self) -> list[torch.nn.Module]:
+        """Modules whose forward ran inside of no other."""
+        return list(self._parameters)
+
+    def parameter(self, tensor: torch.Tensor) -> str:
+        """A parameter's dotted name, "" if no module that ran has it."""
+        for names in self._parameters.values():
+            if name := names.get(id(tensor)):
+                return name
+        for root in list(self._parameters):  # sharding has put others in their place
+            names = {id(p): name for name, p in root.named_parameters()}
+            self._parameters[root] = names
+            if name := names.get(id(tensor)):
+                return name
+        return ""
+
+    def _of_node(self) -> str:
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            return self.parameter(variable)
+        return self.of_number(node._sequence_nr())
+
+    def of_number(self, number: int) -> str:
+        """The module in which a graph node was made."""
+        at = bisect.bisect_right(self._numbers, number) - 1
+        return self._modules[at] if at >= 0 else ""
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has ended its step. Of several the first one counts."""
+        self.optimizing = False
+        if self._counts is None:
+            self._counts = id(optimizer)
+        if self._counts == id(optimizer):
+            self.step += 1

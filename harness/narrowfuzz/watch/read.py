@@ -1,0 +1,147 @@
+"""A run's folder: what its ranks have written is read, and the report is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from narrowfuzz.content import new_folder
+from narrowfuzz.watch.against import divergence
+from narrowfuzz.watch.merge import first_bad
+from narrowfuzz.watch.records import (
+    Collective,
+    Event,
+    Held,
+    Op,
+    Rank,
+    Reached,
+    Report,
+    Scaler,
+    Tally,
+)
+from narrowfuzz.watch.votes import stuck, votes
+
+#: In a run's folder: what each rank has written, and the report.
+RECORDS, REPORT = "ranks", "first_bad.json"
+
+_KINDS: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "event": ("events", Event),
+    "collective": ("collectives", Collective),
+    "op": ("ops", Op),
+    "reached": ("reached", Reached),
+    "held": ("held", Held),
+    "scaler": ("scaled", Scaler),
+}
+
+
+def prepared(out: Path | None, *, fresh: bool = True) -> Path:
+    """The folder that a run writes its records into. Raises ValueError if it cannot be that."""
+    folder = new_folder() if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder} is a file: name a folder")
+    if fresh and (folder / RECORDS).exists():
+        raise ValueError(f"--out {folder} holds an earlier run: name another folder")
+    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def read(folder: Path) -> list[Rank]:
+    """All records of a run. Raises ValueError if the folder holds none."""
+    records = folder / RECORDS
+    if not records.is_dir():
+        raise ValueError(f"{folder} is no run of narrowfuzz watch: it has no folder {RECORDS}/")
+    found = [_rank(file) for file in sorted(records.glob("*.jsonl"))]
+    for file in sorted(records.glob("*.ring")):
+        rank = next((rank for rank in found if rank.source == file.stem), None)
+        if rank is None:
+            rank = Rank(rank=0, source=file.stem)
+            found.append(rank)
+        _add_ring(rank, _lines(file))
+    return sorted(found, key=lambda rank: (rank.rank, rank.source))
+
+
+def _rank(file: Path) -> Rank:
+    rank = Rank(rank=0, source=file.stem)
+    for line in _lines(file):
+        # the rank is known once the processes have met
+        rank.rank = line.get("rank", rank.rank)
+        kind = line.pop("kind")
+        if kind == "tally":
+            rank.tally = msgspec.convert(line, Tally)
+        else:
+            name, type = _KINDS[kind]
+            getattr(rank, name).append(msgspec.convert(line, type))
+    return rank
+
+
+def _add_ring(rank: Rank, lines: Iterable[dict[str, Any]]) -> None:
+    """The last collectives; those that were left stand among the lines already, while these were
+    written down."""
+    there = {part.n for part in rank.collectives}
+    for line in lines:
+        part = msgspec.convert(line, Collective)
+        rank.rank = part.rank
+        if part.n not in there:
+            rank.collectives.append(part)
+    rank.collectives.sort(key=lambda part: part.n)
+
+
+def _lines(file: Path) -> Iterable[dict[str, Any]]:
+    for line in file.read_bytes().splitlines():
+        text = line.strip(b" \0")
+        if text.endswith(b"}"):  # a line that its process died in is no line
+            yield json.loads(text)
+
+
+def reported(folder: Path, earlier: Path | None = None, exit_code: int | None = None) -> Report:
+    """The report of a run; it is written into its folder, too."""
+    records = read(folder)
+    report = report_of(records, None if earlier is None else read(earlier), exit_code)
+    write(folder, report)
+    return report
+
+
+def report_of(
+    records: Sequence[Rank], earlier: Sequence[Rank] | None, exit_code: int | None
+) -> Report:
+    """What is said of these records."""
+    first = first_bad(records)
+    tallies = [rank.tally for rank in records if rank.tally is not None]
+    seconds = sum(tally.seconds for tally in tallies)
+    report = Report(
+        exit_code=exit_code,
+        trained=any(tally.backward > 0 or tally.step > 0 for tally in tallies),
+        ranks=tuple(sorted({rank.rank for rank in records})),
+        steps=max((tally.step for tally in tallies), default=0),
+        looked=sum(tally.looked for tally in tallies),
+        overhead=sum(tally.own_seconds for tally in tallies) / seconds if seconds else 0.0,
+        votes=votes(records, first[0].at.event if first is not None and first[1] else None),
+        stuck=stuck(records) if exit_code != 0 else (),
+    )
+    if first is not None:
+        report.first, report.counts = first
+    if earlier is not None and report.trained:
+        report.divergence = divergence(records, earlier)
+    report.notes = tuple(_notes(records))
+    return report
+
+
+def _notes(records: Sequence[Rank]) -> Iterable[str]:
+    sources: dict[int, set[str]] = defaultdict(set)
+    for rank in records:
+        if rank.collectives:
+            sources[rank.rank].add(rank.source.partition("-")[0])
+    if twice := sorted(rank for rank, pids in sources.items() if len(pids) > 1):
+        yield f"ranks {twice} were started more than once: a restart, or several trainings"
+
+
+def write(folder: Path, report: Report) -> None:
+    """Write first_bad.json, at once as a whole."""
+    partial = folder / f"{REPORT}.partial"
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    partial.replace(folder / REPORT)

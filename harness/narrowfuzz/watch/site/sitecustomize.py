@@ -1,0 +1,70 @@
+"""Runs at the start of every Python below ``narrowfuzz watch``: it waits for torch to be imported,
+and starts to watch then. A sitecustomize that is there besides is run first."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = Path(_HERE).parents[1]
+
+
+def _chain() -> None:
+    others = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _watch() -> None:
+    folder = os.environ.get("NARROWFUZZ_WATCH_FOLDER")
+    if not folder:
+        return
+    if "narrowfuzz" not in sys.modules:  # which may not be installed in this Python
+        origin = str(_PACKAGE / "__init__.py")
+        spec = importlib.util.spec_from_file_location(
+            "narrowfuzz", origin, submodule_search_locations=[str(_PACKAGE)]
+        )
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["narrowfuzz"] = module
+        spec.loader.exec_module(module)
+    from narrowfuzz.watch.inside import begin_process
+
+    begin_process(Path(folder), bool(os.environ.get("NARROWFUZZ_WATCH_FULL")))
+
+
+class _ThenWatch(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _watch()
+
+
+class _Waits(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenWatch(spec.loader)
+        return spec
+
+
+sys.meta_path.insert(0, _Waits())
+_chain()

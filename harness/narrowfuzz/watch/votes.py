@@ -1,0 +1,101 @@
+"""What is known from ranks holding, or doing, the same: who is alone with other bits, who waits for
+whom, where their programs part."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from narrowfuzz.watch.records import Collective, Rank, Vote
+
+
+def votes(records: Sequence[Rank], before: int | None) -> tuple[Vote, ...]:
+    """The first disagreement of each group of ranks, of steps ``before`` this one."""
+    found: dict[tuple[int, ...], Vote] = {}
+    for step, what, group, digests in sorted(_ballots(records), key=lambda b: (b[0], b[1])):
+        open_ = group not in found and (before is None or step < before)
+        if open_ and set(digests) == set(group) and len({*digests.values()}) > 1:
+            found[group] = Vote(what=what, step=step, group=group, sick=_minority(digests))
+    return tuple(found.values())
+
+
+def _minority(digests: Mapping[int, int]) -> tuple[int, ...]:
+    """The ranks without the majority's digest; none if no digest has a majority."""
+    (most, count), *_ = Counter(digests.values()).most_common()
+    if 2 * count <= len(digests):
+        return ()
+    return tuple(sorted(rank for rank, digest in digests.items() if digest != most))
+
+
+def _ballots(records: Sequence[Rank]) -> Iterator[tuple[int, str, tuple[int, ...], dict[int, int]]]:
+    """Step, what, the group, and the digest of each of its ranks."""
+    held: dict[tuple[int, str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
+    for rank in records:
+        for after in rank.held:
+            for name, group, digest in after.held:
+                held[after.step, f"{name} after the step", group][rank.rank] = digest
+    for (step, what, group), digests in held.items():
+        yield step, what, group, digests
+    for parts in _met(records).values():
+        told = [part for part in parts if part.digest is not None and part.left]
+        alike = len({part.op for part in told}) == 1
+        replicates = told and told[0].op.startswith(_REPLICATES)
+        if alike and replicates:
+            first = told[0]
+            what = f"what {first.op} {first.seq} gave"
+            yield first.step, what, first.group, {p.rank: p.digest or 0 for p in told}
+
+
+_REPLICATES = ("allreduce", "all_reduce", "allgather", "all_gather", "broadcast")
+
+
+def _met(records: Sequence[Rank]) -> dict[tuple[tuple[int, ...], int], list[Collective]]:
+    met: dict[tuple[tuple[int, ...], int], list[Collective]] = defaultdict(list)
+    for rank in records:
+        for part in rank.collectives:
+            met[part.key].append(part)
+    return met
+
+
+def parted(records: Sequence[Rank]) -> str:
+    """The first collective in which ranks did not do the same, "" if there is none."""
+    for (group, seq), parts in sorted(_met(records).items(), key=lambda m: (m[1][0].step, m[0])):
+        asked = {part.rank: _asked(part) for part in parts}
+        if len(group) == 2 and parts[0].op in ("send", "recv"):
+            continue
+        if len({*asked.values()}) > 1:
+            each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(asked.items()))
+            return f"ranks {list(group)} do not do the same in their collective {seq}: {each}"
+    return ""
+
+
+def _asked(part: Collective) -> str:
+    sized = part.op.startswith(("allreduce", "all_reduce", "reduce_scatter"))
+    size = f" of {part.numel} {part.dtype}" if sized else ""
+    where = f", layer {part.layer}" if part.layer else ""
+    return f"{part.op}{size} (step {part.step}, {part.during or 'outside'}{where})"
+
+
+def stuck(records: Sequence[Rank]) -> tuple[str, ...]:
+    """Who waits in which collective, and who never came."""
+    lines = [line] if (line := parted(records)) else []
+    last = {rank.rank: max(rank.collectives, key=lambda p: p.n, default=None) for rank in records}
+    for rank, part in sorted(last.items()):
+        if part is None or part.left:
+            continue
+        came = {p.rank for r in records for p in r.collectives if p.key == part.key}
+        absent = [other for other in part.group if other not in came]
+        line = f"rank {rank} has not left {_asked(part)}, collective {part.seq} of ranks "
+        line += f"{list(part.group)}"
+        if absent:
+            line += f"; {', '.join(_last(other, last) for other in absent)}"
+        lines.append(line)
+    return tuple(lines)
+
+
+def _last(rank: int, last: Mapping[int, Collective | None]) -> str:
+    part = last.get(rank)
+    if part is None:
+        return f"rank {rank} never entered it"
+    where = f"{part.op} {part.seq} of ranks {list(part.group)}"
+    return f"rank {rank} never entered it: its last was {where}"

@@ -1,0 +1,130 @@
+"""The dispatch mode of one thread of training, and what is looked at around an optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from narrowfuzz.watch import screen
+from narrowfuzz.watch.collectives import Collectives
+from narrowfuzz.watch.observer import Observer
+from narrowfuzz.watch.operators import operator
+from narrowfuzz.watch.recorder import Recorder, kept
+from narrowfuzz.watch.replicas import local, replicated
+
+_OPAQUE = torch._C._disabled_torch_dispatch_impl
+
+
+class Watching(TorchDispatchMode):
+    """Sees every operator of one thread. Compiled graphs are compiled and run as without it."""
+
+    def __init__(self, folder: Path, full: bool) -> None:
+        super().__init__()
+        self.folder = folder
+        self.observer = Observer(folder, full)
+        self.collectives = Collectives(self.observer)
+        self._reached = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Nothing is compiled otherwise because this mode stands around it."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for kind in types:
+            if kind.__torch_dispatch__ is not _OPAQUE:
+                return NotImplemented  # its own operators come here, with plain tensors
+        kwargs = kwargs or {}
+        observer = self.observer
+        if observer.quiet:
+            return func(*args, **kwargs)
+        if self.collectives.open:
+            self.collectives.settle((args, kwargs))
+        kind = operator(func).kind
+        if kind in ("collective", "wait"):
+            return self.collectives.operator(func, args, kwargs)
+        if kind == "scaler":
+            observer.recorder.write("scaler", rank=observer.rank, step=observer.place.step)
+        return observer.operator(func, args, kwargs)
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        """What runs now is not the program's."""
+        quiet, self.observer.quiet = self.observer.quiet, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.observer.quiet = quiet
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients as the optimizer gets them: a bad value in one has come to the end."""
+        observer = self.observer
+        observer.place.optimizing = True
+        with self._own():
+            observer.flush()
+            if self._reached:
+                return
+            graded = [
+                (parameter, local(parameter.grad))
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None and screen.looked_at(local(parameter.grad))
+            ]
+
+            def done(sums: list[float], _: list[int]) -> None:
+                for (parameter, gradient), found in zip(graded, sums, strict=True):
+                    if screen.suspect(found) and (bad := screen.state(gradient)) != "ok":
+                        self._tell_reached(parameter, gradient, bad)
+                        return
+
+            observer.later([screen.total(gradient) for _, gradient in graded], [], done)
+            observer.flush()
+
+    def _tell_reached(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, bad: screen.State
+    ) -> None:
+        observer = self.observer
+        step, name = observer.place.step, observer.place.parameter(parameter)
+        observer.recorder.write("reached", rank=observer.rank, step=step, name=name, bad=bad)
+        self._reached = True
+        if screen.WORST.index(observer.worst) < screen.WORST.index(bad):
+            # nothing that ran operator by operator made it: a compiled backward, for one
+            observer.worst = bad
+            observer.tell(
+                observer.ran, (step, "backward", name), "gradient", bad, "given",
+                operands=[], output=screen.described(gradient, "gradient"), again="", why="",
+            )  # fmt: skip
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The next step begins; what other ranks hold, too, is noted."""
+        observer, step = self.observer, self.observer.place.step
+        with self._own():
+            observer.flush()
+            held = list(replicated(optimizer, observer.place)) if kept(step) else []
+        if held:
+            observer.recorder.write("held", rank=observer.rank, step=step, held=held)
+        observer.place.stepped(optimizer)
+        if kept(step):
+            observer.tally()
+
+    def forked(self) -> None:
+        """A child process goes on with files of its own."""
+        self.observer.recorder = Recorder(self.folder)
+        self.observer.ran = 0
+
+    def end(self) -> None:
+        """Write down what is left to say."""
+        with self._own():
+            self.collectives.settle()
+            self.observer.flush()
+        if self.observer.ran:
+            self.observer.tally()
+        self.observer.recorder.close()

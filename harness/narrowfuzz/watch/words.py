@@ -1,0 +1,78 @@
+"""A report as the few lines that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from narrowfuzz.watch.records import Consequence, FirstBad, Report, Tensor, Vote
+
+_BAD = {"nan": "NaN", "inf": "infinity", "huge": "huge number", "differs": "difference"}
+
+
+def lines(report: Report, folder: Path) -> Iterator[str]:
+    """What ``narrowfuzz watch`` ends with."""
+    if not report.trained:
+        yield "no training was seen: no backward pass and no optimizer step in a Python with torch"
+    if report.first is not None:
+        passing = "" if report.counts else " (it reached no gradient, and is no finding)"
+        yield from _first("first", report.first, passing)
+    elif report.trained:
+        yield (
+            f"nothing bad in {_count(report.steps, 'step')} of {_count(len(report.ranks), 'rank')}"
+        )
+    if report.divergence is not None:
+        yield from _first("first", report.divergence, " from the earlier run")
+    yield from map(_vote, report.votes)
+    yield from report.stuck
+    yield from report.notes
+    if report.trained:
+        yield (
+            f"{report.looked} operators looked at, {100 * report.overhead:.1f} % of the time; what "
+            "runs inside compiled graphs is not seen"
+        )
+    yield f"report: {folder}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")
+
+
+def _first(word: str, first: FirstBad, more: str) -> Iterator[str]:
+    at = first.at
+    parts = [f"step {at.event}", f"rank {at.rank}", at.phase or "outside of a pass"]
+    parts += [f"layer {at.layer}"] if at.layer else []
+    yield f"{word} {_BAD[first.bad]}{more}: {', '.join(parts)}, operator {at.name}"
+    for operand in first.operands:
+        yield f"  before it, {_tensor(operand)}"
+    if first.output is not None:
+        yield f"  it gave {_tensor(first.output)}"
+    if first.through is not None:
+        yield f"  crossed {_collective(first.through)}"
+    for consequence in first.consequences:
+        yield f"  rank {consequence.rank} got it out of {_collective(consequence)}"
+    if first.also:
+        yield f"  the same operator on ranks {list(first.also)} made one, too"
+    yield f"  {first.cause}: {first.because}"
+
+
+def _tensor(tensor: Tensor) -> str:
+    bad = [f"{tensor.nan} NaN"] if tensor.nan else []
+    bad += [f"{tensor.inf} infinite"] if tensor.inf else []
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    what = " and ".join(bad) or "finite"
+    index = f", first at {list(tensor.index)}" if tensor.index else ""
+    return f"{tensor.name} ({tensor.dtype} {shape}): {what}{index}, largest {tensor.largest:.3g}"
+
+
+def _collective(part: Consequence) -> str:
+    return f"{part.op} {part.seq} of ranks {list(part.group)} (step {part.step})"
+
+
+def _vote(vote: Vote) -> str:
+    who = (
+        f"ranks {list(vote.sick)} hold other bits than the majority"
+        if vote.sick
+        else "they disagree, and no majority tells who is wrong"
+    )
+    return f"ranks {list(vote.group)} should hold the same {vote.what} (step {vote.step}): {who}"

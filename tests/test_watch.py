@@ -1,0 +1,145 @@
+"""``narrowfuzz watch``: a command passes through unchanged, and one thread's first bad value is
+named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from narrowfuzz.watch.command import Asked, watch_command
+
+WATCH = [sys.executable, "-m", "narrowfuzz", "watch"]
+
+
+def watch(
+    folder: Path, *command: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*WATCH, "--out", str(folder), *options, "--", *command], capture_output=True, check=False
+    )
+
+
+def document(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "first_bad.json").read_text())
+    return found
+
+
+def test_bytes_and_an_exit_code_pass(tmp_path: Path) -> None:
+    done = watch(tmp_path / "run", "sh", "-c", r"printf '\377\000\n\r'; printf '\376' >&2; exit 7")
+    assert (done.returncode, done.stdout) == (7, b"\377\000\n\r")
+    assert done.stderr.startswith(b"\376narrowfuzz watch: no training was seen")
+    told = document(tmp_path / "run")
+    assert (told["trained"], told["first"], told["exit_code"]) == (False, None, 7)
+
+
+def test_a_death_by_signal_passes(tmp_path: Path) -> None:
+    done = watch(tmp_path / "run", "sh", "-c", "kill -TERM $$")
+    assert done.returncode == -signal.SIGTERM
+    assert document(tmp_path / "run")["exit_code"] == -signal.SIGTERM
+
+
+def test_an_interrupt_reaches_the_command(tmp_path: Path) -> None:
+    script = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *a: sys.exit(5))\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    command = [*WATCH, "--out", str(tmp_path / "run"), "--", sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        assert running.stdout is not None and running.stdout.readline() == b"ready\n"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=20) == 5
+
+
+def test_a_sitecustomize_that_is_there_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.own = 3\n")
+    paths = (str(tmp_path), os.environ.get("PYTHONPATH", ""))
+    done = subprocess.run(
+        [*WATCH, "--out", str(tmp_path / "run"), "--", sys.executable, "-c",
+         "import sys; print(sys.own)"],
+        capture_output=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.stdout == b"3\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "sentence"),
+    [
+        ((), ("no-such-command",), "is no command that can be run"),
+        (("--against", "/nowhere"), ("true",), "is no run of narrowfuzz watch"),
+        (("--repeat", "-1"), ("true",), "must not be negative"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(
+    tmp_path: Path, options: tuple[str, ...], command: tuple[str, ...], sentence: str
+) -> None:
+    against = Path(options[1]) if "--against" in options else None
+    repeat = int(options[1]) if "--repeat" in options else 0
+    with pytest.raises(ValueError, match=sentence):
+        watch_command(Asked(command, against=against, repeat=repeat, out=tmp_path / "run"))
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    assert watch(tmp_path, "true").returncode == 0
+    with pytest.raises(ValueError, match="holds an earlier run"):
+        watch_command(Asked(("true",), out=tmp_path))
+
+
+TRAINING = """
+import os, sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(3):
+    x = torch.randn(4, 8)
+    if "data" in sys.argv and step == 1:
+        x = torch.tensor([[float("nan")] * 8] * 4)
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex())
+if "fork" in sys.argv:
+    if (child := os.fork()) == 0:
+        torch.log(-model(torch.randn(4, 8)).abs() - 1).sum().backward()
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_training_under_watch_prints_what_it_prints_without(tmp_path: Path) -> None:
+    plain = subprocess.run([sys.executable, "-c", TRAINING], capture_output=True, check=True)
+    done = watch(tmp_path / "run", sys.executable, "-c", TRAINING, options=("--fail",))
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    told = document(tmp_path / "run")
+    assert (told["trained"], told["steps"], told["first"]) == (True, 3, None)
+
+
+def test_fail_and_repeat_of_bad_data(tmp_path: Path) -> None:
+    done = watch(
+        tmp_path / "run", sys.executable, "-c", TRAINING, "data",
+        options=("--fail", "--repeat", "1"),
+    )  # fmt: skip
+    assert done.returncode == 1
+    told = document(tmp_path / "run")
+    first = told["first"]
+    assert first["at"] == {
+        "event": 2, "layer": "0", "phase": "forward", "name": "aten.addmm", "index": [0, 0],
+    }  # fmt: skip
+    assert (first["cause"], first["made"]) == ("data", "given")
+    assert "run 1 times more, it came at the same place 1 times" in first["because"]
+
+
+def test_a_fork_has_records_of_its_own(tmp_path: Path) -> None:
+    done = watch(tmp_path / "run", sys.executable, "-c", TRAINING, "fork")
+    assert done.stdout.endswith(b"\n3\n")
+    first = document(tmp_path / "run")["first"]
+    assert (first["at"]["name"], first["bad"]) == ("aten.log", "nan")
+    assert len(list((tmp_path / "run" / "ranks").glob("*.jsonl"))) == 2
