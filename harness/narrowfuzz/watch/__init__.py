@@ -50,12 +50,12 @@ def watched(
         yield Watched(Path(os.environ[FOLDER]))
         return
     from narrowfuzz.watch.inside import begin, end
-    from narrowfuzz.watch.read import prepared, reported
+    from narrowfuzz.watch.read import RECORDS, prepared, reported
 
     folder = prepared(None if out is None else Path(out), fresh=False)
     earlier = None if against is None else Path(against)
     found = Watched(folder)
-    begin(folder, full or earlier is not None)
+    begin(folder / RECORDS, full or earlier is not None)
     try:
         yield found
     finally:

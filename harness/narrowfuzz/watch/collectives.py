@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,8 @@ class Collectives:
             ranks = (own, ranks[at]) if name == "send" else (ranks[at], own)
             incoming, outgoing = (incoming, []) if name == "send" else ([], outgoing)
         entered = self._enter(name, ranks, incoming, named)
-        out = func(*args, **kwargs)
+        with self._observer.own():  # a group in Python is called by what is an operator already
+            out = func(*args, **kwargs)
         entered.outputs = outgoing or (tensors(out) if functional else [])
         entered.work = None if functional else _work(out)
         self._open.append(entered)
@@ -73,22 +73,17 @@ class Collectives:
             self._leave(entered)
         return out
 
-    def called(
-        self, method: Callable[..., Any], name: str, group: Any, named: dict[str, Any]
-    ) -> Any:
+    def called(self, call: Callable[[], Any], name: str, group: Any, named: dict[str, Any]) -> Any:
         """Run a collective of a process group that is written in Python, which no operator tells
         of: its threads meet inside."""
         if self._observer.quiet:  # one that another is made of
-            return method(group, **named)
+            return call()
         ranks = tuple(torch.distributed.get_process_group_ranks(group))
         incoming, outgoing = _ends(named)
         entered = self._enter(name, ranks, incoming, named)
         entered.outputs = outgoing
-        quiet, self._observer.quiet = self._observer.quiet, True
-        try:
-            result = method(group, **named)
-        finally:
-            self._observer.quiet = quiet
+        with self._observer.own():
+            result = call()
         self._open.append(entered)
         self._leave(entered)
         return result
@@ -237,21 +232,19 @@ _METHODS = (
 )  # fmt: skip
 
 
-@contextmanager
-def python_groups(current: Callable[[], Collectives | None]) -> Iterator[None]:
-    """See the collectives of process groups that are Python classes."""
-    undo: list[tuple[type, str, Any]] = []
+_SEEN: set[type] = set()
+
+
+def see_python_groups(current: Callable[[], Collectives | None]) -> None:
+    """See the collectives of process groups that are Python classes, so far."""
     for kind in torch.distributed.ProcessGroup.__subclasses__():
+        if kind in _SEEN:
+            continue
+        _SEEN.add(kind)
         for name in _METHODS:
             method = kind.__dict__.get(name)
             if inspect.isfunction(method):
-                undo.append((kind, name, method))
                 setattr(kind, name, _seen(method, name, current))
-    try:
-        yield
-    finally:
-        for kind, name, method in undo:
-            setattr(kind, name, method)
 
 
 def _seen(method: Any, name: str, current: Callable[[], Collectives | None]) -> Any:
@@ -264,8 +257,8 @@ def _seen(method: Any, name: str, current: Callable[[], Collectives | None]) -> 
             return method(group, *args, **kwargs)
         bound = signature.bind(group, *args, **kwargs)
         bound.apply_defaults()
-        named = dict(bound.arguments)
-        named.pop(next(iter(named)))
-        return collectives.called(method, name, group, named)
+        _, *named = bound.arguments.items()
+        call = functools.partial(method, group, *args, **kwargs)
+        return collectives.called(call, name, group, dict(named))
 
     return seen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from narrowfuzz.watch.collectives import Collectives, python_groups
+from narrowfuzz.watch.collectives import Collectives, see_python_groups
 from narrowfuzz.watch.watching import Watching
 
 _THREAD = threading.local()
@@ -61,12 +60,8 @@ def _hook() -> None:
             _HOOKED.append(register_optimizer_step_pre_hook(_before_step))
             _HOOKED.append(register_optimizer_step_post_hook(_after_step))
             os.register_at_fork(after_in_child=_forked)
-        if torch.distributed.is_available() and len(_HOOKED) < 3:
-            kinds = torch.distributed.ProcessGroup.__subclasses__()
-            if kinds:
-                groups = ExitStack()
-                groups.enter_context(python_groups(_collectives))
-                _HOOKED.append(groups)
+        if torch.distributed.is_available():
+            see_python_groups(_collectives)
 
 
 def begin(folder: Path, full: bool) -> Watching:

@@ -8,7 +8,8 @@ are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from narrowfuzz.watch import screen
 from narrowfuzz.watch.again import Again, again, readable, results
-from narrowfuzz.watch.operators import Operator, has_infinite_scalar, operator, tensors
+from narrowfuzz.watch.operators import NO_NUMBERS, Operator, has_infinite_scalar, operator, tensors
 from narrowfuzz.watch.place import Place
 from narrowfuzz.watch.recorder import Recorder
 from narrowfuzz.watch.screen import State
@@ -79,6 +80,15 @@ class Observer:
         rank = environ.get("RANK", "")
         return int(rank) if rank.isdecimal() else 0
 
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """What runs now is no operator of the program."""
+        quiet, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = quiet
+
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and look at what came out."""
         start = time.perf_counter()
@@ -128,12 +138,10 @@ class Observer:
             self._note_unwritten(ran.results)
             return
         with torch._C._AutoDispatchBelowAutograd():
-            if self._unwritten and not ran.what.writes:
-                for tensor in ran.results:
-                    self._unwritten.pop(tensor.untyped_storage().data_ptr(), None)
             seen = [tensor for tensor in ran.results if screen.looked_at(tensor)]
             if not seen:
                 return
+            self._note_written(ran, seen)
             on_gpu = seen[0].is_cuda
             if on_gpu and torch.cuda.is_current_stream_capturing():
                 return
@@ -153,8 +161,18 @@ class Observer:
         if len(self._unwritten) > 4096:
             self._unwritten.clear()
         for tensor in made:
+            if isinstance(tensor, NO_NUMBERS):
+                continue
             storage = tensor.untyped_storage()
             self._unwritten[storage.data_ptr()] = storage.nbytes()
+
+    def _note_written(self, ran: Ran, seen: list[torch.Tensor]) -> None:
+        """New memory, and memory that is written as a whole, holds what operators made."""
+        if self._unwritten:
+            for tensor in seen:
+                memory = tensor.untyped_storage()
+                if not ran.what.writes or tensor.nbytes == memory.nbytes():
+                    self._unwritten.pop(memory.data_ptr(), None)
 
     def _record(self, ran: Ran) -> None:
         step, phase, layer = self.place.now()
@@ -203,8 +221,13 @@ class Observer:
             return
         operands = readable(ran.what, args_of(ran))
         operands = [(name, ran.before.get(id(item), item)) for name, item in operands]
-        came_in = screen.worst([ran.before_state, *(screen.state(item) for _, item in operands)])
-        made = screen.WORST.index(came_in) < screen.WORST.index(bad)
+        came = [ran.before_state, *(screen.state(item) for _, item in operands)]
+        if bad == "huge" and self._deliberate:
+            came = [state for state in came if state != "inf"]
+        came_in = screen.worst(came)
+        made = screen.WORST.index(came_in) < screen.WORST.index(bad) or _more_infinite(
+            ran, operands
+        )
         if not made and self._known(bad, ran, operands):
             return
         self._told.add(key)
@@ -243,9 +266,7 @@ class Observer:
                 return True
         # a buffer that is filled piece by piece
         partly = {id(item) for item in self._written(ran)}
-        came = [
-            item for name, item in readable(ran.what, args_of(ran)) if screen.state(item) == bad
-        ]
+        came = [item for _, item in readable(ran.what, args_of(ran)) if screen.state(item) == bad]
         return bool(came) and all(id(item) in partly and self._is_unwritten(item) for item in came)
 
     def _is_unwritten(self, tensor: torch.Tensor) -> bool:
@@ -276,6 +297,23 @@ class Observer:
             backward=self.backwards, own_seconds=self.seconds,
             seconds=time.perf_counter() - self.begun,
         )  # fmt: skip
+
+
+def _more_infinite(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
+    """Has an operator on single elements made more infinities than its operands had, a mask of -inf
+    among them?"""
+    (first, *others) = ran.results
+    shapes = [item.shape for _, item in operands]
+    if others or torch.Tag.pointwise not in ran.func.tags:
+        return False
+    if torch.broadcast_shapes(*shapes) != first.shape:
+        return False
+    came = sum(
+        int(torch.isinf(screen.real(item)).sum()) * (first.numel() // item.numel())
+        for _, item in operands
+        if screen.looked_at(item)
+    )
+    return int(torch.isinf(screen.real(first)).sum()) > came
 
 
 def args_of(ran: Ran) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,10 +7,15 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 #: skip: its output is a view, or memory that holds nothing yet. collective: ranks meet in it.
 #: wait: what a functional collective returned is complete after it.
 Kind = Literal["skip", "unwritten", "plain", "collective", "wait", "scaler"]
+
+#: Stand in for tensors while shapes are worked out, or a graph is made.
+NO_NUMBERS = (FakeTensor, FunctionalTensor)
 
 _UNWRITTEN = {
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -142,6 +144,6 @@ def _notes(records: Sequence[Rank]) -> Iterable[str]:
 
 def write(folder: Path, report: Report) -> None:
     """Write first_bad.json, at once as a whole."""
-    partial = folder / f"{REPORT}.partial"
+    partial = folder / f"{REPORT}.{os.getpid()}-{threading.get_ident()}"
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     partial.replace(folder / REPORT)

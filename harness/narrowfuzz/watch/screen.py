@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from narrowfuzz.watch.operators import NO_NUMBERS
+
 #: huge: larger than 2**64, as a flipped high bit of an exponent makes it, and nothing worse.
 State = Literal["ok", "huge", "inf", "nan"]
 WORST: tuple[State, ...] = ("ok", "huge", "inf", "nan")
@@ -34,6 +36,7 @@ def looked_at(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and tensor.numel() > 0
+        and not isinstance(tensor, NO_NUMBERS)
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from narrowfuzz.watch import screen
 from narrowfuzz.watch.collectives import Collectives
 from narrowfuzz.watch.observer import Observer
-from narrowfuzz.watch.operators import operator
+from narrowfuzz.watch.operators import NO_NUMBERS, operator
 from narrowfuzz.watch.recorder import Recorder, kept
 from narrowfuzz.watch.replicas import local, replicated
 
@@ -39,6 +37,8 @@ class Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         for kind in types:
+            if kind in NO_NUMBERS:
+                return func(*args, **(kwargs or {}))
             if kind.__torch_dispatch__ is not _OPAQUE:
                 return NotImplemented  # its own operators come here, with plain tensors
         kwargs = kwargs or {}
@@ -54,21 +54,11 @@ class Watching(TorchDispatchMode):
             observer.recorder.write("scaler", rank=observer.rank, step=observer.place.step)
         return observer.operator(func, args, kwargs)
 
-    @contextmanager
-    def _own(self) -> Iterator[None]:
-        """What runs now is not the program's."""
-        quiet, self.observer.quiet = self.observer.quiet, True
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.observer.quiet = quiet
-
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients as the optimizer gets them: a bad value in one has come to the end."""
         observer = self.observer
         observer.place.optimizing = True
-        with self._own():
+        with torch.no_grad(), self.observer.own():
             observer.flush()
             if self._reached:
                 return
@@ -106,7 +96,7 @@ class Watching(TorchDispatchMode):
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The next step begins; what other ranks hold, too, is noted."""
         observer, step = self.observer, self.observer.place.step
-        with self._own():
+        with torch.no_grad(), self.observer.own():
             observer.flush()
             held = list(replicated(optimizer, observer.place)) if kept(step) else []
         if held:
@@ -122,7 +112,7 @@ class Watching(TorchDispatchMode):
 
     def end(self) -> None:
         """Write down what is left to say."""
-        with self._own():
+        with torch.no_grad(), self.observer.own():
             self.collectives.settle()
             self.observer.flush()
         if self.observer.ran:
