@@ -52,9 +52,9 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Two blocks and an output layer."""
 
-    def __init__(self, dim: int = DIM) -> None:
+    def __init__(self, dim: int = DIM, heads: int = 2) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(dim) for _ in range(2))
+        self.layers = nn.ModuleList(Block(dim, heads) for _ in range(2))
         self.norm = nn.RMSNorm(dim)
         self.output = nn.Linear(dim, dim, bias=False)
 

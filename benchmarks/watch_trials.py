@@ -75,7 +75,7 @@ class Injector(TorchDispatchMode):
         if put is None:
             self.ran += 1
             return func(*args, **kwargs)
-        before = [item.clone() for item in _flat((args, kwargs))]
+        before = [item.clone() for item in _flat(_read(func, args, kwargs))]
         out = func(*args, **kwargs)
         self.ran += 1
         made = _made(func, args, kwargs, out)
@@ -124,7 +124,10 @@ def _forwarded() -> bool:
     between = ("eval_frame.py", "_compile.py")  # a mode is called without being compiled
     while frame.f_code.co_filename.endswith(between) and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_filename == torch._ops.__file__
+    caller = frame.f_back
+    by_object = frame.f_code.co_filename == torch._ops.__file__
+    # watch runs a program's operator, or runs it again; all else that it calls is its own
+    return by_object and caller is not None and caller.f_code.co_name in ("operator", "again")
 
 
 def _changed(what: str, value: torch.Tensor) -> torch.Tensor | None:
@@ -152,7 +155,18 @@ def _numeric(func: Any) -> bool:
         return False
     reads = [a for a in schema.arguments if "Tensor" in str(a.type)]
     views = [r.alias_info for r in schema.returns if r.alias_info is not None]
+    if schema.name in ("aten::_unsafe_view", "aten::_reshape_alias"):
+        return False
     return bool(reads) and not any(not alias.is_write for alias in views)
+
+
+def _read(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """What it reads: a copy does not read what it writes over."""
+    if not any(word in func._schema.name for word in ("copy", "chunk_cat", "fill_", "zero_")):
+        return [*args, *kwargs.values()]
+    written = {a.name for a in func._schema.arguments if a.alias_info is not None}
+    named = {**{a.name: v for a, v in zip(func._schema.arguments, args, strict=False)}, **kwargs}
+    return [value for name, value in named.items() if name not in written]
 
 
 def _made(func: Any, args: Any, kwargs: Any, out: Any) -> list[torch.Tensor]:
@@ -304,7 +318,8 @@ def silent(count: int, draw: random.Random, sizes: dict[torch.dtype, int]) -> bo
                 right["hardware"] += first.cause.startswith("hardware")
             right["named"] += not wrong
             right["voted"] += bool(report.votes)
-            if wrong:
+            if wrong or first is None or not first.cause.startswith("hardware"):
+                wrong = wrong or f"{first.cause}: {first.because}"
                 print(f"  {number}: low bit in {put.operator}, rank {put.rank}, {dtype}: {wrong}")
     print(
         f"silent: {right['named']} of {count} named beside another run, {right['hardware']} told "

@@ -25,6 +25,8 @@ from narrowfuzz.watch.screen import State
 
 #: What an operator writes over is kept until it has been looked at, up to so many bytes.
 _KEPT_BYTES = 4 << 20
+#: -inf in, -inf out.
+_KEEPS_SIGNS = {"aten.add.Tensor", "aten.add_.Tensor", "aten.where.self", "aten.clone"}
 #: On a GPU so many operators are looked at together.
 _TOGETHER = 32
 #: Different places with a bad value that are told of; after that only collectives are looked at.
@@ -225,9 +227,7 @@ class Observer:
         if bad == "huge" and self._deliberate:
             came = [state for state in came if state != "inf"]
         came_in = screen.worst(came)
-        made = screen.WORST.index(came_in) < screen.WORST.index(bad) or _more_infinite(
-            ran, operands
-        )
+        made = screen.WORST.index(came_in) < screen.WORST.index(bad) or _new_infinity(ran, operands)
         if not made and self._known(bad, ran, operands):
             return
         self._told.add(key)
@@ -299,21 +299,14 @@ class Observer:
         )  # fmt: skip
 
 
-def _more_infinite(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
-    """Has an operator on single elements made more infinities than its operands had, a mask of -inf
-    among them?"""
-    (first, *others) = ran.results
-    shapes = [item.shape for _, item in operands]
-    if others or torch.Tag.pointwise not in ran.func.tags:
+def _new_infinity(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
+    """Has an operator that keeps signs made +inf where its operands had -inf only, as masks do?"""
+    if ran.what.name not in _KEEPS_SIGNS:
         return False
-    if torch.broadcast_shapes(*shapes) != first.shape:
-        return False
-    came = sum(
-        int(torch.isinf(screen.real(item)).sum()) * (first.numel() // item.numel())
-        for _, item in operands
-        if screen.looked_at(item)
+    seen = [item for _, item in operands if screen.looked_at(item)]
+    return max(screen.ends(ran.results[0])) == torch.inf and not any(
+        max(screen.ends(item)) == torch.inf for item in seen
     )
-    return int(torch.isinf(screen.real(first)).sum()) > came
 
 
 def args_of(ran: Ran) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -25,8 +25,17 @@ _OVERWRITES = {
     "copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_",
     "_foreach_copy_", "_foreach_zero_", "trunc_normal_", "geometric_", "log_normal_", "cauchy_",
 }  # fmt: skip
-#: Says nothing of numbers; of FSDP's copy into a buffer, the rest of which is still empty.
-_SKIPPED = {"set_", "resize_", "_local_scalar_dense", "all_gather_copy_in", "record_stream"}
+#: Views that are not said to be some, what says nothing of numbers, and FSDP's copy into a buffer
+#: the rest of which is still empty.
+_SKIPPED = {
+    "_unsafe_view",
+    "_reshape_alias",
+    "set_",
+    "resize_",
+    "_local_scalar_dense",
+    "all_gather_copy_in",
+    "record_stream",
+}
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 
 

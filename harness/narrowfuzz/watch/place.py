@@ -34,16 +34,21 @@ class Place:
         )
         self._numbers: list[int] = []
         self._modules: list[str] = []
+        self._following = torch._C._autograd._get_sequence_nr()
 
     def note(self) -> None:
-        """In a forward: the next graph node belongs to the module that runs now."""
-        number = torch._C._autograd._get_sequence_nr()
+        """In a forward: graph nodes that were made since the last operator belong to the module
+        that runs now. An operator's node is made just before it runs."""
+        following = torch._C._autograd._get_sequence_nr()
+        if following == self._following:
+            return
+        begin, self._following = min(self._following, following - 1), following
         layer = self.layer()
-        if self._numbers and self._numbers[-1] > number:  # a new thread, or a graph from before
-            keep = bisect.bisect_left(self._numbers, number)
+        if self._numbers and self._numbers[-1] > begin:  # numbers of another thread's
+            keep = bisect.bisect_left(self._numbers, begin)
             del self._numbers[keep:], self._modules[keep:]
         if not self._modules or self._modules[-1] != layer:
-            self._numbers.append(number)
+            self._numbers.append(begin)
             self._modules.append(layer)
             if len(self._numbers) > _MOST_NOTED:
                 del self._numbers[: _MOST_NOTED // 2], self._modules[: _MOST_NOTED // 2]

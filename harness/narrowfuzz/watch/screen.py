@@ -6,6 +6,7 @@ huge, may still come from ordinary numbers, and then the elements themselves are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -64,14 +65,20 @@ def state(tensor: torch.Tensor) -> State:
     """What is worst in a tensor."""
     if not looked_at(tensor) or not suspect(float(total(tensor))):
         return "ok"
-    numbers = real(tensor)
-    if bool(torch.isnan(numbers).any()):
+    least, most = ends(tensor)
+    if math.isnan(most):
         return "nan"
-    if bool(torch.isinf(numbers).any()):
+    if math.isinf(most) or math.isinf(least):
         return "inf"
     # scales are powers of two up to 2**127
-    huge = tensor.dtype in _WIDE and float(numbers.abs().amax()) >= _HUGE
+    huge = tensor.dtype in _WIDE and max(abs(least), abs(most)) >= _HUGE
     return "huge" if huge else "ok"
+
+
+def ends(tensor: torch.Tensor) -> tuple[float, float]:
+    """The least and the largest element, both NaN if one is."""
+    found = torch.aminmax(real(tensor))
+    return float(found.min), float(found.max)
 
 
 def worst(states: Sequence[State]) -> State:
