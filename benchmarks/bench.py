@@ -23,7 +23,7 @@ from narrowfuzz.environment import describe, prepare, settle
 
 PARTS = (
     "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start",
-    "memory",
+    "memory", "watch",
 )  # fmt: skip
 AT_CASES = (1_000, 5_000, 10_000, 20_000)
 
@@ -110,6 +110,7 @@ def _run_child(part: str, seconds: float, firsts: str, device: str) -> dict[str,
     from eager import eager_part, recipes_part
     from plain_hypothesis import many_draws_per_compile, one_compile_per_example
     from schedules import schedules_part
+    from watch_overhead import overhead_part
 
     settle()
     side, _, kind = part.partition(":")
@@ -121,6 +122,8 @@ def _run_child(part: str, seconds: float, firsts: str, device: str) -> dict[str,
         return schedules_part(kind, seconds)
     if part == "memory":
         return memory_part(seconds)
+    if part == "watch":
+        return overhead_part()
     parts = {"eager": eager_part, "recipes": recipes_part, "blocks": blocks_part}
     return parts[part](seconds, enter(device))
 
@@ -175,6 +178,13 @@ def _show(report: Report, part: str, found: dict[str, Any]) -> None:
         print(f"  {found['compiles']} compiles: {compiling:.0f} s, data on them {data:.0f} s")
         ratio = data / compiling if compiling else 0.0
         report.target("economy, seconds of data over seconds of compiling", ratio, "times", 1)
+    elif part == "watch":
+        from watch_overhead import MOST
+
+        plain, full = found["plain"], 100 * (found["full"] / found["plain"] - 1)
+        print(f"  watch: {plain:.1f} ms a step without it; --full adds {full:.0f} %")
+        added = 100 * (found["watched"] / plain - 1)
+        report.target("watch, added to an eager step", added, "%", MOST, most=True)
     elif part == "start":
         print(f"  by the run's own clock: {_range(found['first_verdict'])} s")
         worst = statistics.median(found["from_start"])

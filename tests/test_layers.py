@@ -141,6 +141,7 @@ MAY_IMPORT = {
     },
     "overlay": {"te_on_cpu"},
     "triage": JUDGED | {"overlay", "plants", "vectors"},
+    "watch": {"__init__", "address", "content", "exits"},
     "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED
     | {
@@ -157,6 +158,13 @@ MAY_IMPORT = {
         "te_on_cpu",
     },
     "power": JUDGED | {"plants", "campaign", "coverage"},
+}
+
+
+#: Of watch, what only its parent process imports.
+WATCH_PARENT = {
+    f"narrowfuzz.watch.{name}"
+    for name in ("records", "merge", "votes", "against", "read", "words", "command")
 }
 
 
@@ -248,9 +256,33 @@ def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
     assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]
 
 
-@pytest.mark.parametrize("module", ["narrowfuzz", "narrowfuzz.plants.plant", "narrowfuzz.cli"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "narrowfuzz",
+        "narrowfuzz.plants.plant",
+        "narrowfuzz.cli",
+        "narrowfuzz.watch",
+        "narrowfuzz.watch.command",
+    ],
+)
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_after(f"import {module}").isdisjoint(HEAVY)
+
+
+def test_what_runs_in_a_watched_command_needs_torch_and_the_standard_library_only() -> None:
+    """It runs in the user's Python, which may lack what narrowfuzz depends on."""
+    modules = [module for module in of("watch") if module not in (*WATCH_PARENT,)]
+    used = set().union(*(libraries(module) for module in modules))
+    assert used - set(sys.stdlib_module_names) == {"torch"}
+    wrong = [
+        f"{module} imports {name}"
+        for module in modules
+        if module != "narrowfuzz.watch"  # at the end of a block
+        for name in ours(module)
+        if name in WATCH_PARENT
+    ]
+    assert not wrong
 
 
 def test_the_emulated_extension_imports_nothing_of_ours() -> None:

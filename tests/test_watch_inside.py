@@ -184,7 +184,7 @@ def test_a_compiled_model_is_compiled_as_without(tmp_path: Path) -> None:
 
 
 def test_of_a_compiled_graph_it_is_said_that_its_inside_is_not_seen(tmp_path: Path) -> None:
-    class Opaque(torch.autograd.Function):
+    class CompiledFunction(torch.autograd.Function):
         """What a compiled graph is to autograd."""
 
         @staticmethod
@@ -197,10 +197,9 @@ def test_of_a_compiled_graph_it_is_said_that_its_inside_is_not_seen(tmp_path: Pa
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
             return grad
 
-    Opaque.__name__ = Opaque.__qualname__ = "CompiledFunction"
     x = torch.ones(3, requires_grad=True)
     with narrowfuzz.watch(tmp_path) as watched:
-        (Opaque.apply(x) * 2).sum().backward()
+        (CompiledFunction.apply(x) * 2).sum().backward()
         torch.optim.SGD([x], lr=0.1).step()
     first = found(watched.report)
     assert (first.made, first.cause) == ("given", "not seen")

@@ -121,7 +121,10 @@ class Collectives:
         for entered in list(self._open):
             if entered.work is None:  # a functional one: its wait is an operator
                 continue
-            if entered.work.is_completed() or any(_memory(t) in read for t in entered.outputs):
+            completed = entered.work.is_completed()
+            if completed and not entered.work.is_success():  # it has raised: never left
+                self._open.remove(entered)
+            elif completed or any(_memory(t) in read for t in entered.outputs):
                 self._leave(entered)
 
     def _waited(self, tensor: torch.Tensor) -> None:

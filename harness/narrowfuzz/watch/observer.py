@@ -25,8 +25,11 @@ from narrowfuzz.watch.screen import State
 
 #: What an operator writes over is kept until it has been looked at, up to so many bytes.
 _KEPT_BYTES = 4 << 20
-#: -inf in, -inf out.
-_KEEPS_SIGNS = {"aten.add.Tensor", "aten.add_.Tensor", "aten.where.self", "aten.clone"}
+#: Of -inf they never make +inf: what masks go through.
+_KEEPS_SIGNS = {
+    "aten.add.Tensor", "aten.add_.Tensor", "aten.where.self", "aten.clone", "aten._to_copy",
+    "aten._softmax", "aten._log_softmax", "aten.amax", "aten.maximum",
+}  # fmt: skip
 #: On a GPU so many operators are looked at together.
 _TOGETHER = 32
 #: Different places with a bad value that are told of; after that only collectives are looked at.
