@@ -159,7 +159,7 @@ class Observer:
                     self._judge(ran)
                 return
             ran.place = self.place.now()
-            ran.versions = [tensor._version for _, tensor in readable(ran.what, args_of(ran))]
+            ran.versions = _versions(ran)
             self.later(sums, [], lambda found, _: self._judge_if_suspect(ran, found))
 
     def _note_unwritten(self, made: list[torch.Tensor]) -> None:
@@ -236,12 +236,7 @@ class Observer:
         self._told.add(key)
         self.worst = screen.worst([self.worst, bad])
         tried = again(ran.what, ran.func, ran.args, ran.kwargs, ran.before, ran.results, bad)
-        if (
-            ran.versions
-            != [tensor._version for _, tensor in readable(ran.what, args_of(ran))][
-                : len(ran.versions)
-            ]
-        ):
+        if ran.versions and ran.versions != _versions(ran):
             tried = Again("", "its operands were written over before it was looked at")
         worst_result = ran.results[states.index(bad)]
         self.tell(
@@ -310,6 +305,12 @@ def _new_infinity(ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:
     return max(screen.ends(ran.results[0])) == torch.inf and not any(
         max(screen.ends(item)) == torch.inf for item in seen
     )
+
+
+def _versions(ran: Ran) -> list[int]:
+    """How often each operand has been written; of tensors that do not count it, 0."""
+    operands = readable(ran.what, args_of(ran))
+    return [0 if item.is_inference() else item._version for _, item in operands]
 
 
 def args_of(ran: Ran) -> tuple[tuple[Any, ...], dict[str, Any]]:
