@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from narrowfuzz.watch.recorder import Recorder, kept
 from narrowfuzz.watch.replicas import local, replicated
 
 _OPAQUE = torch._C._disabled_torch_dispatch_impl
+
+
+def _compiled() -> bool:
+    """Has anything been compiled? Then gradients may come from where no operator is seen."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters.get("stats"))
 
 
 class Watching(TorchDispatchMode):
@@ -60,7 +67,7 @@ class Watching(TorchDispatchMode):
         observer.place.optimizing = True
         with torch.no_grad(), self.observer.own():
             observer.flush()
-            if self._reached:
+            if self._reached or (observer.worst == "ok" and not _compiled()):
                 return
             graded = [
                 (parameter, local(parameter.grad))
