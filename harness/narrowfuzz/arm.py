@@ -75,9 +75,21 @@ INDUCTOR_STRICT = Arm(
     reorders=True,
 )
 SHARDED = Arm("sharded", "eager, on ranks that are threads of one process", sharded=True)
+SHARDED_GRAPHS = Arm(
+    "sharded_aot_eager", "traced graphs on such ranks, run eagerly", "aot_eager", sharded=True
+)
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
-_STAGES = (EAGER, SHARDED, EAGER_NATIVE, AOT_EAGER, PARTITIONED, INDUCTOR_STRICT, INDUCTOR)
+_STAGES = (
+    EAGER,
+    SHARDED,
+    SHARDED_GRAPHS,
+    EAGER_NATIVE,
+    AOT_EAGER,
+    PARTITIONED,
+    INDUCTOR_STRICT,
+    INDUCTOR,
+)
 _EAGER = (EAGER, EAGER_NATIVE)
 #: checkpoint -> suffix of the arm's name and what it says of itself.
 _CHECKPOINTS = {
@@ -125,7 +137,8 @@ def base_of(spec: Spec) -> Arm:
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
     if spec.sharded:
-        return EAGER, with_checkpoint(SHARDED, spec.checkpoint)
+        stages = (SHARDED, SHARDED_GRAPHS) if spec.compile == "aot_eager" else (SHARDED,)
+        return EAGER, *(with_checkpoint(arm, spec.checkpoint) for arm in stages)
     rungs: list[Arm] = []
     for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:
         rungs += dict.fromkeys((arm, with_checkpoint(arm, spec.checkpoint)))

@@ -65,6 +65,7 @@ def sharded_specs(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",
             optimizer=draw(one_of("sgd", "adamw")),
+            compile="aot_eager" if draw(one_of(*[False] * 9, True)) else "none",
         )
     )  # fmt: skip
 

@@ -61,8 +61,10 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"tensor parallelism shares no linears of {spec.model}; it does of {able}"
     if model.random:
         yield f"{spec.model} draws other numbers on each rank"
-    if spec.compile != "none" or spec.lifecycle != "none" or spec.native or spec.autocast:
-        yield "on ranks nothing is compiled, copied, autocast or run on other kernels"
+    if spec.compile not in ("none", "aot_eager") or spec.dynamic:
+        yield f"on ranks compile is 'none' or 'aot_eager' with static shapes, not {spec.compile!r}"
+    if spec.lifecycle != "none" or spec.native or spec.autocast:
+        yield "on ranks nothing is copied, autocast or run on other kernels"
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
         yield "on ranks a model is trained by plain steps"
     layouts = spec.input_layout, spec.grad_layout

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
@@ -94,12 +95,17 @@ def run_sharded(
 ) -> Trace:
     """The trace of the sharded one, with one for each rank; an error says on which rank."""
     arguments = _arguments(spec, recipe, tensors, arm, device) | sharding_of(spec)
+    if arm.compiler:  # Dynamo gives up compiling a function that it has compiled for many Specs
+        torch._dynamo.reset()
+    graphs = counters["stats"]["unique_graphs"]
     try:
         played = play_sharded(*arguments.pop("positional"), **arguments)
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))
         return Trace(arm.name, error=replace(failed, rank=getattr(error, "rank", -1)))
+    if arm.compiler and counters["stats"]["unique_graphs"] == graphs:
+        return Trace(arm.name, void="no graph was compiled")
     return Trace(arm.name, ranks=tuple(_trace_of(arm.name, spec, recipe, one) for one in played))
 
 
@@ -141,8 +147,8 @@ def _arguments(
     return how | {
         "positional": (build, lambda model: recipe.convert(model, spec), given, events_of(spec)),
         "dtype": dtype,
-        "watch": layer_names(spec),
-        "tap": lambda take: recipe.tap(Emit(take)),
+        "watch": () if arm.compiler else layer_names(spec),
+        "tap": None if arm.compiler else lambda take: recipe.tap(Emit(take)),
     }
 
 

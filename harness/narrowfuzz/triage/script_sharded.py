@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME, EAGER
+from narrowfuzz.arm import BY_NAME, EAGER, SHARDED
 from narrowfuzz.arms.sharded import on_its_own, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, Spec
@@ -147,6 +147,8 @@ def _element(spec: Spec, recipe: Recipe, at: At) -> str:
     group = max(spec.sharding.tensor, 1)
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
+    if at.run == SHARDED.name or BY_NAME.get(at.run, EAGER).stage == SHARDED.name:
+        run = f"on_ranks_here(compiler='', compile_with={{}})[{at.rank}]"
     if at.run == ON_THE_FLY:
         run = f"on_ranks_here(precomputes=False)[{at.rank}]"
     places = Places(spec, recipe.plan(spec), {at.run: run}, compiled=False)

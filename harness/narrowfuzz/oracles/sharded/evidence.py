@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.arm import EAGER
+from narrowfuzz.arm import BY_NAME, EAGER
 from narrowfuzz.case import Case, Sharding, Spec
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.schedule.events import Backward, Forward, Step
@@ -61,6 +61,12 @@ class ShardedEvidence:
         """The run on ranks, if it came to its end."""
         runs = [t for name, t in self.traces.items() if name != EAGER.name]
         return runs[0] if runs and runs[0].error is None else None
+
+    @property
+    def compiled(self) -> Trace | None:
+        """The compiled run on ranks, if there is one."""
+        runs = (t for name, t in self.traces.items() if BY_NAME[name].compiled)
+        return next(runs, None)
 
     @property
     def arm(self) -> str:

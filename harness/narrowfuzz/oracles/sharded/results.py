@@ -24,6 +24,7 @@ from narrowfuzz.oracles.sharded.evidence import (
     origin,
 )
 from narrowfuzz.oracles.whole import role_of
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
 
 #: A result that is one number for all ranks.
@@ -176,6 +177,42 @@ def _agree(arm: str, name: str, rank: int, parts: list[F32]) -> Verdict:
     return plain("S4", arm, role, "ok")
 
 
+def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits."""
+    run, graphs = evidence.sharded, evidence.compiled
+    if graphs is None or run is None:
+        if run is not None:
+            yield plain("S9", evidence.arm, "output", "not_applicable", "nothing is compiled")
+    elif graphs.void or graphs.error is not None:
+        yield plain("S9", graphs.arm, "output", "inconclusive", graphs.void or "it raised")
+    else:
+        yield _same_on_ranks("S9", graphs, run, "differs from eager on ranks", run.arm)
+
+
+def _same_on_ranks(rule: str, run: Trace, other: Trace, symptom: str, title: str) -> Verdict:
+    """Every rank leaves the bits that it leaves in the other run, which has this title."""
+    for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True)):
+        for name, want in one.outputs.items():
+            got = trace.outputs.get(name)
+            if got is None or got.shape != want.shape:
+                at = At(name=name, rank=rank)
+                there = msgspec.structs.replace(at, run=title)
+                came = "nothing" if got is None else f"shape {list(got.shape)}"
+                return Verdict(
+                    rule, run.arm, role_of(name), "diverged", symptom, at, came, Same(there)
+                )
+            bad = ~same_bits(got, want)
+            if np.any(bad):
+                where = first(bad) if got.shape else ()
+                at = At(name=name, rank=rank, index=where)
+                there = msgspec.structs.replace(at, run=title)
+                return Verdict(
+                    rule, run.arm, role_of(name), "diverged", symptom, at, number(got[where]),
+                    Same(there, number(want[where])),
+                )  # fmt: skip
+    return plain(rule, run.arm, "output", "ok")
+
+
 def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
     """S8: scales that are computed after each step are those that a gather computes itself, so
     all results are the same, of later steps as well."""
@@ -189,22 +226,7 @@ def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
     if other.error is not None:
         yield plain("S8", arm, "output", "inconclusive", other.error.message)
         return
-    for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True)):
-        for name, want in one.outputs.items():
-            got = trace.outputs.get(name)
-            if got is None or got.shape != want.shape:
-                continue
-            bad = ~same_bits(got, want)
-            if np.any(bad):
-                where = first(bad) if got.shape else ()
-                at = At(name=name, rank=rank, index=where)
-                there = msgspec.structs.replace(at, run=ON_THE_FLY)
-                yield Verdict(
-                    "S8", arm, role_of(name), "diverged", "differs from scales of the gather", at,
-                    number(got[where]), Same(there, number(want[where])),
-                )  # fmt: skip
-                return
-    yield plain("S8", arm, "output", "ok")
+    yield _same_on_ranks("S8", run, other, "differs from scales of the gather", ON_THE_FLY)
 
 
 def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:

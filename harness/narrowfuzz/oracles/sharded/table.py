@@ -9,6 +9,7 @@ from narrowfuzz.oracles.sharded.contract import check_contract
 from narrowfuzz.oracles.sharded.layers import check_operands, check_products
 from narrowfuzz.oracles.sharded.results import (
     check_agreement,
+    check_compiled,
     check_equal,
     check_gradients,
     check_norm,
@@ -60,6 +61,10 @@ OF_SHARDED: tuple[Oracle, ...] = (
     Oracle(
         "S8", "precomputed scales", "exact", "C", "scales are precomputed", check_precomputed,
         _WHOLE, reruns=True, scope="case", reads=("results again",), of="sharded",
+    ),
+    Oracle(
+        "S9", "compiled on ranks", "exact", "C", "graphs are traced", check_compiled, _WHOLE,
+        scope="case", of="sharded",
     ),
     Oracle(
         "S4", "ranks agree", "exact", "C", "several ranks hold it in full", check_agreement,
