@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec, Spike, ValueClass
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike, ValueClass
 from narrowfuzz.facts import Context, check_predicate, holds
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Settings
@@ -73,6 +73,8 @@ OF_LIBRARY = Case(spec=PLAYED, data=DataSpec())
         ({"layer": "*"}, False),
         ({"reentrant": False, "region": "none"}, True),
         ({"features": "reload"}, False),
+        ({"fsdp_ranks": 0}, False),  # of a case on ranks
+        ({"uneven": False}, False),
     ],
     ids=str,
 )
@@ -128,6 +130,35 @@ def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bo
 def test_a_predicate_of_a_schedule(predicate: dict[str, Any], expected: bool) -> None:
     check_predicate(predicate)
     assert holds(predicate, Context(OF_LIBRARY, MACHINE)) is expected
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        ({"fsdp_ranks": 2, "tensor_ranks": ">=2"}, True),
+        ({"fsdp_ranks": 0}, False),
+        ({"gathers": ["codes", "precomputed"]}, True),
+        ({"gathers": "values"}, False),
+        ({"narrow_styles": False}, True),
+        ({"uneven": True}, True),
+    ],
+    ids=str,
+)
+def test_a_predicate_of_a_case_on_ranks(predicate: dict[str, Any], expected: bool) -> None:
+    check_predicate(predicate)
+    sharding = Sharding(data=2, tensor=2, gathers="codes")
+    case = Case(spec=Spec(recipe="torch.bf16", k=64, n=66, sharding=sharding), data=DataSpec())
+    assert holds(predicate, Context(case, MACHINE)) is expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "n", "expected"),
+    [(2, 64, False), (2, 33, True), (3, 64, True), (3, 48, False), (1, 33, False)],
+)
+def test_rows_that_ranks_do_not_share_evenly(ranks: int, n: int, expected: bool) -> None:
+    sharding = Sharding(data=ranks)
+    case = Case(spec=Spec(recipe="torch.bf16", k=48, n=n, sharding=sharding), data=DataSpec())
+    assert holds({"uneven": True}, Context(case, MACHINE)) is expected
 
 
 def test_a_fact_of_the_verdict_never_holds_where_there_is_none() -> None:

@@ -50,6 +50,17 @@ def _of_library(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.case.spec) if context.case.spec.layer else None
 
 
+def _of_sharding(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
+    """What only a case on ranks has."""
+    return lambda context: read(context.case.spec) if context.case.spec.sharded else None
+
+
+def _uneven(spec: Spec) -> bool:
+    """Has a linear of these features rows that FSDP's ranks do not share evenly?"""
+    pieces = spec.sharding.data * max(spec.sharding.tensor, 1)
+    return spec.sharding.data > 1 and bool(spec.k % pieces or spec.n % pieces)
+
+
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
     return lambda context: None if context.verdict is None else read(context.verdict)
 
@@ -78,6 +89,11 @@ _SPEC = (
     "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
     "memory_budget", "kernels", "region", "reentrant",
 )  # fmt: skip
+#: Fact -> the field of a sharding.
+_OF_SHARDING = {
+    "fsdp_ranks": "data", "tensor_ranks": "tensor", "gathers": "gathers",
+    "narrow_styles": "narrow_styles",
+}  # fmt: skip
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
 OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {
@@ -96,6 +112,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "non_finite": lambda context: _may_be_non_finite(context.case),
     **{name: _of_library(attrgetter(name)) for name in _OF_LIBRARY},
     **{name: _of_library(attrgetter(f"settings.{name}")) for name in Settings.__struct_fields__},
+    **{name: _of_sharding(attrgetter(f"sharding.{of}")) for name, of in _OF_SHARDING.items()},
+    "uneven": _of_sharding(_uneven),
     "features": lambda context: features(context.case.spec),
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),
