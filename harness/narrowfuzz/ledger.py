@@ -33,8 +33,10 @@ from narrowfuzz.verdict import Verdict
 LAYER_DEVIATIONS = {
     "autocast_ignored": "under autocast the layer returns the type of its input",
     "bias_ignored": "the layer returns its output without the bias",
+    "bias_gradient_of_codes": "the bias' gradient is the sum of output gradients that were cast",
     "bias_ignored_if_empty": "the same, but only where nothing is contracted (in_features = 0)",
     "rescale_overflow": "1/s_a * 1/s_b overflows before it rescales a gradient",
+    "shards_scaled_apart": "a weight that ranks share has a scale for each rank's piece",
 }
 
 #: Deviations of the state machine that the rules of schedules follow.

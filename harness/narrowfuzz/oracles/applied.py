@@ -13,7 +13,7 @@ from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Check, Oracle
 from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
-from narrowfuzz.oracles.sharded.layers import parts_of_calls
+from narrowfuzz.oracles.sharded.products import parts_of_calls
 from narrowfuzz.verdict import Verdict
 
 #: Where, which rule, and what it looks at.

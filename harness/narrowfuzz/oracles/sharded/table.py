@@ -6,7 +6,8 @@ from narrowfuzz.oracles.gemm import check_bias_gradient, check_gemm_grads, check
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.sharded.census import check_quantised
 from narrowfuzz.oracles.sharded.contract import check_contract
-from narrowfuzz.oracles.sharded.layers import check_operands, check_products
+from narrowfuzz.oracles.sharded.operands import check_operands
+from narrowfuzz.oracles.sharded.products import check_products
 from narrowfuzz.oracles.sharded.results import (
     check_agreement,
     check_compiled,
