@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.facts import OF_MACHINE, Context, holds
 from narrowfuzz.judge import Judge, Judgement
@@ -78,6 +78,21 @@ def raising(
     return plant
 
 
+@contextmanager
+def cast_sums_doubled() -> Iterator[None]:
+    """A sum of codes, as the bias gradient behind a cast is one, comes out twice as large."""
+    import torch
+    from torchao.float8.float8_ops import FLOAT8_OPS_TABLE as table
+
+    op = torch.ops.aten.sum.dim_IntList
+    original = table[op]
+    table[op] = lambda *args, **kwargs: 2 * original(*args, **kwargs)
+    try:
+        yield
+    finally:
+        table[op] = original
+
+
 _FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
 _ROWWISE = {"recipe": "torchao.float8.rowwise", "backend": "emulated"}
 _GW_HP = {"recipe": "torchao.float8.rowwise_gw_hp", "backend": "emulated"}
@@ -85,6 +100,10 @@ _FLOOR = {"recipe": "torchao.mxfp8.floor", "backend": "linear"}
 _RCEIL = {"recipe": "torchao.mxfp8.rceil", "backend": "linear", "dtype": "fp32"}
 _WRAPPER = {"recipe": "torchao.mxfp8.floor", "backend": "wrapper"}
 _TO_MX = "torchao.prototype.mx_formats.mx_tensor:to_mx"
+_GATHER = "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_all_gather"
+_REDUCE = "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_reduce"
+_SHARD = "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard"
+_DISTRIBUTE = "torch.distributed.tensor._api:distribute_tensor"
 _AXIS = "torchao.float8.float8_ops:_assert_tensorwise_scale"
 _HUGE = "0x64800000"  # 2^74
 
@@ -96,6 +115,21 @@ NEIGHBOURS = {
     "float8-empty-dimensions": Neighbour(
         _FLOAT8 | {"k": 0}, raising("torchao.float8.float8_utils:tensor_to_amax", "RuntimeError")
     ),
+    "float8-gather-scale-of-shard": Neighbour(
+        _FLOAT8 | {"sharding": Sharding(data=2, tensor=2, gathers="codes")}, fault("scale-doubled")
+    ),
+    "float8-gather-uneven-shards": Neighbour(
+        _FLOAT8 | {"n": 33, "sharding": Sharding(data=2, gathers="codes")},
+        raising(_GATHER, "RuntimeError"),
+    ),
+    "float8-gather-uneven-shards, empty": Neighbour(
+        _FLOAT8 | {"n": 2, "m": 33, "sharding": Sharding(data=3, gathers="codes")},
+        raising(_SHARD, "RuntimeError"),
+    ),
+    "float8-gather-unties-weights": Neighbour(
+        _FLOAT8 | {"model": "tied_embedding", "sharding": Sharding(data=2, gathers="codes")},
+        raising(_REDUCE, "RuntimeError"),
+    ),
     "float8-gw-hp-cpu-autocast": Neighbour(
         _GW_HP | {"dtype": "fp32", "autocast": True},
         raising("torchao.float8.float8_ops:preprocess_addmm", "RuntimeError"),
@@ -106,10 +140,22 @@ NEIGHBOURS = {
     "float8-swap-drops-own-forward": Neighbour(
         _FLOAT8 | {"model": "own_forward"}, fault("conversion-freezes")
     ),
+    "float8-styles-bias-gradient": Neighbour(
+        _FLOAT8 | {"bias": True, "sharding": Sharding(tensor=2, narrow_styles=True)},
+        cast_sums_doubled,
+    ),
+    "fsdp-empty-parameter": Neighbour(
+        {"recipe": "torch.bf16", "n": 0, "sharding": Sharding(data=2)},
+        raising(_REDUCE, "RuntimeError"),
+    ),
     "mx-byte0-floor": Neighbour(
         _FLOOR | {"dtype": "fp32"}, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}
     ),
     "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
+    "mx-even-tensor-parallel": Neighbour(
+        _FLOOR | {"recipe": "torchao.mxfp8.even", "k": 64, "n": 64, "sharding": Sharding(tensor=2)},
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
     "mx-ignores-autocast": Neighbour(
         _RCEIL | {"model": "mlp_gelu", "autocast": True}, fault("mx-scale-byte-plus-one")
     ),
@@ -125,6 +171,14 @@ NEIGHBOURS = {
     "mx-wrapper-drops-bias": Neighbour(_WRAPPER | {"bias": True}, fault("mx-scale-byte-plus-one")),
     "mx-wrapper-state-not-loadable": Neighbour(
         _WRAPPER, raising("torch.serialization:load", "UnpicklingError")
+    ),
+    "mx-wrapper-tensor-parallel": Neighbour(
+        _WRAPPER | {"k": 64, "n": 64, "sharding": Sharding(tensor=2)},
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
+    "mx-wrapper-uneven-shards": Neighbour(
+        _WRAPPER | {"m": 96, "n": 64, "sharding": Sharding(data=3)},
+        raising(_GATHER, "AssertionError"),
     ),
     "mx-wrapper-unties-weights": Neighbour(
         _WRAPPER | {"model": "tied_embedding"}, fault("mx-scale-byte-plus-one")
@@ -173,6 +227,15 @@ NEIGHBOURS = {
         },
         fault("region-keeps-graphless-cast"),
     ),
+    "sac-around-fsdp": Neighbour(
+        {
+            "recipe": "torch.bf16",
+            "model": "joined_blocks",
+            "checkpoint": "selective",
+            "sharding": Sharding(data=2, units="each"),
+        },
+        raising(_GATHER, "RuntimeError"),
+    ),
     "scaled-mm-empty-drops-bias": Neighbour(
         {"recipe": "torch.scaled_mm", "backend": "rowwise", "k": 0, "bias": True},
         fault("gemm-rows-unwritten"),
@@ -212,6 +275,8 @@ def needs_what_it_was_seen_on(name: str) -> None:
     of_machine = {f: entry.when[f] for f in OF_MACHINE if f in entry.when}
     if not holds(of_machine, Context(case, machine())):
         pytest.skip(f"another machine than it was seen on: {of_machine}")
+    if case.spec.sharded:  # these arms run wherever PyTorch does
+        return
     if void := judge().observe(case, repeat=False).void:
         pytest.skip(next(iter(void.values())))
 
