@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -141,13 +142,57 @@ def copies(parts: Sequence[Any], shape: tuple[int, ...]) -> bool:
     return len(parts) > 1 and all(part.shape == shape for part in parts)
 
 
+def weight_pieces(evidence: ShardedEvidence, call: LayerCall, ranks: int) -> list[Any]:
+    """The pieces of a shared linear's weight that tensor-parallel ranks hold; none of another's."""
+    style = evidence.styles.get(call.module)
+    if style is None or "weight" not in call.tensors:
+        return []
+    return np.split(call.tensors["weight"], ranks, 0 if style == "colwise" else 1)
+
+
 def calls(
     alone: Trace, group: Sequence[Trace], forwards: int
 ) -> Iterator[tuple[LayerCall, tuple[LayerCall, ...]]]:
     """Each call of a linear in one process with the same call on every rank of the group, where all
-    made it; of the first ``forwards`` forwards."""
-    made = [{(c.module, c.index, c.phase): c for c in trace.calls} for trace in group]
+    made it; of the first ``forwards`` forwards. A rank whose reentrant checkpoint makes a call's
+    graph when it recomputes has what came back there."""
+    made = [_with_graphs(trace.calls) for trace in group]
     for call in alone.calls:
         key = (call.module, call.index, call.phase)
         if call.forward < forwards and all(key in own for own in made):
             yield call, tuple(own[key] for own in made)
+
+
+def _with_graphs(
+    calls: Sequence[LayerCall],
+) -> dict[tuple[str, int, str], LayerCall]:
+    """The calls by module, index and phase; one that got no gradient back has its recompute's."""
+    again: dict[tuple[str, int, int], LayerCall] = {}
+    for call, place in _placed(calls, "recompute"):
+        again[place] = call
+    found: dict[tuple[str, int, str], LayerCall] = {
+        (call.module, call.index, call.phase): call for call in calls
+    }
+    for call, place in _placed(calls, "forward"):
+        other = again.get(place)
+        if other is not None and "grad_output" not in call.tensors:
+            back = tuple(seen for seen in other.sites if seen.site.phase == "backward")
+            found[call.module, call.index, call.phase] = replace(
+                call,
+                tensors={**other.tensors, **call.tensors},
+                outputs={**other.outputs, **call.outputs},
+                sites=(*call.sites, *back),
+                unobserved=call.unobserved or other.unobserved,
+            )
+    return found
+
+
+def _placed(
+    calls: Sequence[LayerCall], phase: str
+) -> Iterator[tuple[LayerCall, tuple[str, int, int]]]:
+    """Calls of a phase with their module, their forward, and how many of both came before."""
+    before: Counter[tuple[str, int]] = Counter()
+    for call in calls:
+        if call.phase == phase:
+            yield call, (call.module, call.forward, before[call.module, call.forward])
+            before[call.module, call.forward] += 1

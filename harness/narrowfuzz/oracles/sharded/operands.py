@@ -17,7 +17,13 @@ from narrowfuzz.numerics.plan import Role
 from narrowfuzz.oracles.evidence import identical, same_bits
 from narrowfuzz.oracles.layers import layer_evidence
 from narrowfuzz.oracles.oracle import first, number, plain
-from narrowfuzz.oracles.sharded.evidence import ShardedEvidence, calls, joined, origin
+from narrowfuzz.oracles.sharded.evidence import (
+    ShardedEvidence,
+    calls,
+    joined,
+    origin,
+    weight_pieces,
+)
 from narrowfuzz.trace import LayerCall, Seen
 from narrowfuzz.verdict import Verdict
 
@@ -108,10 +114,9 @@ def _scaled_apart(
     """The divergence, known where every rank's codes and scale are those of its own piece of the
     weight and the reference follows that deviation."""
     entry = evidence.whole.deviations.get("shards_scaled_apart")
-    style = evidence.styles.get(call.module)
-    if not entry or style is None:
+    weights = weight_pieces(evidence, call, len(parts))
+    if not entry or not weights:
         return verdict
-    weights = np.split(call.tensors["weight"], len(parts), 0 if style == "colwise" else 1)
     for part, weight, seen in zip(parts, weights, pieces, strict=True):
         own = replace(part, tensors={**part.tensors, "weight": weight})
         linear = layer_evidence(evidence.whole, evidence.arm, own)

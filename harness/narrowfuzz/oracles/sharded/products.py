@@ -18,7 +18,13 @@ from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.gemm import NOTHING, centre_and_radius, observed, rescaled
 from narrowfuzz.oracles.layers import layer_evidence
 from narrowfuzz.oracles.oracle import first, number, plain
-from narrowfuzz.oracles.sharded.evidence import ShardedEvidence, calls, joined, origin
+from narrowfuzz.oracles.sharded.evidence import (
+    ShardedEvidence,
+    calls,
+    joined,
+    origin,
+    weight_pieces,
+)
 from narrowfuzz.trace import LayerCall, Trace
 from narrowfuzz.verdict import Verdict
 
@@ -31,7 +37,7 @@ def parts_of_calls(evidence: ShardedEvidence) -> Iterator[tuple[At, Evidence]]:
     that are sums over ranks."""
     for rank, alone, group in _shared(evidence):
         for call, parts in calls(alone, group, len(evidence.spec.training)):
-            for i, part in enumerate(_as_linears(evidence, call, parts)):
+            for i, part in enumerate(_as_linears(evidence, call, _weighed(evidence, call, parts))):
                 if part is not None and _divides(evidence, part):
                     own = replace(part, outputs=dict(part.outputs))
                     own.outputs.pop(_CUT[evidence.styles[call.module]], None)
@@ -49,7 +55,7 @@ def check_products(evidence: ShardedEvidence) -> Iterator[Verdict]:
         return
     for rank, alone, group in _shared(evidence):
         for call, parts in calls(alone, group, len(evidence.spec.training)):
-            own = _as_linears(evidence, call, parts)
+            own = _as_linears(evidence, call, _weighed(evidence, call, parts))
             role = _CUT[evidence.styles[call.module]]
             if any(part is None for part in own):
                 yield plain("S5", evidence.arm, role, "inconclusive", "pieces make up no whole")
@@ -79,6 +85,22 @@ def _divides(evidence: ShardedEvidence, part: LayerCall) -> bool:
     except Undivided:
         return False
     return True
+
+
+def _weighed(
+    evidence: ShardedEvidence, call: LayerCall, parts: Sequence[LayerCall]
+) -> Sequence[LayerCall]:
+    """The calls with each rank's piece of the weight. Where codes are gathered no rank has it;
+    until
+    a step it is what the case gives."""
+    pieces = weight_pieces(evidence, call, len(parts))
+    given = pieces and call.forward < evidence.first_step[0]
+    if not given or any("weight" in part.tensors for part in parts):
+        return parts
+    return [
+        replace(part, tensors={**part.tensors, "weight": piece})
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
 
 
 def _as_linears(
