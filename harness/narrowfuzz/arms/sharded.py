@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
@@ -32,6 +33,9 @@ from narrowfuzz.play.sharded import play_sharded
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace import Trace
 
+#: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
+#: process. A library's tensor that is a new key each time fills that without an end.
+MOST_SHAPES = 4096
 #: A result that is no rows of anything: one number.
 NORM = "norm"
 
@@ -104,6 +108,9 @@ def run_sharded(
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))
         return Trace(arm.name, error=replace(failed, rank=getattr(error, "rank", -1)))
+    finally:
+        if FakeTensorMode.cache_info().size > MOST_SHAPES:
+            FakeTensorMode.cache_clear()
     if arm.compiler and counters["stats"]["unique_graphs"] == graphs:
         return Trace(arm.name, void="no graph was compiled")
     return Trace(arm.name, ranks=tuple(_trace_of(arm.name, spec, recipe, one) for one in played))
