@@ -3,6 +3,7 @@
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
+import logging
 import threading
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 
+logging.disable(logging.WARNING)  # of two all-reduces where one would do
 torch.set_num_threads(1)
 torch.manual_seed(0)
 WEIGHT = torch.randn(64, 32)
