@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import EAGER
 from narrowfuzz.expect import Within, bits
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
@@ -133,6 +135,12 @@ def _as_linears(
     return found
 
 
+def _rescaled(linear: Evidence, role: Role) -> Any:
+    """Where its factor of both scales may overflow, nowhere if that is no known deviation."""
+    may = rescaled(linear, role)
+    return False if may is None else may
+
+
 def _product(
     evidence: ShardedEvidence,
     rank: int,
@@ -162,7 +170,9 @@ def _product(
         ends.append(bounds.interval(centre, radius, gemm, linear.spec.dtype))
         sums.append((centre - radius, centre + radius))
         unsure = unsure | linear.reference.may_overflow(role) | np.isnan(centre)
-        excused = excused | (False if (may := rescaled(linear, role)) is None else may)
+        excused = excused | _rescaled(linear, role)
+    # a scale of the whole weight is smaller than this rank's piece would have
+    excused = excused | _rescaled(layer_evidence(evidence.whole, EAGER.name, call), role)
     more = 0.0 if bias is None else np.broadcast_to(bias.astype(np.float64), want.shape)
     lo, hi = added(ends, fmt, more)
     # what the kernel does not round, a rank may bring as it is, with the bias already added
