@@ -14,6 +14,7 @@ from narrowfuzz.case import (
     SCHEMA,
     Case,
     DataSpec,
+    Sharding,
     Spec,
     Spike,
     compile_key,
@@ -98,7 +99,7 @@ def test_every_field_of_the_spec_that_is_not_at_its_default_is_told(name: str) -
     value = {"backend": "wrapper", "bias": True, "autocast": True, "dynamic": True,
              "fullgraph": True, "dtype": "fp32", "batch": 2, "memory_budget": 50, "steps": 3,
              "microbatches": 2, "heads": 2, "depth": 2, "quantized_init": True,
-             "settings": Settings(margin=1),
+             "settings": Settings(margin=1), "sharding": Sharding(data=2),
              "events": (Forward(), Backward(of=(0,)))}.get(name) or {
              "model": "dropout", "m": 7, "k": 7, "n": 7, "input_layout": "strided",
              "grad_layout": "expanded", "attention": "math", "grad_mode": "no_grad",

@@ -95,7 +95,7 @@ TRIALS = {
         {},
         (
             ("arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "aot_eager")\n'),
-            ("arm.py", "_STAGES = (EAGER, ", "TRIAL, "),
+            ("arm.py", "_STAGES = (\n    EAGER,\n", "    TRIAL,\n"),
             ("arm.py", '"aot_eager": (', "TRIAL, "),
         ),
     ),

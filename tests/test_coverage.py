@@ -166,7 +166,18 @@ def test_what_nobody_has_run_is_named() -> None:
 @pytest.mark.parametrize(
     ("arms", "rungs"),
     [
-        ((), {"eager", "eager_native", "aot_eager", "aot_eager_decomp_partition", "inductor"}),
+        (
+            (),
+            {
+                "eager",
+                "eager_native",
+                "aot_eager",
+                "aot_eager_decomp_partition",
+                "inductor",
+                "sharded",
+            },
+        ),
+        (("sharded*",), {"sharded"}),
         (("eager*",), {"eager", "eager_native"}),
         (("eager",), {"eager"}),
         (("aot_eager",), {"aot_eager"}),

@@ -40,11 +40,14 @@ def owners() -> Iterator[Any]:
     """Modules, classes and tables that faults are planted in."""
     from narrowfuzz import simulated
     from narrowfuzz.models import delayed
+    from torch._dynamo.backends import registry
     from torch._functorch import partitioners
     from torch._inductor import decomposition, lowering
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._inductor.codegen import cpp
     from torch._inductor.graph import GraphLowering
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
+    from torch.distributed.tensor.parallel import style
     from torch.optim import optimizer
     from torch.utils import checkpoint
     from torchao import float8
@@ -55,11 +58,15 @@ def owners() -> Iterator[Any]:
         float8_scaling_utils,
         float8_training_tensor,
         float8_utils,
+        fsdp_utils,
     )
     from torchao.prototype.moe_training import config, mxfp8_linear, tensor
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.quantization.transform_module import _QUANTIZE_CONFIG_HANDLER
 
+    registry.lookup_backend("aot_eager")
+    yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
+    yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
     yield from (torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)
     yield from (cpp.CppOverrides, cpp.CppVecOverrides, CppPythonBindingsCodeCache)

@@ -18,7 +18,7 @@ from narrowfuzz.arm import (
 )
 from narrowfuzz.arms import ladder
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
-from narrowfuzz.case import AnyCheckpoint, Checkpoint, Compile, Kernels, Spec
+from narrowfuzz.case import ALONE, AnyCheckpoint, Checkpoint, Compile, Kernels, Sharding, Spec
 
 SUFFIX = {
     "none": "",
@@ -92,19 +92,21 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
     climbed = {
         arm.name
         for c, k in COMBINATIONS
-        for arm in climb(Spec(recipe="r", compile=c, checkpoint=k, kernels="both"))
+        for on in (ALONE, Sharding(data=2))
+        for arm in climb(Spec(recipe="r", compile=c, checkpoint=k, kernels="both", sharding=on))
     }
     assert climbed == {arm.name for arm in LADDER[1:]}
     assert LADDER[0].name == "reference"
 
 
 def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
-    assert len(LADDER) == 25 and len({arm.name for arm in LADDER}) == 25
+    assert len(LADDER) == 33 and len({arm.name for arm in LADDER}) == 33
     assert BY_NAME.keys() - {arm.name for arm in LADDER} == set(OF_LIBRARY)
     for arm in LADDER[1:]:
         assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
         assert "+" not in arm.stage and arm.stage in BY_NAME
-        assert (arm.stage in ("eager", "eager_native")) == (arm.compiler == "")
+        assert (arm.stage in ("eager", "eager_native", "sharded")) == (arm.compiler == "")
+        assert arm.sharded == arm.stage.startswith("sharded")
         assert arm.native == (arm.stage == "eager_native")
 
 

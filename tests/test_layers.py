@@ -87,7 +87,8 @@ MAY_IMPORT = {
     "ledger": LOW | {"cures", "environment", "facts"},
     "models": {"case", "catalog", "numerics", "play", "schedule", "stateful"},
     "factors": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
-    "coverage": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
+    "coverage": LOW
+    | {"sharding", "trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "vectors": {"environment"},
     "arms": DATA | {"models", "play", "vectors"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},

@@ -159,6 +159,7 @@ def test_an_attempt_counts_if_any_of_five_draws_shows_it(seeds: set[int]) -> Non
 def test_every_field_of_a_spec_is_tried_or_names_the_experiment() -> None:
     kept = {"recipe", "backend", "compile", "events"}  # events: tests/test_trainings.py
     of_library = {"wraps", "layout", "depth", "quantized_init", "settings"}
+    kept |= {"sharding"}  # tests/test_sharded.py
     assert {*FIELDS, *DIMS, "model"} | kept | of_library == set(Spec.__struct_fields__)
     changed = [f for f in FIELDS if getattr(LARGE.spec, f) == default(Spec, f)]
     assert not changed, "a field at its default shows nothing"

@@ -375,9 +375,11 @@ OF_SCHEDULES = {
 NEED_MORE = {id for id, fault in builtin_faults().items() if fault.compiled or fault.needs}
 #: Those of a device: tests/simulated_checks.py.
 OF_DEVICES = {id for id, fault in builtin_faults().items() if fault.device}
-#: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py.
+#: Shown elsewhere: tests/test_census.py, tests/test_script_models.py, tests/test_faults.py,
+#: tests/test_sharded.py.
+OF_RANKS = {id for id, fault in builtin_faults().items() if "sharded*" in fault.arms}
 ELSEWHERE = {"kernel-aborts", "device-lost"} | NEED_MORE
-ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES
+ELSEWHERE |= OF_SCHEDULES | DRAWN | OF_DEVICES | OF_RANKS
 
 
 #: They ask what the library does by itself on the same cases.

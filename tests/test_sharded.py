@@ -10,6 +10,7 @@ import pytest
 from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case, load_case
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles.sharded.table import OF_SHARDED
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script_sharded import write_sharded_script
@@ -117,6 +118,12 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
         {"steps": 3, "optimizer": "adamw"}, {"S8"},
     ),
     ("float8-lost-by-tensor-parallel", TENSORWISE, {"tensor": 2}, {}, {"S7"}),
+    (
+        "idle-rank-leaves-collective", TENSORWISE, {"data": 2, "gathers": "codes"}, {"seed": 4},
+        {"contract", "S3"},
+    ),
+    ("graphs-of-other-ranks", "torch.bf16", {"data": 2}, {"compile": "aot_eager"}, {"S9"}),
+    ("gemm-loses-element", TENSORWISE, {"tensor": 2, "style": "rowwise"}, {}, {"O15"}),
 )  # fmt: skip
 
 
@@ -145,6 +152,10 @@ def test_a_script_shows_it(fault: Any, tmp_path: Path) -> None:
     (path := tmp_path / "repro.py").write_text(text)
     assert run_script(path, plant=("", name)).shown
     assert run_script(path).code == 0
+
+
+def test_every_rule_of_ranks_has_a_fault() -> None:
+    assert {rule.name for rule in OF_SHARDED} == set().union(*(fault[4] for fault in FAULTS))
 
 
 def test_a_case_on_ranks_survives_its_file() -> None:

@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import get_args
 
-from narrowfuzz.arm import EAGER, EAGER_NATIVE
+from narrowfuzz.arm import EAGER, EAGER_NATIVE, SHARDED
 from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, ModelName, Spec
 from narrowfuzz.recipe import AnyRecipe, Recipe, of_kind
 from narrowfuzz.schedule import story
 from narrowfuzz.schedule.stimulus import possible
+from narrowfuzz.sharding import shardable
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.strategies import EXACT, WILD
 from narrowfuzz.trainings import not_reentrant
@@ -40,7 +41,10 @@ def features(case: Case) -> tuple[Feature, ...]:
 
 
 def _rung(spec: Spec) -> str:
-    """The most expensive; in eager cases the one of PyTorch's own kernels, if it was climbed."""
+    """The most expensive; in eager cases the one of PyTorch's own kernels, if it was climbed, and
+    that of ranks."""
+    if spec.sharded:
+        return SHARDED.name
     if spec.compile != "none":
         return spec.compile
     return (EAGER if spec.kernels == "default" else EAGER_NATIVE).name
@@ -58,10 +62,11 @@ def universe(
     rungs: Collection[Compile],
     *,
     native: bool = False,
+    sharded: bool = False,
     models: Sequence[str] = get_args(ModelName),
 ) -> frozenset[Pair]:
     """All pairs that the generator can draw of these models; ``native``: on PyTorch's own kernels,
-    too."""
+    too; ``sharded``: on ranks."""
     happening = frozenset(
         (("recipe", name), ("schedule", feature))
         for name, recipe in recipes.items()
@@ -69,6 +74,7 @@ def universe(
     )
     eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
+    taken += [SHARDED.name] if sharded else []
     found = _of_converted(of_kind(recipes, Recipe), taken, models) | happening
     for recipe in of_kind(recipes, Stateful).values():
         found |= _of_library(recipe)
@@ -130,6 +136,8 @@ def _dtypes(recipe: Recipe) -> list[str]:
 
 def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
     chosen = dict(pair)
+    if chosen.get("rung") == SHARDED.name and not _on_ranks(chosen, recipes):
+        return False
     if "recipe" in chosen and "dtype" in chosen:
         return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
     if chosen.get("data") in EXACT:  # one linear, run once
@@ -138,6 +146,14 @@ def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
         autocast = chosen.get("dtype") == "fp32+autocast"
         return not not_reentrant(chosen.get("model", ""), autocast=autocast)
     return True
+
+
+def _on_ranks(chosen: Mapping[str, str], recipes: Mapping[str, Recipe]) -> bool:
+    """Is what meets the ranks drawn on them?"""
+    shards = recipes[chosen["recipe"]].shards if "recipe" in chosen else ("fsdp",)
+    if chosen.get("dtype", "bf16") not in ("bf16", "fp32") or chosen.get("data") == "ladder":
+        return False
+    return shardable(chosen.get("model", "linear"), shards)
 
 
 def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:

@@ -15,7 +15,7 @@ from narrowfuzz.case import ModelName, Sharding, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.choices import one_of
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.sharding import fitting
+from narrowfuzz.sharding import fitting, shardable
 from narrowfuzz.specs import specs
 
 #: What may vary of a Spec that is sharded.
@@ -24,8 +24,8 @@ FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", 
 _LAYOUTS = (
     (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2), (1, 2),
 )  # fmt: skip
-#: Models that ranks may share: those that draw no random numbers.
-SHARDABLE = tuple(name for name, model in MODELS.items() if not model.random and name != "linear")
+#: Models besides the linear that are drawn on ranks.
+SHARDABLE = tuple(name for name in MODELS if name != "linear" and shardable(name, ("fsdp",)))
 
 
 @st.composite

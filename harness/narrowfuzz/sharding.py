@@ -36,6 +36,12 @@ def _up(size: int, multiple: int) -> int:
     return min(-(-max(size, 1) // multiple), LARGEST // multiple) * multiple
 
 
+def shardable(model: str, shards: Collection[str]) -> bool:
+    """Is this model drawn on ranks, under a recipe that is laid out so?"""
+    row = MODELS[model]
+    return bool(shards) and not (row.random or row.own or row.package)
+
+
 def check_sharding(spec: Spec, shards: Collection[str]) -> None:
     """Raise ValueError naming what of a Spec's layout over ranks cannot be; ``shards`` is what its
     recipe is laid out by."""

@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
+from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED, Arm
 from narrowfuzz.case import Compile
 from narrowfuzz.machine import onednn_stays
 from narrowfuzz.recipe import unknown
@@ -28,7 +28,10 @@ def select_arms(globs: Sequence[str]) -> frozenset[str]:
 
 
 def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
-    """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does."""
+    """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does.
+    What runs on ranks alone has none."""
+    if all(BY_NAME[name].sharded for name in arms):
+        return ()
     stages = {BY_NAME[name].stage for name in arms if not unavailable(BY_NAME[name], device)}
     own: dict[Compile, set[str]] = {
         r: {a.stage for a in climbed} for r, climbed in COMPILED.items()
@@ -61,8 +64,15 @@ def natives(arms: Collection[str], device: str) -> bool:
     return EAGER_NATIVE.name in arms and not unavailable(EAGER_NATIVE, device)
 
 
+def on_ranks(arms: Collection[str], device: str) -> bool:
+    """May cases be laid out over ranks here, which are threads of a CPU's process?"""
+    return SHARDED.name in arms and not unavailable(SHARDED, device)
+
+
 def unavailable(arm: Arm, device: str = "cpu") -> str:
     """Why this machine cannot run the arm on the device, or "" if it can."""
+    if arm.sharded and device != "cpu":
+        return "ranks are threads that compute on the CPU"
     if arm.native:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler and device == "simulated":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from narrowfuzz.arm import BY_NAME
-from narrowfuzz.arms.ladder import natives, rungs_of, select_arms
+from narrowfuzz.arms.ladder import natives, on_ranks, rungs_of, select_arms
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
@@ -183,7 +183,8 @@ def drawable(recipes: Mapping[str, AnyRecipe], config: Config) -> frozenset[Any]
     allowed, device = select_arms(config.arms), config.device
     native = natives(allowed, device)
     models = {"models": config.models} if config.models else {}
-    return universe(recipes, rungs_of(allowed, device), native=native, **models)
+    sharded = on_ranks(allowed, device)
+    return universe(recipes, rungs_of(allowed, device), native=native, sharded=sharded, **models)
 
 
 def _print_head(

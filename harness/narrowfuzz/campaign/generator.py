@@ -21,8 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
-from narrowfuzz.arm import BY_NAME, SHARDED
-from narrowfuzz.arms.ladder import natives, select_arms
+from narrowfuzz.arms.ladder import natives, on_ranks, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
@@ -97,8 +96,7 @@ class Generator:
         }
         #: Those that run on ranks: threads of a CPU's process.
         arms = select_arms(config.arms)
-        here = config.device in ("", "cpu") and SHARDED.name in arms
-        self.only_sharded = all(BY_NAME[name].sharded for name in arms)
+        here = on_ranks(arms, config.device or "cpu")
         self.shardable = [recipe for recipe in recipes if recipe.shards and here]
         self.shared = tuple(m for m in SHARDABLE if not config.models or m in config.models)
         self.draws = config.draws
@@ -126,7 +124,7 @@ class Generator:
             "models": self.models, "small": self.small, "recomputed": self.fragile,
             "linears": self.linears,
         }  # fmt: skip
-        kinds = {*([] if self.only_sharded else rungs), *(["sharded"] if self.shardable else [])}
+        kinds = {*rungs, *(["sharded"] if self.shardable else [])}
         layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]
 

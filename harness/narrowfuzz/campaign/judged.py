@@ -16,6 +16,7 @@ from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.recipe import AnyRecipe
+from narrowfuzz.sharding import shardable
 from narrowfuzz.trainings import not_reentrant
 from narrowfuzz.verdict import Verdict
 
@@ -78,6 +79,8 @@ def _asked(
             if model in MODELS and not MODELS[model].by_default:
                 continue  # a neighbour of what is asked for
             mine = able if model in MODELS else [EAGER]
+            if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
+                mine = [arm for arm in mine if not arm.sharded]
             if not_reentrant(model, autocast=False):
                 mine = [arm for arm in mine if arm.checkpoint != "reentrant"]
             yield from ((name, arm.name, model) for arm in mine)

@@ -225,6 +225,40 @@ def _bias_gradient_of_one_rank() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _graphs_of_rank_0() -> Iterator[None]:
+    """Graphs that are traced on ranks other than the first return half of what they compute."""
+    import torch
+    import torch.distributed as dist
+    from torch._dynamo.backends import registry
+
+    def make(backend: Any) -> Any:
+        def compiling(graph: Any, inputs: Any, **kwargs: Any) -> Any:
+            compiled = backend(graph, inputs, **kwargs)
+
+            def run(*args: Any) -> Any:
+                results = compiled(*args)
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    return results
+                return [
+                    t * 0.5 if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+                    for t in results
+                ]
+
+            return run
+
+        return compiling
+
+    registry.lookup_backend("aot_eager")
+    backends = registry._COMPILER_FNS
+    stored = backends["aot_eager"]
+    backends["aot_eager"] = make(stored)
+    try:
+        yield
+    finally:
+        backends["aot_eager"] = stored
+
+
 PLANTS = [
     Plant(
         id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
@@ -276,6 +310,11 @@ PLANTS = [
             "bias-gradient-of-one-rank", "one rank doubles the gradient of a shared bias",
             "torchtitan#951: one rank's values differ", _ALL, _bias_gradient_of_one_rank,
             ("linear",),
+        ),
+        (
+            "graphs-of-other-ranks", "graphs that other ranks than the first trace are wrong",
+            "the class of pytorch#175306: regions mixed up", ("torch.bf16",), _graphs_of_rank_0,
+            (),
         ),
     )
 ]  # fmt: skip

@@ -200,11 +200,9 @@ def innermost(t: Any) -> Any:
 
 def laid_out(t: torch.Tensor, like: Any) -> Any:
     """This rank's part as the whole that it is of, where ``like`` is laid out over ranks."""
-    if not hasattr(like, "placements"):
-        return t
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(t, like.device_mesh, like.placements)
+    if hasattr(like, "placements"):
+        t = type(like).from_local(t, like.device_mesh, like.placements)
+    return t
 
 
 def keep_norm(trace: Trace, run: Training) -> None:
