@@ -92,10 +92,9 @@ def _convert(model: Any, spec: Spec, *, recipe: str, only: tuple[str, ...] = ())
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = Float8LinearConfig.from_recipe_name(recipe)
-    gathers = spec.sharding.gathers != "values"
-    config = dataclasses.replace(
-        config, emulate=_emulates(spec), enable_fsdp_float8_all_gather=gathers
-    )
+    config = dataclasses.replace(config, emulate=_emulates(spec))
+    if spec.sharding.gathers != "values":
+        config = dataclasses.replace(config, enable_fsdp_float8_all_gather=True)
     chosen = (lambda module, name: named(name, only)) if only else None
     return convert_to_float8_training(model, config=config, module_filter_fn=chosen)
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.checkpoint import full, numbered, recomputing, reentrant, selective
 from narrowfuzz.play.kernels import without_onednn
-from narrowfuzz.play.layers import LayerWatch, copies
+from narrowfuzz.play.layers import LayerWatch, copies, on_this_rank
 from narrowfuzz.play.player import (
     Event,
     Trace,
@@ -99,7 +99,9 @@ def play(
         run.load = nn.Module.load_state_dict
     with contextlib.ExitStack() as stack:
         if watch:
-            watching = LayerWatch(run, outside=shard is not None)
+            watching = LayerWatch(run)
+            if shard is not None:
+                watching.outside, watching.own = True, on_this_rank
             trace.calls = watching.calls
             if shard is None:  # who shards does it for all ranks, which share the switch
                 stack.enter_context(set_checkpoint_early_stop(False))

@@ -62,10 +62,11 @@ class Call:
 class LayerWatch:
     """Records the calls of linears during one run; ``place.forward`` is the forward that runs, or
     that is recomputed. ``outside`` is behind what hooks of the layer itself do to its input and
-    output, as those do that lay it out over ranks."""
+    output, as those do that lay it out over ranks; ``own`` is this rank's part of a tensor."""
 
-    def __init__(self, place: Any, *, outside: bool = False) -> None:
-        self.place, self.outside = place, outside
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self.outside, self.own = False, innermost
         self.calls: list[Call] = []
         self._current: list[Any] | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -108,11 +109,11 @@ class LayerWatch:
             self._counts[name, phase] += 1
             self.calls.append(call)
             running.append(call)
-            call.tensors["input"] = innermost(args[0].detach())
+            call.tensors["input"] = self.own(args[0].detach())
             call.interrupted, self._current = self._current, call.forward_gemms
 
             def note(grad: torch.Tensor) -> None:
-                call.outputs["grad_input"] = innermost(grad.detach())
+                call.outputs["grad_input"] = self.own(grad.detach())
                 if self._current is call.backward_gemms:
                     self._current = None  # what comes next may be a layer that is not watched
 
@@ -127,7 +128,7 @@ class LayerWatch:
         def after(module: Any, args: Any, output: Any) -> Any:
             call = running.pop()
             self._current = call.interrupted
-            call.outputs["output"] = innermost(output.detach())
+            call.outputs["output"] = self.own(output.detach())
 
             def note(grad: torch.Tensor) -> None:
                 if "grad_output" in call.tensors:  # a kept graph runs backward again
@@ -135,7 +136,7 @@ class LayerWatch:
                     call.added.clear()
                     for role in ("grad_weight", "grad_bias"):
                         call.outputs.pop(role, None)
-                call.tensors["grad_output"] = innermost(grad.detach())
+                call.tensors["grad_output"] = self.own(grad.detach())
                 self._current = call.backward_gemms
 
             return Probe.apply(output, note)
@@ -159,9 +160,24 @@ class LayerWatch:
             for call in fresh:
                 call.added.add(role)
                 if len(fresh) == 1:
-                    call.outputs[f"grad_{role}"] = innermost(grad).detach().clone()
+                    call.outputs[f"grad_{role}"] = self.own(grad).detach().clone()
 
         return note
+
+
+def whole_sum(t: Any) -> Any:
+    """A tensor laid out over ranks, whose sums are in parts on them, with these added up."""
+    from torch.distributed.tensor import Replicate
+
+    placements = [Replicate() if p.is_partial() else p for p in t.placements]
+    return t.redistribute(placements=placements)
+
+
+def on_this_rank(t: Any) -> Any:
+    """This rank's part of a tensor that is laid out over ranks, its sums added up."""
+    if any(placement.is_partial() for placement in getattr(t, "placements", ())):
+        t = whole_sum(t)
+    return innermost(t)
 
 
 def copies(take: Callable[..., None]) -> Callable[..., None]:

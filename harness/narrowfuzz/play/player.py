@@ -186,13 +186,8 @@ def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
 
 
 def innermost(t: Any) -> Any:
-    """What is inside of a library's own tensor: of one laid out over ranks this rank's part, with
-    partial sums added up, and what a wrapper wraps."""
-    placements = getattr(t, "placements", ())
-    if any(placement.is_partial() for placement in placements):
-        from torch.distributed.tensor import Replicate
-
-        t = t.redistribute(placements=[Replicate() if p.is_partial() else p for p in placements])
+    """What is inside of a library's own tensor: of one laid out over ranks this rank's part, and
+    what a wrapper wraps."""
     for name in ("_local_tensor", "_tensor", "_data"):
         t = getattr(t, name, t)
     return t

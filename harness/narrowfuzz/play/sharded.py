@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.converted import play
-from narrowfuzz.play.layers import copies
+from narrowfuzz.play.layers import copies, whole_sum
 from narrowfuzz.play.player import Event, Trace
 from narrowfuzz.play.ranks import on_ranks
 
@@ -149,6 +149,9 @@ def shard_model(
             for name, style in styles.items()
         }
         parallelize_module(model, mesh["tensor"], plan)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(settled)
     if data:
         policy = MixedPrecisionPolicy()
         if reduces:
@@ -158,6 +161,12 @@ def shard_model(
             if not averages:  # a group that is not NCCL's knows no factor but a sum's
                 part.set_force_sum_reduction_for_comms(True)
                 part.set_gradient_divide_factor(1.0)
+
+
+def settled(parameter: Any) -> None:
+    """A gradient that ranks hold parts of a sum of is added up."""
+    if any(placement.is_partial() for placement in getattr(parameter.grad, "placements", ())):
+        parameter.grad = whole_sum(parameter.grad)
 
 
 @contextlib.contextmanager
