@@ -63,6 +63,7 @@ def megabytes() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
+@pytest.mark.heavy
 def test_threads_and_memory_stay_as_they_are() -> None:
     list(run(LAYOUTS, 30))  # what is kept once: caches, and a thread a rank
     threads, before, alive = threading.active_count(), megabytes(), objects()

@@ -44,8 +44,8 @@ _PARTITIONED = Slice("aot_eager_decomp_partition", 4.0, "models")
 _FIRST_PARTITIONED = Slice("aot_eager_decomp_partition", 6.0, "small", data=0.25, least=6)
 _FIRST_LINEARS, _FIRST_SMALL = (one._replace(data=0.25) for one in (_COMPILED_LINEARS, _SMALL))
 FIRST: tuple[Slice, ...] = (
-    _LINEARS, _MODELS, _SHARDED, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS,
-    _FIRST_SMALL, _SHARDED,
+    _LINEARS, _MODELS, _MODELS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
+    _SHARDED,
     _LINEARS, _FIRST_PARTITIONED, _FIRST_LINEARS, _MODELS, _FIRST_SMALL,
     _LINEARS, _FIRST_PARTITIONED, _MODELS, _FIRST_SMALL, _MODELS,
 )  # fmt: skip
