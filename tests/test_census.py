@@ -191,7 +191,7 @@ FOLDED: dict[str, set[ChangeKind]] = {
 
 @pytest.mark.parametrize(
     "sample",
-    one_in(2, SAMPLES),  # each is a process
+    one_in(3, SAMPLES),  # each is a process
     ids=name,
 )
 def test_a_script_shows_what_the_census_found_and_nothing_else(

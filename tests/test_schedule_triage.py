@@ -119,7 +119,7 @@ def run_here(script: str, folder: Path) -> int:
 
 @pytest.mark.parametrize(
     "fault",
-    one_in(2, SHOWN_BY),
+    one_in(3, SHOWN_BY),
 )
 def test_a_script_of_every_rule_shows_its_fault_and_nothing_without(
     fault: str, tmp_path: Path

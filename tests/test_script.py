@@ -196,7 +196,7 @@ def arms_of(oracle: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("oracle", "name"),
-    one_in(4, places()),
+    one_in(5, places()),
 )
 def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())
@@ -392,7 +392,7 @@ SLOW = {"amax-ignores-negatives", "backward-unsupported"}
 @pytest.mark.parametrize(
     "fault_id",
     [
-        *one_in(2, sorted(set(builtin_faults()) - ELSEWHERE - SLOW)),
+        *one_in(3, sorted(set(builtin_faults()) - ELSEWHERE - SLOW)),
         *(pytest.param(id, marks=pytest.mark.heavy) for id in sorted(SLOW - ELSEWHERE)),
     ],
 )

@@ -173,6 +173,7 @@ def test_torchrun_with_a_bad_value_on_one_rank(tmp_path: Path) -> None:
     assert first["cause"] == "software or data"
 
 
+@pytest.mark.heavy
 def test_torchrun_with_a_flipped_bit_and_a_rank_that_dies(tmp_path: Path) -> None:
     code, told = torchrun(tmp_path, "flip")
     assert code != 0 and told["first"] is None
