@@ -235,6 +235,7 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(
     tmp_path: Path, scripts: RunScript
 ) -> None:
@@ -255,7 +256,7 @@ def test_an_aborted_worker_costs_one_worker_and_names_its_case(
     assert scripts(script).code == 0
 
 
-@pytest.mark.heavy  # what follows the loss is what follows an abort
+@pytest.mark.heavy
 def test_a_lost_device_costs_one_worker_and_names_its_case(tmp_path: Path) -> None:
     args = ("--minutes", "0.15", "--recipe", FLOAT8, "--recipe", "torch.fp32", *EAGER)
     run = campaign(tmp_path / "out", *args, "--plant", "device-lost")

@@ -83,6 +83,7 @@ def test_a_judge_runs_the_history_first() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_what_a_dead_model_left_is_confirmed_with_what_ran_before(
     tmp_path: Path, scripts: RunScript
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_property_that_holds_passes_and_one_never_judged_fails(
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_failure_says_what_where_how_far_and_how_to_replay(
     suite: pytest.Pytester, run: Run, called: Run
 ) -> None:

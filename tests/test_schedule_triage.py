@@ -254,6 +254,7 @@ def possible_at(
         yield Verdict("O3", arm, seen.role, "diverged", at=operand, expect=expect)
 
 
+@pytest.mark.heavy
 def test_triage_confirms_in_a_fresh_process_and_tells_the_story(
     tmp_path: Path, scripts: RunScript
 ) -> None:

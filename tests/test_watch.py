@@ -122,6 +122,7 @@ def test_a_training_under_watch_prints_what_it_prints_without(tmp_path: Path) ->
     assert (told["trained"], told["steps"], told["first"]) == (True, 3, None)
 
 
+@pytest.mark.heavy
 def test_fail_and_repeat_of_bad_data(tmp_path: Path) -> None:
     done = watch(
         tmp_path / "run", sys.executable, "-c", TRAINING, "data",

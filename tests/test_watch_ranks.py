@@ -163,6 +163,7 @@ def torchrun(tmp_path: Path, how: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads((tmp_path / "run" / "first_bad.json").read_text())
 
 
+@pytest.mark.heavy
 def test_torchrun_with_a_bad_value_on_one_rank(tmp_path: Path) -> None:
     code, told = torchrun(tmp_path, "nan")
     first = told["first"]
@@ -182,6 +183,7 @@ def test_torchrun_with_a_flipped_bit_and_a_rank_that_dies(tmp_path: Path) -> Non
     assert any("rank 1 never entered it" in line for line in told["stuck"]), told["stuck"]
 
 
+@pytest.mark.heavy
 def test_trials_name_rank_operator_and_collective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
