@@ -21,7 +21,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -173,48 +173,45 @@ def _converted_to_mx(module: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _tap(emit: Emit) -> Iterator[None]:
-    """Stand in front of the MX tensor's mm, as torchao 0.11 has it: scales are a flat list."""
+def _before_mm(table: Any, show: Callable[[Any, Any], None]) -> Iterator[None]:
+    """``show(a, b)`` is called before each mm of a library's own tensors."""
     import torch
-    from torchao.prototype.mx_formats.mx_ops import MX_OPS_TABLE
 
     op = torch.ops.aten.mm.default
-    multiply = MX_OPS_TABLE[op]
+    multiply = table[op]
 
     def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
-        a, b = args
+        show(*args)
+        return multiply(aten_op, args, kwargs)
+
+    table[op] = watch
+    try:
+        yield
+    finally:
+        table[op] = multiply
+
+
+def _tap(emit: Emit) -> contextlib.AbstractContextManager[None]:
+    """The MX tensor's mm, as torchao 0.11 has it: scales are a flat list."""
+    from torchao.prototype.mx_formats.mx_ops import MX_OPS_TABLE
+
+    def show(a: Any, b: Any) -> None:
         a_codes, b_codes = a._data, b._data.t()
         if a_codes.shape[1] % a._block_size == 0:
             a_scale = a._scale_e8m0.reshape(a_codes.shape[0], -1)
             emit(a_codes, a_scale, b_codes, b._scale_e8m0.reshape(b_codes.shape[0], -1))
-        return multiply(aten_op, args, kwargs)
 
-    MX_OPS_TABLE[op] = watch
-    try:
-        yield
-    finally:
-        MX_OPS_TABLE[op] = multiply
+    return _before_mm(MX_OPS_TABLE, show)
 
 
-@contextlib.contextmanager
-def _tap_float8(emit: Emit) -> Iterator[None]:
-    """Stand in front of the float8 tensor's own mm; the order of maxima is not torchao 0.13's."""
-    import torch
+def _tap_float8(emit: Emit) -> contextlib.AbstractContextManager[None]:
+    """The float8 tensor's own mm; the order of maxima is not torchao 0.13's."""
     from torchao.float8.float8_ops import FLOAT8_OPS_TABLE
 
-    op = torch.ops.aten.mm.default
-    multiply = FLOAT8_OPS_TABLE[op]
-
-    def watch(aten_op: Any, args: Any, kwargs: Any = None) -> Any:
-        a, b = args
+    def show(a: Any, b: Any) -> None:
         emit(a._data, a._scale, b._data.t(), b._scale.t())
-        return multiply(aten_op, args, kwargs)
 
-    FLOAT8_OPS_TABLE[op] = watch
-    try:
-        yield
-    finally:
-        FLOAT8_OPS_TABLE[op] = multiply
+    return _before_mm(FLOAT8_OPS_TABLE, show)
 
 
 def _refusal(

@@ -235,7 +235,6 @@ def test_without_the_fault_its_finding_replays_as_fixed(gained: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.heavy
 def test_an_aborted_worker_costs_one_worker_and_names_its_case(
     tmp_path: Path, scripts: RunScript
 ) -> None:

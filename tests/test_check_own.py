@@ -83,7 +83,6 @@ def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
     assert ran.summary["judged"] == {"met": 1, "of": 1}
 
 
-@pytest.mark.heavy
 def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     ran = check(

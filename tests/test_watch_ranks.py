@@ -163,7 +163,6 @@ def torchrun(tmp_path: Path, how: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads((tmp_path / "run" / "first_bad.json").read_text())
 
 
-@pytest.mark.heavy
 def test_torchrun_with_a_bad_value_on_one_rank(tmp_path: Path) -> None:
     code, told = torchrun(tmp_path, "nan")
     first = told["first"]

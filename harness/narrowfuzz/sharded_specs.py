@@ -51,7 +51,9 @@ def sharded_specs(
     sharding = Sharding(
         data=data,
         tensor=tensor,
-        style=draw(one_of("colwise", "rowwise")) if tensor else "colwise",
+        style=draw(one_of("colwise", "rowwise"))
+        if tensor and spec.model == "linear"
+        else "colwise",
         sequence=sequence,
         narrow_styles=narrow,
         local_output=not tensor or draw(one_of(True, True, False)),

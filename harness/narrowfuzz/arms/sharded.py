@@ -36,8 +36,6 @@ from narrowfuzz.trace import Trace
 #: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
 #: process. A library's tensor that is a new key each time fills that without an end.
 MOST_SHAPES = 4096
-#: A result that is no rows of anything: one number.
-NORM = "norm"
 
 
 def sharded_traces(

@@ -95,7 +95,7 @@ def role_of(name: str) -> str:
     """A result's role without the parameter's name, and whichever of several it is: fingerprints
     tell causes, not layers."""
     name = name.partition("@")[0]
-    if name in ("output", "grad_input", "grad_weight", "grad_bias"):
+    if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm"):
         return name
     return "grad_parameter" if name.endswith(".grad") else "parameter"
 

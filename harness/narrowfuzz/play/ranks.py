@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 from torch.utils import _pytree as pytree
 
-#: Seconds without a collective that begins or ends, while every rank that lives is in one.
-PATIENCE = 2.0
+#: Seconds between two looks at whether ranks wait for one that will not come.
+PATIENCE = 0.5
 
 
 class Disagree(RuntimeError):
@@ -37,41 +37,46 @@ class Collectives:
     """Which collective each rank is in, and which it was in last."""
 
     lock: Any = field(default_factory=threading.Lock)
-    #: Rank -> what it waits in now.
-    waiting: dict[int, str] = field(default_factory=dict)
+    #: Rank -> what it waits in now, by name, and torch's record of who has come to it.
+    waiting: dict[int, tuple[str, Any]] = field(default_factory=dict)
     #: Rank -> the last that it entered.
     last: dict[int, str] = field(default_factory=dict)
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     ended: set[int] = field(default_factory=set)
-    changes: int = 0
 
-    def enter(self, rank: int, kind: str, group: tuple[int, ...]) -> None:
+    def enter(self, rank: int, kind: str, group: tuple[int, ...], shared: Any) -> None:
         with self.lock:
             self.counts[rank, kind] += 1
-            name = f"{kind} {self.counts[rank, kind]} of ranks {list(group)}"
-            self.waiting[rank] = self.last[rank] = name
-            self.changes += 1
+            self.last[rank] = f"{kind} {self.counts[rank, kind]} of ranks {list(group)}"
+            self.waiting[rank] = self.last[rank], shared
 
     def leave(self, rank: int) -> None:
         with self.lock:
             self.waiting.pop(rank, None)
-            self.changes += 1
 
     def end(self, rank: int) -> None:
         self.leave(rank)
         self.ended.add(rank)
 
     def stuck(self, ranks: int) -> str:
-        """Where everybody waits, and who has ended; "" while somebody works."""
+        """Where everybody waits, and who has ended; "" while somebody works, or some collective has
+        all its ranks and is being done, however slowly."""
         with self.lock:
             if not self.waiting or len(self.waiting) + len(self.ended) < ranks:
                 return ""
-            says = [f"rank {rank} waits in {name}" for rank, name in sorted(self.waiting.items())]
+            if any(self._complete(shared) for _, shared in self.waiting.values()):
+                return ""
+            names = {rank: name for rank, (name, _) in self.waiting.items()}
+            says = [f"rank {rank} waits in {name}" for rank, name in sorted(names.items())]
             gone = [
                 f"rank {rank} has ended after {self.last.get(rank, 'no collective')}"
                 for rank in sorted(self.ended)
             ]
             return "; ".join((*says, *gone))
+
+    def _complete(self, shared: Any) -> bool:
+        here = sum(other is shared for _, other in self.waiting.values())
+        return bool(shared._done) or here == shared._world_size
 
 
 def on_ranks(
@@ -80,7 +85,8 @@ def on_ranks(
     """What ``main(rank, mesh)`` returns on every rank of a device mesh of this shape.
 
     Raises what a rank raised first; it then has that rank's number as ``rank``. Raises Disagree
-    naming who waits in which collective, if everybody that lives has waited for so many seconds.
+    naming who waits in which collective, if everybody that lives waits for one that will not come;
+    that is looked at every ``patience`` seconds.
     """
     ranks = 1
     for size in shape.values():
@@ -113,12 +119,10 @@ def on_ranks(
         for rank in range(ranks):
             _thread_of(rank).put(functools.partial(run, rank))
         for _ in range(ranks):
-            changes = -1
             while not done.acquire(timeout=patience):
-                if changes == noted.changes and (where := noted.stuck(ranks)):
+                if where := noted.stuck(ranks):
                     raised.append(Disagree(where))
                     threaded.ProcessLocalGroup.exception_handle(raised[-1])
-                changes = noted.changes
     if raised:
         raise raised[0]
     return left
@@ -150,7 +154,7 @@ def _threaded_group(noted: Collectives) -> Iterator[None]:
 
     def starting(own: Any, pg: Any) -> Any:
         shared, kind = start(own, pg), type(own).__name__
-        noted.enter(dist.get_rank(), kind, tuple(dist.get_process_group_ranks(pg)))
+        noted.enter(dist.get_rank(), kind, tuple(dist.get_process_group_ranks(pg)), shared)
         if type(shared._collective) is not type(own):
             other = type(shared._collective).__name__
             raise Disagree(f"rank {dist.get_rank()} calls {kind} where another calls {other}")

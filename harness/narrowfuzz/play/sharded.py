@@ -62,27 +62,22 @@ def play_sharded(
     """
     mesh_shape = {name: size for name, size in (("data", data), ("tensor", tensor)) if size}
     first, last = (*styles.values(), "")[0], ("", *styles.values())[-1]
-    cut_in = 0 if not tensor else -1 if first == "rowwise" else -2 if sequence else 0
-    cut_out = 0 if not tensor else -1 if last == "colwise" else -2 if sequence else 0
-
-    def piece(t: torch.Tensor, width: int, cut: int, place: int) -> torch.Tensor:
-        group, inside = divmod(place, max(tensor, 1))
-        t = chunk(t.reshape(*rows, width), max(data, 1), group, 0)
-        if cut:
-            t = chunk(t, tensor, inside, cut)
-        return t
+    cuts = {
+        "input": 0 if not tensor else -1 if first == "rowwise" else -2 if sequence else 0,
+        "grad_output": 0 if not tensor else -1 if last == "colwise" else -2 if sequence else 0,
+    }
+    widths = {"input": 1 if ids else width_in, "grad_output": width_out}
 
     def main(rank: int, mesh: Any) -> Trace:
         own, shapes = dict(tensors), {}
+        group, inside = divmod(rank, max(tensor, 1))
         for name, t in tensors.items():
             kind = name.partition("@")[0]
-            if kind == "input":
-                own[name] = piece(t, 1 if ids else width_in, cut_in, rank)
-            if kind == "grad_output":
-                own[name] = piece(t, width_out, cut_out, rank)
-            if kind in ("input", "grad_output"):
-                shapes[kind] = tuple(own[name].shape)
-                own[name] = own[name].flatten(0, -2)
+            if kind in cuts:
+                piece = chunk(t.reshape(*rows, widths[kind]), max(data, 1), group, 0)
+                if cuts[kind]:
+                    piece = chunk(piece, tensor, inside, cuts[kind])
+                own[name], shapes[kind] = piece.flatten(0, -2), tuple(piece.shape)
 
         def shard(model: nn.Module) -> None:
             shard_model(

@@ -45,7 +45,7 @@ class Places:
         if " + " in at.run:
             parts = (msgspec.structs.replace(at, run=name) for name in at.run.split(" + "))
             return " + ".join(map(self.element, parts))
-        index = list(at.index)
+        index = list(at.index) or ""
         if at.what == "result" and not at.layer:
             return f"rows({self.run(at.run)}.results[{at.name!r}]){index}.item()"
         if at.what in TAPPED and self.compiled and not at.run:

@@ -16,7 +16,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Own, Runs, Same, Within, read
 from narrowfuzz.models.zoo import layer_names
-from narrowfuzz.oracles.sharded.results import ON_THE_FLY
+from narrowfuzz.oracles.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
 from narrowfuzz.play import ranks, sharded
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
@@ -89,6 +89,9 @@ def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
     shared = {name: value for name, value in how.items() if plainly.get(name) == value}
     on_ranks = {name: value for name, value in how.items() if name not in shared}
     by_itself = {name: value for name, value in plainly.items() if name not in shared}
+    looks = f"watch={layer_names(spec)!r}, tap=tap"
+    if BY_NAME[verdict.arm].compiled:  # nobody looks inside
+        looks = "watch=()"
     pieces = max(spec.sharding.data, 1)
     build = MODELS[spec.model].expression(spec)
     return f"""
@@ -98,7 +101,7 @@ def build():
 
 tensors = {packed(tensors)}
 events = {events_of(spec)!r}
-how = dict(dtype=dtype, watch={layer_names(spec)!r}, tap=tap, {_keywords(shared)})
+how = dict(dtype=dtype, {looks}, {_keywords(shared)})
 
 
 def on_ranks_here(**other):
@@ -124,6 +127,8 @@ def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
         return _RAISES.format(raised=expect.raised)
     if isinstance(expect, Own):
         return _UNQUANTISED
+    if verdict.symptom in (OTHER_SHAPE, NO_WHOLE):
+        return _shapes(spec, verdict)
     got = _element(spec, recipe, verdict.at)
     if isinstance(expect, Same):
         want, holds = f"want = {_element(spec, recipe, expect.at)}", _SAME
@@ -140,6 +145,22 @@ got = {got}
 {want}
 print(f"{verdict.at}: {{got}}, must be {wanted}")
 sys.exit(0 if {holds} else 1)"""
+
+
+def _shapes(spec: Spec, verdict: Verdict) -> str:
+    """The check of a result that is not there, or of another shape, or whose pieces are too few or
+    too many elements."""
+    name, rank = verdict.at.name, verdict.at.rank
+    piece = f"ranks[{rank}].results.get({name!r})"
+    whole = f"alone({rank // max(spec.sharding.tensor, 1)}).results[{name!r}]"
+    got, want = f'getattr({piece}, "shape", None)', f"{whole}.shape"
+    if verdict.symptom == NO_WHOLE:
+        got, want = f"sum(t.results[{name!r}].numel() for t in ranks)", f"{whole}.numel()"
+    return f"""
+ranks = on_ranks_here()
+got, want = {got}, {want}
+print(f"{verdict.at}: {{got}}, must be {{want}}")
+sys.exit(0 if got == want else 1)"""
 
 
 def _element(spec: Spec, recipe: Recipe, at: At) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import EAGER
 from narrowfuzz.expect import Own
 from narrowfuzz.oracles.evidence import identical
 from narrowfuzz.oracles.oracle import plain
@@ -22,7 +23,7 @@ def check_quantised(evidence: ShardedEvidence) -> Iterator[Verdict]:
     arm, run = evidence.arm, evidence.sharded
     if run is None:
         return
-    if not evidence.whole.plan.quantised or not _products(evidence.traces["eager"]):
+    if not evidence.whole.plan.quantised or not _products(evidence.traces[EAGER.name]):
         yield plain("S7", arm, "operand", "not_applicable", "one process shows no product")
     elif _products(run):
         yield plain("S7", arm, "operand", "ok")

@@ -93,8 +93,7 @@ def _weighed(
     evidence: ShardedEvidence, call: LayerCall, parts: Sequence[LayerCall]
 ) -> Sequence[LayerCall]:
     """The calls with each rank's piece of the weight. Where codes are gathered no rank has it;
-    until
-    a step it is what the case gives."""
+    until a step it is what the case gives."""
     pieces = weight_pieces(evidence, call, len(parts))
     given = pieces and call.forward < evidence.first_step[0]
     if not given or any("weight" in part.tensors for part in parts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from narrowfuzz.address import At
 from narrowfuzz.arm import EAGER
 from narrowfuzz.expect import Same, Within, bits
 from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.reduction import added
 from narrowfuzz.oracles.evidence import identical, same_bits
@@ -29,6 +30,8 @@ from narrowfuzz.verdict import Verdict
 
 #: A result that is one number for all ranks.
 NORM = "norm"
+#: Symptoms of results that cannot be compared element by element.
+OTHER_SHAPE, NO_WHOLE = "other shape", "pieces make up no whole"
 #: The run whose gathers compute scales themselves.
 ON_THE_FLY = "on the fly"
 
@@ -49,28 +52,33 @@ def check_equal(evidence: ShardedEvidence) -> Iterator[Verdict]:
         if evidence.sharding.ranks == 1:
             names = [name for name in alone.outputs if name != NORM]
         for name in names:
-            yield _same(arm, rank, name, trace.outputs.get(name), alone.outputs[name])
+            want = alone.outputs[name]
+            there = At(name=name, run=EAGER.name, rank=rank)
+            found = _differs("S1", arm, "differs from one process", there, want, trace, rank)
+            told = "ok" if want.any() else "inconclusive"
+            why = "" if want.any() else "zeros in both runs"
+            yield found or plain("S1", arm, role_of(name), told, why)
 
 
-def _same(arm: str, rank: int, name: str, got: F32 | None, want: F32) -> Verdict:
-    role, at = role_of(name), At(name=name, rank=rank)
-    there = At(name=name, run=EAGER.name, rank=rank)
+def _differs(
+    rule: str, arm: str, symptom: str, there: At, want: F32, trace: Trace, rank: int
+) -> Verdict | None:
+    """The divergence of this rank's result from what it must have the bits of, which stands
+    ``there``; None if it has them."""
+    role, at = role_of(there.name), At(name=there.name, rank=rank)
+    got = trace.outputs.get(there.name)
     if got is None or got.shape != want.shape:
         came = "nothing" if got is None else f"shape {list(got.shape)}"
-        return Verdict("S1", arm, role, "diverged", "other shape", at, came, Same(there))
-    if not identical(got, want):
-        bad = ~same_bits(got, want)
-        if bad.any():
-            where = first(bad)
-            return Verdict(
-                "S1", arm, role, "diverged", "differs from one process",
-                At(name=name, rank=rank, index=where), number(got[where]),
-                Same(
-                    At(name=name, run=EAGER.name, rank=rank, index=where), number(want[where])
-                ),
-            )  # fmt: skip
-    status = "ok" if want.any() else "inconclusive"
-    return plain("S1", arm, role, status, "" if want.any() else "zeros in both runs")
+        return Verdict(rule, arm, role, "diverged", OTHER_SHAPE, at, came, Same(there))
+    bad = ~same_bits(got, want)
+    if identical(got, want) or not np.any(bad):
+        return None
+    where = first(bad) if got.shape else ()
+    at, there = (msgspec.structs.replace(place, index=where) for place in (at, there))
+    return Verdict(
+        rule, arm, role, "diverged", symptom, at, number(got[where]),
+        Same(there, number(want[where])),
+    )  # fmt: skip
 
 
 def check_gradients(evidence: ShardedEvidence) -> Iterator[Verdict]:
@@ -104,7 +112,7 @@ def _reduced(evidence: ShardedEvidence, name: str, pieces: list[F32], terms: lis
     got = joined(pieces, terms[0].shape)
     if got is None:
         return Verdict(
-            "S2", arm, role, "diverged", "pieces make up no whole", At(name=name), "pieces",
+            "S2", arm, role, "diverged", NO_WHOLE, At(name=name), "pieces",
             Same(At(name=name, run=EAGER.name)),
         )  # fmt: skip
     narrow = FORMATS[evidence.spec.dtype]
@@ -153,28 +161,23 @@ def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
         yield plain("S4", arm, "output", "not_applicable", "one rank")
         return
     if all(NORM in trace.outputs for trace in run.ranks):
-        yield _agree(arm, NORM, 0, [trace.outputs[NORM] for trace in run.ranks])
+        yield _agree(arm, NORM, 0, run.ranks)
     for rank, alone, group in evidence.groups():
         for name, whole in alone.outputs.items():
             parts = [trace.outputs[name] for trace in group if name in trace.outputs]
             kind = name.partition("@")[0]
             sharded = evidence.sharding.data > 1 and kind not in ("output", "grad_input")
             if name != NORM and not sharded and copies(parts, whole.shape):
-                yield _agree(arm, name, rank, parts)
+                yield _agree(arm, name, rank, group)
 
 
-def _agree(arm: str, name: str, rank: int, parts: list[F32]) -> Verdict:
-    role = "norm" if name == NORM else role_of(name)
-    for i, part in enumerate(parts[1:], start=1):
-        bad = ~same_bits(part, parts[0])
-        if np.any(bad):
-            where = first(bad) if part.shape else ()
-            return Verdict(
-                "S4", arm, role, "diverged", "differs between ranks",
-                At(name=name, rank=rank + i, index=where), number(part[where]),
-                Same(At(name=name, rank=rank, index=where), number(parts[0][where])),
-            )  # fmt: skip
-    return plain("S4", arm, role, "ok")
+def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
+    there, want = At(name=name, rank=rank), group[0].outputs[name]
+    others = (
+        _differs("S4", arm, "differs between ranks", there, want, trace, rank + i)
+        for i, trace in enumerate(group[1:], start=1)
+    )
+    return next(filter(None, others), plain("S4", arm, role_of(name), "ok"))
 
 
 def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
@@ -191,26 +194,12 @@ def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
 
 def _same_on_ranks(rule: str, run: Trace, other: Trace, symptom: str, title: str) -> Verdict:
     """Every rank leaves the bits that it leaves in the other run, which has this title."""
-    for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True)):
-        for name, want in one.outputs.items():
-            got = trace.outputs.get(name)
-            if got is None or got.shape != want.shape:
-                at = At(name=name, rank=rank)
-                there = msgspec.structs.replace(at, run=title)
-                came = "nothing" if got is None else f"shape {list(got.shape)}"
-                return Verdict(
-                    rule, run.arm, role_of(name), "diverged", symptom, at, came, Same(there)
-                )
-            bad = ~same_bits(got, want)
-            if np.any(bad):
-                where = first(bad) if got.shape else ()
-                at = At(name=name, rank=rank, index=where)
-                there = msgspec.structs.replace(at, run=title)
-                return Verdict(
-                    rule, run.arm, role_of(name), "diverged", symptom, at, number(got[where]),
-                    Same(there, number(want[where])),
-                )  # fmt: skip
-    return plain(rule, run.arm, "output", "ok")
+    found = (
+        _differs(rule, run.arm, symptom, At(name=name, rank=rank, run=title), want, trace, rank)
+        for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True))
+        for name, want in one.outputs.items()
+    )
+    return next(filter(None, found), plain(rule, run.arm, "output", "ok"))
 
 
 def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
@@ -230,38 +219,42 @@ def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
 
 
 def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:
-    """S6: the norm of all gradients is that of the whole gradients, however they are laid out."""
+    """S6: the norm of all gradients is that of the whole gradients, however they are laid out.
+
+    Proof of how far it may be. A rank's norm of each of its pieces errs by u, the norm of these by
+    u more, and the two sums of squares, in fp32, together by gamma of as many terms as they have.
+    Ranks then square (2 e + u), add r positive terms ((r - 1) u) and take a root, which halves that
+    and rounds (u): (r + 2) u / 2 for each dimension of the mesh. With R ranks in all that is at
+    most (R + 4) u, second orders included, u of the gradients' dtype.
+    """
     arm, run = evidence.arm, evidence.sharded
     if run is None:
         return
     if NORM not in run.ranks[0].outputs:
         yield plain("S6", arm, NORM, "not_applicable", "no gradients are left")
         return
-    alone = evidence.traces[EAGER.name].ranks[0]
-    names = [n for n in alone.outputs if n.endswith(".grad")]
-    squares = 0.0
-    for name in names:
-        whole = _whole(evidence, name, alone.outputs[name].shape)
-        if whole is None:
-            yield plain("S6", arm, NORM, "inconclusive", "pieces make up no whole")
-            return
-        with np.errstate(all="ignore"):
-            squares += float(np.sum(whole.astype(np.float64) ** 2))
-    exact, fmt = float(np.sqrt(squares)), FORMATS[evidence.spec.dtype]
+    alone = evidence.traces[EAGER.name].ranks[0].outputs
+    names = [name for name in alone if name.endswith(".grad")]
+    wholes = [_whole(evidence, name, alone[name].shape) for name in names]
+    if any(whole is None for whole in wholes):
+        yield plain("S6", arm, NORM, "inconclusive", NO_WHOLE)
+        return
+    with np.errstate(all="ignore"):
+        exact = float(np.sqrt(sum(float(np.sum(w.astype(np.float64) ** 2)) for w in wholes)))
     if not (np.isfinite(exact) and 2.0**-50 < exact < 2.0**60):
         yield plain("S6", arm, NORM, "inconclusive", "squares may over- or underflow")
         return
-    # a norm a tensor and rank, that of these, and the sums of squares: each rounds to the dtype
-    ranks = len(run.ranks)
-    far = (ranks + 4) * fmt.unit_roundoff + 4096 * FORMATS["fp32"].unit_roundoff
+    terms = max(whole.size for whole in wholes) + len(wholes)
+    u = FORMATS[evidence.spec.dtype].unit_roundoff
+    far = (len(run.ranks) + 4) * u + gamma(terms)
     lo, hi = np.float64(exact * (1.0 - far)), np.float64(exact * (1.0 + far))
-    got = run.ranks[0].outputs[NORM]
-    if lo <= float(got) <= hi:
+    got = float(run.ranks[0].outputs[NORM])
+    if lo <= got <= hi:
         yield plain("S6", arm, NORM, "ok")
         return
     yield Verdict(
-        "S6", arm, NORM, "diverged", "is not the gradients' norm", At(name=NORM),
-        number(float(got)), Within(bits(lo), bits(hi)),
+        "S6", arm, NORM, "diverged", "is not the gradients' norm", At(name=NORM), number(got),
+        Within(bits(lo), bits(hi)),
     )  # fmt: skip
 
 
