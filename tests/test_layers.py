@@ -112,6 +112,7 @@ MAY_IMPORT = {
         "stateful",
         "schedule",
         "numerics",
+        "play",  # what is planted is planted on ranks, too
         "policy",
         "catalog",
         "device",

@@ -124,6 +124,10 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
         {"contract", "S3"},
     ),
     ("graphs-of-other-ranks", "torch.bf16", {"data": 2}, {"compile": "aot_eager"}, {"S9"}),
+    (
+        "collective-not-waited-for", "torch.bf16",
+        {"tensor": 2, "style": "rowwise", "processes": True}, {}, {"S10"},
+    ),
     ("gemm-loses-element", TENSORWISE, {"tensor": 2, "style": "rowwise"}, {}, {"O15"}),
 )  # fmt: skip
 
@@ -142,7 +146,7 @@ def test_a_fault_is_seen(
 
 @pytest.mark.parametrize(
     ("name", "recipe", "sharding", "fields", "rules"),
-    one_in(7, [FAULTS[i] for i in (6, 0, 8, 11, 14, 15, 17)]),
+    one_in(8, [FAULTS[i] for i in (18, 6, 0, 8, 11, 14, 15, 17)]),
 )
 def test_a_script_shows_it(
     name: str,

@@ -37,8 +37,9 @@ class Arm:
     native: bool = False
     #: The arm that recomputes nothing and is like it in all else; "": itself.
     without: str = ""
-    #: It runs on the ranks of the Spec's sharding.
+    #: It runs on the ranks of the Spec's sharding, which are threads or processes.
     sharded: bool = False
+    processes: bool = False
 
     @property
     def stage(self) -> str:
@@ -75,14 +76,25 @@ INDUCTOR_STRICT = Arm(
     reorders=True,
 )
 SHARDED = Arm("sharded", "eager, on ranks that are threads of one process", sharded=True)
+SHARDED_PROCESSES = Arm(
+    "sharded_processes",
+    "eager, on ranks that are processes over gloo",
+    sharded=True,
+    processes=True,
+)
 SHARDED_GRAPHS = Arm(
-    "sharded_aot_eager", "traced graphs on such ranks, run eagerly", "aot_eager", sharded=True
+    "sharded_aot_eager",
+    "traced graphs on such processes, run eagerly",
+    "aot_eager",
+    sharded=True,
+    processes=True,  # threads share one Dynamo, and disturb each other in it
 )
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
 _STAGES = (
     EAGER,
     SHARDED,
+    SHARDED_PROCESSES,
     SHARDED_GRAPHS,
     EAGER_NATIVE,
     AOT_EAGER,
@@ -137,7 +149,9 @@ def base_of(spec: Spec) -> Arm:
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
     if spec.sharded:
-        stages = (SHARDED, SHARDED_GRAPHS) if spec.compile == "aot_eager" else (SHARDED,)
+        stages = [SHARDED]
+        stages += [SHARDED_PROCESSES] if spec.sharding.processes else []
+        stages += [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []
         return EAGER, *(with_checkpoint(arm, spec.checkpoint) for arm in stages)
     rungs: list[Arm] = []
     for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:

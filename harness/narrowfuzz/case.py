@@ -107,6 +107,8 @@ class Sharding(
     reduces_fp32: bool = False
     #: FSDP divides the sum of gradients by the number of ranks.
     averages: bool = True
+    #: Ranks that are processes run it, too.
+    processes: bool = False
 
     def __str__(self) -> str:
         """Its ranks, and the fields that are not as simple as they may be."""

@@ -61,6 +61,7 @@ def sharded_specs(
         units=draw(one_of("whole", "each")) if data else "whole",
         reduces_fp32=bool(data) and draw(one_of(False, True)),
         averages=not data or draw(one_of(True, True, False)),
+        processes=draw(one_of(*[False] * 9, True)),
     )
     steps, microbatches = draw(one_of((1, 1), (1, 1), (1, 1), (2, 1), (1, 2)))
     return fitting(

@@ -5,8 +5,9 @@ Both are played by the same functions, so what differs is the sharding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.lost import raise_if_lost
+from narrowfuzz.arms.processes import in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.training import events_of, named, playing
@@ -29,24 +31,29 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.player import Trace as Played
+from narrowfuzz.play.ranks import Disagree, on_ranks
 from narrowfuzz.play.sharded import play_sharded
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
-from narrowfuzz.trace import Trace
+from narrowfuzz.trace import RunError, Trace
 
 #: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
 #: process. A library's tensor that is a new key each time fills that without an end.
 MOST_SHAPES = 4096
+#: What gloo says where it has waited too long for another rank, or that is gone.
+_TRANSPORT = "gloo/transport"
 
 
 def sharded_traces(
     spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arms: Sequence[Arm], device: str
 ) -> dict[str, Trace]:
-    """The traces of these arms, by name; of the first alone where that raised."""
+    """The traces of these arms, by name, up to the first that raised."""
     traces = {EAGER.name: run_alone(spec, recipe, tensors, device)}
     if traces[EAGER.name].error is None:
         for arm in arms:
             if arm.sharded:
                 traces[arm.name] = run_sharded(spec, recipe, tensors, arm, device)
+                if traces[arm.name].error is not None:
+                    break
     return traces
 
 
@@ -96,12 +103,38 @@ def run_sharded(
     spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arm: Arm, device: str
 ) -> Trace:
     """The trace of the sharded one, with one for each rank; an error says on which rank."""
+    if not arm.processes:
+        return _play(on_ranks, spec, recipe, tensors, arm, device)
+    left, where = in_processes(
+        spec.sharding.ranks,
+        partial(_play, spec=spec, recipe=recipe, tensors=tensors, arm=arm, device=device),
+    )
+    failed = [trace for trace in left.values() if trace.error is not None]
+    for trace in failed:
+        if _TRANSPORT not in trace.error.message:  # the others miss the one that raised
+            return trace
+    if failed or len(left) < spec.sharding.ranks:
+        phase = failed[0].error.phase if failed else "forward"
+        here = f"{__name__}.run_sharded"
+        return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here, ""))
+    return left[0]
+
+
+def _play(
+    on: Callable[..., list[Any]],
+    spec: Spec,
+    recipe: Recipe,
+    tensors: Mapping[str, F32],
+    arm: Arm,
+    device: str,
+) -> Trace:
+    """The trace where ``on`` runs a function on every rank."""
     arguments = _arguments(spec, recipe, tensors, arm, device) | sharding_of(spec)
     if arm.compiler:  # Dynamo gives up compiling a function that it has compiled for many Specs
         torch._dynamo.reset()
     graphs = counters["stats"]["unique_graphs"]
     try:
-        played = play_sharded(*arguments.pop("positional"), **arguments)
+        played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))

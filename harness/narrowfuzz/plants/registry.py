@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -51,16 +53,32 @@ def find_plant(file: str, id: str) -> Plant:
     return plants[id]
 
 
-def planted(file: str, id: str) -> AbstractContextManager[object]:
-    """The context that plants it; "" plants nothing. Raises ValueError as ``find_plant``."""
+@contextmanager
+def planted(file: str, id: str) -> Iterator[None]:
+    """Plants it here, and in the processes that are ranks; "" plants nothing. Raises ValueError as
+    ``find_plant``."""
     if not id:
-        return nullcontext()
+        yield
+        return
     plant = find_plant(file, id)
     if all(glob.startswith("te.") for glob in plant.recipes):
         from te_on_cpu.environment import enter
 
         enter()  # whoever plants in TransformerEngine may import it
-    return plant.plant()
+    with _on_ranks(partial(planted, file, id)), plant.plant():
+        yield
+
+
+@contextmanager
+def _on_ranks(enter: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Processes that are ranks and start from now on enter it."""
+    from narrowfuzz.play.processes import around
+
+    around.append(enter)
+    try:
+        yield
+    finally:
+        around.remove(enter)
 
 
 def identity(file: str, id: str) -> str:

@@ -226,6 +226,18 @@ def _bias_gradient_of_one_rank() -> Iterator[None]:
 
 
 @contextmanager
+def _not_waited_for() -> Iterator[None]:
+    """What a collective makes is taken for made as soon as the collective has begun."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    def make(wait: Any) -> Any:
+        return lambda tensor: tensor.elem
+
+    with replaced(AsyncCollectiveTensor, "trigger_wait", make):
+        yield
+
+
+@contextmanager
 def _graphs_of_rank_0() -> Iterator[None]:
     """Graphs that are traced on ranks other than the first return half of what they compute."""
     import torch
@@ -309,6 +321,11 @@ PLANTS = [
         (
             "bias-gradient-of-one-rank", "one rank doubles the gradient of a shared bias",
             "torchtitan#951: one rank's values differ", _ALL, _bias_gradient_of_one_rank,
+            ("linear",),
+        ),
+        (
+            "collective-not-waited-for", "what a collective still makes is read before it has",
+            "pytorch#180614: nobody waits for an AsyncCollectiveTensor", _ALL, _not_waited_for,
             ("linear",),
         ),
         (

@@ -25,7 +25,6 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.layers import copies, whole_sum
 from narrowfuzz.play.player import Event, Trace
-from narrowfuzz.play.ranks import on_ranks
 
 #: What emits the operands of the GEMMs that run on this thread.
 _here = threading.local()
@@ -52,13 +51,15 @@ def play_sharded(
     width_out: int,
     ids: bool = False,
     tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
+    on: Callable[..., list[Trace]],
     **how: Any,
 ) -> list[Trace]:
     """What training leaves on every rank, those of a tensor-parallel group next to each other.
 
     ``data`` ranks share the rows [batch, rows] of the input, and shard the parameters by FSDP if
     there are any; 0 is no FSDP. ``tensor`` ranks share the linears named in ``styles``; 0 is no
-    tensor parallelism. ``how`` is what ``play`` takes. Raises what a rank raised first.
+    tensor parallelism. ``on`` runs a function on every rank. ``how`` is what ``play`` takes. Raises
+    what a rank raised first.
     """
     mesh_shape = {name: size for name, size in (("data", data), ("tensor", tensor)) if size}
     first, last = (*styles.values(), "")[0], ("", *styles.values())[-1]
@@ -102,7 +103,7 @@ def play_sharded(
         stack.enter_context(set_checkpoint_early_stop(False))
         if tap is not None:
             stack.enter_context(tap(copies(_emit)))
-        return on_ranks(mesh_shape, main)
+        return on(mesh_shape, main)
 
 
 def chunk(t: torch.Tensor, pieces: int, which: int, dim: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME, EAGER
+from narrowfuzz.arm import BY_NAME, EAGER, SHARDED_PROCESSES
 from narrowfuzz.case import Case, Sharding, Spec
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.schedule.events import Backward, Forward, Step
@@ -66,8 +66,13 @@ class ShardedEvidence:
     @property
     def compiled(self) -> Trace | None:
         """The compiled run on ranks, if there is one."""
-        runs = (t for name, t in self.traces.items() if BY_NAME[name].compiled)
-        return next(runs, None)
+        return next((t for name, t in self.traces.items() if BY_NAME[name].compiled), None)
+
+    @property
+    def processes(self) -> Trace | None:
+        """The eager run on ranks that are processes, if there is one."""
+        stages = ((BY_NAME[name].stage, t) for name, t in self.traces.items())
+        return next((t for stage, t in stages if stage == SHARDED_PROCESSES.name), None)
 
     @property
     def arm(self) -> str:

@@ -1,4 +1,5 @@
-"""S1 (one process's bits), S2 (gradient sums), S4 (ranks agree), S6 (norm), S8 (precomputed)."""
+"""S1 (one process's bits), S2 (gradient sums), S4 (ranks agree), S6 (norm), S8 to S10 (bits of
+precomputed scales, of graphs and of processes)."""
 
 from __future__ import annotations
 
@@ -182,14 +183,35 @@ def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
 
 def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
     """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits."""
-    run, graphs = evidence.sharded, evidence.compiled
-    if graphs is None or run is None:
-        if run is not None:
-            yield plain("S9", evidence.arm, "output", "not_applicable", "nothing is compiled")
-    elif graphs.void or graphs.error is not None:
-        yield plain("S9", graphs.arm, "output", "inconclusive", graphs.void or "it raised")
+    yield from _beside(
+        "S9", evidence, evidence.compiled, "nothing is compiled", "differs from eager on ranks"
+    )
+
+
+def check_processes(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S10: ranks that are processes leave the bits of ranks that are threads."""
+    yield from _beside(
+        "S10", evidence, evidence.processes, "threads alone ran it", "differs from threads"
+    )
+
+
+def _beside(
+    rule: str, evidence: ShardedEvidence, other: Trace | None, why: str, symptom: str
+) -> Iterator[Verdict]:
+    """The other run leaves the bits of the one on threads, where sums over ranks have one result:
+    of three terms that depends on the order, which is each group's own."""
+    run, sharding = evidence.sharded, evidence.sharding
+    if run is None:
+        return
+    if other is None or other is run:
+        yield plain(rule, evidence.arm, "output", "not_applicable", why)
+    elif other.void or other.error is not None:
+        yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
+    elif max(sharding.data, sharding.tensor) > 2:
+        orders = "more than two ranks add in an order of their own"
+        yield plain(rule, other.arm, "output", "not_applicable", orders)
     else:
-        yield _same_on_ranks("S9", graphs, run, "differs from eager on ranks", run.arm)
+        yield _same_on_ranks(rule, other, run, symptom, run.arm)
 
 
 def _same_on_ranks(rule: str, run: Trace, other: Trace, symptom: str, title: str) -> Verdict:

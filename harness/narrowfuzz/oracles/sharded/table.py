@@ -15,6 +15,7 @@ from narrowfuzz.oracles.sharded.results import (
     check_gradients,
     check_norm,
     check_precomputed,
+    check_processes,
 )
 
 _START = frozenset({"contract"})
@@ -65,6 +66,10 @@ OF_SHARDED: tuple[Oracle, ...] = (
     ),
     Oracle(
         "S9", "compiled on ranks", "exact", "C", "graphs are traced", check_compiled, _WHOLE,
+        scope="case", of="sharded",
+    ),
+    Oracle(
+        "S10", "processes on ranks", "exact", "C", "processes ran it", check_processes, _WHOLE,
         scope="case", of="sharded",
     ),
     Oracle(

@@ -1,0 +1,146 @@
+"""Ranks that are processes: started once, and handed one run after the other.
+
+They are forked from a process of their own that has imported torch and trained nothing. A run that
+one of them does not end is a trace that names where each rank is, and those processes are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from narrowfuzz.play import processes
+
+#: Seconds after which ranks are stuck, and after one of them has ended.
+PATIENCE, AFTER_ONE = 120.0, 5.0
+
+
+@dataclass
+class _Rank:
+    process: Any
+    channel: Connection
+    #: The collective that it entered last.
+    last: Any
+
+
+#: By rank; they live as long as this process, or until something else is planted.
+_ranks: dict[int, _Rank] = {}
+#: What they have entered.
+_entered: list[Callable[[], AbstractContextManager[None]]] = []
+
+
+def in_processes(
+    ranks: int, run: Callable[[Callable[..., list[Any]]], Any]
+) -> tuple[dict[int, Any], str]:
+    """What ``run(on)`` returns in each of so many processes, where ``on`` is ``on_processes`` as
+    they meet: by rank, in the order in which they came to their end. And where each of them is, or
+    was last. One that has ended has a few seconds' patience with the others; those that do not
+    end are missing, and replaced.
+
+    Raises what of ours one of them raised.
+    """
+    if _entered != processes.around:
+        end()
+        _entered[:] = processes.around
+    with tempfile.TemporaryDirectory() as folder:
+        task = cloudpickle.dumps((run, str(Path(folder) / "store"), ranks))
+        for rank in range(ranks):
+            if rank not in _ranks:
+                _ranks[rank] = _start(rank)
+            _ranks[rank].last.value = b"no collective"
+            _ranks[rank].channel.send_bytes(task)
+        left, where = _wait(ranks)
+    if len(left) < ranks:
+        end()
+    for value in left.values():
+        if isinstance(value, BaseException):
+            raise value
+    return left, where
+
+
+def end() -> None:
+    """End these processes."""
+    for rank in _ranks.values():
+        rank.process.kill()
+        rank.process.join()
+        rank.channel.close()
+    _ranks.clear()
+
+
+def _start(number: int) -> _Rank:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["narrowfuzz.arms.sharded", "narrowfuzz.campaign.preload_torchao"]
+    )
+    here, there = context.Pipe()
+    last = context.Array("c", 200)
+    enters = cloudpickle.dumps(tuple(_entered))
+    process = context.Process(target=_serve, args=(number, there, last, enters), daemon=True)
+    process.start()
+    there.close()
+    return _Rank(process, here, last)
+
+
+def _serve(number: int, channel: Connection, last: Any, enters: bytes) -> None:
+    """Run what comes until nobody is there who sends it."""
+    import torch
+
+    torch.set_num_threads(1)
+    processes.entering.append(partial(_note, last))
+    with contextlib.ExitStack() as stack:
+        for enter in cloudpickle.loads(enters):
+            stack.enter_context(enter())
+        while True:
+            try:
+                run, file, ranks = cloudpickle.loads(channel.recv_bytes())
+            except EOFError:
+                return
+            os.environ |= {"RANK": str(number), "WORLD_SIZE": str(ranks)}
+            try:
+                store = torch.distributed.FileStore(file, ranks)
+                left = run(partial(processes.on_processes, store=store))
+            except Exception as error:  # noqa: BLE001 (it is raised where this was asked for)
+                left = error
+            channel.send_bytes(cloudpickle.dumps(left))
+
+
+def _note(last: Any, name: str) -> None:
+    last.value = name.encode()[:199]
+
+
+def _wait(ranks: int) -> tuple[dict[int, Any], str]:
+    left: dict[int, Any] = {}
+    dead: list[str] = []
+    until = time.monotonic() + PATIENCE
+    waiting = {_ranks[rank].channel: rank for rank in range(ranks)}
+    while waiting and (ready := wait(list(waiting), max(0.0, until - time.monotonic()))):
+        until = min(until, time.monotonic() + AFTER_ONE)
+        for channel in ready:
+            assert isinstance(channel, Connection)
+            rank = waiting.pop(channel)
+            try:
+                left[rank] = cloudpickle.loads(channel.recv_bytes())
+            except EOFError:
+                _ranks[rank].process.join()
+                code = _ranks[rank].process.exitcode
+                dead.append(f"rank {rank} died with exit code {code} after {_last(rank)}")
+    hangs = [f"rank {rank} is in {_last(rank)}" for rank in sorted(waiting.values())]
+    ended = [f"rank {rank} has ended after {_last(rank)}" for rank in sorted(left)]
+    return left, "; ".join((*dead, *hangs, *ended))
+
+
+def _last(rank: int) -> str:
+    name: bytes = _ranks[rank].last.value
+    return name.decode()

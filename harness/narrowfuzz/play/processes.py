@@ -1,0 +1,191 @@
+"""Ranks as processes that share a process group over gloo, as torchrun starts them.
+
+Gloo refuses FP8, so codes go through it as the bytes that they are. That is ours, and the one thing
+that is: what it adds, and the order it does so in, is gloo's own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils import _pytree as pytree
+
+#: Collectives that move numbers and add none: as one torch or another calls them, and as gloo does.
+_MOVES = {
+    "all_gather_single": "_allgather_base",
+    "all_to_all_single": "alltoall_base",
+    "_allgather_base": "_allgather_base",
+    "allgather": "allgather",
+    "alltoall": "alltoall",
+    "alltoall_base": "alltoall_base",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "recv": "recv",
+    "scatter": "scatter",
+    "send": "send",
+}
+_ADDS = {
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "allreduce": "allreduce",
+    "allreduce_coalesced": "allreduce_coalesced",
+    "barrier": "barrier",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "_reduce_scatter_base",
+}
+_TOGETHER = {
+    "all_gather_single_coalesced": "_allgather_base",
+    "allgather_into_tensor_coalesced": "_allgather_base",
+    "reduce_scatter_single_coalesced": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+}
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2)
+
+
+#: What is called with the name of each collective that this process enters.
+entering: list[Callable[[str], None]] = []
+#: What a process enters when it becomes a rank: what is planted here is planted there, too.
+around: list[Callable[[], AbstractContextManager[None]]] = []
+
+
+def _collective(name: str, adds: bool) -> Callable[..., Any]:
+    def call(group: Any, *given: Any) -> Any:
+        group.count += 1
+        for tell in entering:
+            tell(f"{name} {group.count} of ranks {dist.get_process_group_ranks(group)}")
+        return getattr(group.gloo, name)(*given if adds else pytree.tree_map(_bytes, given))
+
+    return call
+
+
+def _each(name: str) -> Callable[..., Any]:
+    """Several tensors, one after the other: gloo does not know them together."""
+
+    def call(group: Any, outputs: list[Any], inputs: list[Any], *options: Any) -> Any:
+        one = getattr(group, name)
+        works = [one(*pair, *options) for pair in zip(outputs, inputs, strict=True)]
+        for work in works[:-1]:
+            work.wait()
+        return works[-1]
+
+    return call
+
+
+def _bytes(x: Any) -> Any:
+    codes = isinstance(x, torch.Tensor) and x.dtype in _CODES
+    return x.view(torch.uint8) if codes else x
+
+
+def _begin(group: Any, gloo: Any, rank: int, ranks: int) -> None:
+    dist.ProcessGroup.__init__(group, rank, ranks)
+    group.gloo, group.count = gloo, 0
+
+
+#: Gloo's group, through which codes go as bytes.
+_OverGloo: Any = type(
+    "OverGloo",
+    (dist.ProcessGroup,),
+    {
+        **{name: _collective(gloos, adds=False) for name, gloos in _MOVES.items()},
+        **{name: _collective(gloos, adds=True) for name, gloos in _ADDS.items()},
+        **{name: _each(own) for name, own in _TOGETHER.items()},
+        "__init__": _begin,
+        "getBackendName": lambda group: "over_gloo",
+        "group_name": property(lambda group: dist.distributed_c10d._world.pg_names[group]),
+    },
+)
+
+
+def _over_gloo(store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    return _OverGloo(dist.ProcessGroupGloo(store, rank, ranks, timeout), rank, ranks)
+
+
+def start_ranks(ranks: int) -> None:
+    """Unless torchrun has started this process as a rank: copies of it go on as one rank each, and
+    it ends as the first of them does that fails, or with 0."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    os.environ |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    copies, code = set(), 0
+    for rank in range(ranks):
+        copy = os.fork()
+        if copy == 0:
+            os.environ["RANK"] = str(rank)
+            return
+        copies.add(copy)
+    while copies and code == 0:
+        copy, status = os.wait()
+        copies.discard(copy)
+        code = os.waitstatus_to_exitcode(status)
+    for copy in copies:
+        os.kill(copy, signal.SIGKILL)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def on_processes(
+    shape: dict[str, int],
+    main: Callable[[int, Any], Any],
+    store: Any = None,
+    seconds: float = 60.0,
+) -> list[Any]:
+    """What ``main(rank, mesh)`` returns on every rank of a device mesh of this shape.
+
+    Every rank is a process that calls this; torchrun's variables say which it is. Ranks find each
+    other by ``store``, or where torchrun says. Raises what it raises on this rank, which then has
+    the rank's number as ``rank``; others that wait for it raise after so many ``seconds``.
+    """
+    if not hasattr(dist.Backend, "OVER_GLOO"):
+        dist.Backend.register_backend("over_gloo", _over_gloo, devices=["cpu"])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    limit = datetime.timedelta(seconds=seconds)
+    hook = sys.excepthook  # init_process_group wraps it
+    meets = _torchruns(rank, ranks) if store is None else store
+    dist.init_process_group("over_gloo", timeout=limit, world_size=ranks, rank=rank, store=meets)
+    sys.excepthook = hook
+    try:
+        mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+        left: list[Any] = [None] * ranks
+        dist.all_gather_object(left, _packed(main(rank, mesh)))
+    except Exception as error:
+        error.rank = rank  # type: ignore[attr-defined]
+        raise
+    finally:
+        dist.destroy_process_group()
+    return [torch.load(io.BytesIO(one), weights_only=False) for one in left]
+
+
+#: The store that processes of torchrun share, and how often they have met by it.
+_met: list[Any] = []
+
+
+def _torchruns(rank: int, ranks: int) -> Any:
+    """They meet by one store as often as they like: its first rank keeps it as long as it lives."""
+    if not _met:
+        agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        _met.append(dist.TCPStore(host, port, ranks, rank == 0 and not agents))
+    _met.append(dist.PrefixStore(f"meeting {len(_met)}", _met[0]))
+    return _met[-1]
+
+
+def _packed(value: Any) -> bytes:
+    """Pickled by torch: pickle alone knows no FP8."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
