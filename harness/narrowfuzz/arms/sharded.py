@@ -130,10 +130,23 @@ def sharding_of(spec: Spec) -> dict[str, Any]:
         "reduces": "float32" if sharding.reduces_fp32 else "",
         "averages": sharding.averages,
         "precomputes": sharding.gathers == "precomputed",
+        "cuts": _cuts(spec),
         "rows": (spec.batch or spec.m,) + ((spec.m,) if spec.batch else ()),
         "width_in": spec.k,
         "width_out": spec.width,
     }
+
+
+def _cuts(spec: Spec) -> dict[str, int]:
+    """Along which dimension tensor parallelism cuts what a model is given; 0: it does not."""
+    sharding, model = spec.sharding, MODELS[spec.model]
+    styles, rows = (*model.styles(spec).values(),) or ("",), -2 if sharding.sequence else 0
+    cuts = {
+        # token ids are whole
+        "input": 0 if model.takes_ids else -1 if styles[0] == "rowwise" else rows,
+        "grad_output": -1 if styles[-1] == "colwise" else rows,
+    }
+    return cuts if sharding.tensor else dict.fromkeys(cuts, 0)
 
 
 def _arguments(
