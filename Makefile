@@ -11,7 +11,7 @@ ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench watch-trials score gate seed-bug gpu versions page nightly clean
+.PHONY: fuzz test lint bench watch-trials watch-titan score gate seed-bug gpu versions page nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -31,6 +31,10 @@ bench: $(READY)
 # faults injected into a training on four ranks: does watch name rank, operator and collective?
 watch-trials: $(READY)
 	$(BIN)/python benchmarks/watch_trials.py $(ARGS)
+
+# watch around torchtitan's own trainer, with nothing wrong in it: it must be silent
+watch-titan: $(READY)
+	$(BIN)/python benchmarks/watch_titan.py $(ARGS)
 
 # everything that says how much is found; --seconds scales it, --write renews docs/detection.md
 score: $(READY)

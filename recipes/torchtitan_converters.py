@@ -23,7 +23,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 from narrowfuzz.case import Spec
@@ -329,11 +329,20 @@ def _mxfp8(which: str) -> Recipe:
         eager=("interpreted",),
         refusal=partial(_refusal, filters=FILTERS[which]),
         tap=_tap if _old() else theirs.tap,
+        # the tensors of the torchao of 0.1 mix with DTensors in their scales, and raise
+        shards=("fsdp",) if _old() else ("fsdp", "tensor"),
         converted=_converted_to_mx,
         unavailable=_of_mx,
         environment=_INTERPRETS,
         prepare=_prepare,
     )
+
+
+def _shards(recipe: str) -> tuple[Literal["fsdp", "tensor", "codes"], ...]:
+    """Of one scale a tensor, ``apply_tp`` communicates codes; torchao's tensors know how in torch
+    2.11 and newer from 0.17 on."""
+    newer = tuple(map(int, (_version("torchao") or "0.0").split(".")[:2])) >= (0, 17)
+    return ("fsdp", "tensor", "codes") if recipe == "tensorwise" and newer else ("fsdp", "tensor")
 
 
 RECIPES = [
@@ -344,6 +353,7 @@ RECIPES = [
             recipe,
             which,
             tap=_tap_float8,
+            shards=_shards(recipe),
         )
         for recipe in ("tensorwise", "rowwise")
         for which in ("", ".partial")

@@ -144,6 +144,17 @@ NEIGHBOURS = {
         _FLOAT8 | {"bias": True, "sharding": Sharding(tensor=2, narrow_styles=True)},
         cast_sums_doubled,
     ),
+    "dtensor-view-single-feature": Neighbour(
+        {
+            "recipe": "torch.bf16",
+            "m": 1,
+            "k": 1,
+            "n": 16,
+            "batch": 2,
+            "sharding": Sharding(tensor=1, style="rowwise"),
+        },
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
     "fsdp-empty-parameter": Neighbour(
         {"recipe": "torch.bf16", "n": 0, "sharding": Sharding(data=2)},
         raising(_REDUCE, "RuntimeError"),

@@ -126,7 +126,7 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
     ("graphs-of-other-ranks", "torch.bf16", {"data": 2}, {"compile": "aot_eager"}, {"S9"}),
     (
         "collective-not-waited-for", "torch.bf16",
-        {"tensor": 2, "style": "rowwise", "processes": True}, {}, {"S10"},
+        {"tensor": 2, "style": "rowwise", "sequence": True, "processes": True}, {}, {"S10"},
     ),
     ("gemm-loses-element", TENSORWISE, {"tensor": 2, "style": "rowwise"}, {}, {"O15"}),
 )  # fmt: skip

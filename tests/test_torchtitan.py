@@ -14,11 +14,12 @@ import msgspec
 import pytest
 import torch
 from narrowfuzz import overlay
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case, load_case
 from narrowfuzz.catalog import MODELS, OF_PACKAGES
 from narrowfuzz.play.checkpoint import full, numbered
 from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.recipe import lacks, load_recipes, with_filter
+from narrowfuzz.sharding import fitting
 from narrowfuzz.triage.avoid import _sizes
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script_parts import guarded
@@ -98,6 +99,40 @@ def test_the_multiple_is_what_helps_first() -> None:
         "out_features or hidden width a multiple of 128, 2176 instead of 2000"
     ]
     assert not [*_sizes(spec, lambda spec: False)]
+
+
+@pytest.mark.usefixtures("with_titan")
+def test_its_models_are_laid_out_as_its_defaults_have_it() -> None:
+    name = "torchtitan.float8.rowwise"
+    spec = Spec(recipe=name, model="titan_8b", m=128, k=512, n=2048, backend="real")
+    drawn = msgspec.structs.replace(spec, sharding=Sharding(data=2, tensor=2))
+    laid = fitting(drawn)
+    assert (laid.sharding.units, laid.sharding.sequence) == ("each", True)
+    assert laid.sharding.reduces_fp32 and not laid.sharding.local_output
+    TITAN[name].check(laid)
+    with pytest.raises(ValueError, match="titan_8b is laid out with data=2, tensor=2, sequence"):
+        TITAN[name].check(drawn)
+    one_process = msgspec.structs.replace(laid, recipe=MX.name, backend="interpreted")
+    with pytest.raises(ValueError, match="runs in one process"):
+        MX.check(one_process)
+    assert MODELS["titan_8b"].styles(laid)["model.layers.0.attention.wo"] == "rowwise"
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("with_titan")
+@pytest.mark.parametrize("ranks", [(2, 0), (0, 2)], ids=["fsdp", "tensor"])
+def test_on_ranks_it_trains_and_is_judged(
+    laid: dict[str, str], tmp_path: Path, ranks: tuple[int, int]
+) -> None:
+    data, tensor = ranks
+    spec = fitting(Spec(
+        recipe="torchtitan.float8.rowwise", backend="real", model="titan_8b", m=128, k=512, n=2048,
+        sharding=Sharding(data=data, tensor=tensor),
+    ))  # fmt: skip
+    file = tmp_path / "case.json"
+    file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
+    ran = _narrowfuzz(laid, "replay", str(file))
+    assert ran.returncode == 0 and "sound" in ran.stdout, ran.stdout + ran.stderr
 
 
 class _Raising(torch.autograd.Function):

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import narrowfuzz
 import pytest
 import torch
 from narrowfuzz.watch.merge import first_bad
+from narrowfuzz.watch.read import read
 from narrowfuzz.watch.records import Collective, Event, Held, Rank, Reached, Tensor
 from narrowfuzz.watch.votes import parted, stuck, votes
 
@@ -124,6 +126,24 @@ def test_ranks_that_do_not_do_the_same() -> None:
         for rank, op in enumerate(("allreduce", "allreduce", "broadcast"))
     ]
     assert "in their collective 2: rank 0: allreduce" in parted(ranks)
+
+
+def test_a_reduce_scatter_is_looked_at_once_it_has_written(tmp_path: Path) -> None:
+    """gloo's copies its result in wait(), over what the memory held before."""
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    out = torch.empty(2)
+    out.numpy()[:] = float("nan")  # no operator says that it is there
+    try:
+        with narrowfuzz.watch(out=tmp_path) as watched:
+            torch.distributed.reduce_scatter_single(out, torch.ones(2))
+            out.div_(2)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert watched.report is not None and watched.report.first is None
+    (seen,) = read(tmp_path)[0].collectives
+    assert seen.left and seen.went == "ok"
 
 
 TRAINING = """

@@ -51,6 +51,9 @@ class Model:
     #: How its linears are shared by tensor parallelism: from its input to its output, by output
     #: features or by input features; "either" is a Spec's choice.
     shared: tuple[tuple[str, Literal["colwise", "rowwise", "either"]], ...] = ()
+    #: Fields of a sharding that it leaves no choice of, where there are ``data``-parallel and where
+    #: there are ``tensor``-parallel ranks.
+    laid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     #: How often it is drawn, of all; where a rung or a checkpointing goes wrong that is right
     #: elsewhere, twice.
     often: int = 1
@@ -187,6 +190,28 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
+def _old() -> bool:
+    """Is this a torchtitan before 0.2?"""
+    try:
+        return importlib.metadata.version("torchtitan") < "0.2"
+    except importlib.metadata.PackageNotFoundError:
+        return True
+
+
+#: What ``apply_tp`` says of the linears of a block.
+_TITAN_BLOCK: dict[str, Literal["colwise", "rowwise"]] = {
+    "attention.wq": "colwise", "attention.wk": "colwise", "attention.wv": "colwise",
+    "attention.wo": "rowwise", "feed_forward.w1": "colwise", "feed_forward.w3": "colwise",
+    "feed_forward.w2": "rowwise",
+}  # fmt: skip
+#: What ``apply_fsdp`` and ``apply_tp`` leave no choice of, as torchtitan's defaults call them: its
+#: loss takes logits in parts. From 0.2 on the training loop divides.
+_TITAN_LAID: dict[str, dict[str, Any]] = {
+    "data": {"units": "each", "reduces_fp32": True, "averages": _old(), "gathers": "values"},
+    "tensor": {"sequence": True, "local_output": False},
+}
+
+
 def _titan(
     name: str, title: str, flavor: str, width: int, vocabulary: int, *, blocks: int, **changes: Any
 ) -> Model:
@@ -199,7 +224,11 @@ def _titan(
         name, title, "TorchtitanLlama", lambda spec: (flavor, spec.n, spec.m, changes), "block",
         wide=True, takes_ids=True, attends=True, normalises=True, last="model.output",
         regions=tuple(f"model.layers.{i}" for i in range(blocks)), smaller=(), fixed=fixed,
-        package="torchtitan", compiled=blocks == 1,
+        package="torchtitan", compiled=blocks == 1, laid=_TITAN_LAID,
+        shared=(*(
+            (f"model.layers.{i}.{linear}", style) for i in range(blocks)
+            for linear, style in _TITAN_BLOCK.items()
+        ), ("model.output", "colwise")),
     )  # fmt: skip
 
 
@@ -208,18 +237,11 @@ _BLOCK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _words() -> int:
-    """The vocabulary of torchtitan's debug model: its test tokenizer's, from 0.2 on padded."""
-    try:
-        return 2000 if importlib.metadata.version("torchtitan") < "0.2" else 2048
-    except importlib.metadata.PackageNotFoundError:
-        return 2000
-
-
 #: Models of packages. The blocks are as wide as a step of them is fast, in the proportions of the
-#: real ones.
+#: real ones; the debug model's vocabulary is its test tokenizer's, from 0.2 on padded.
 OF_PACKAGES: tuple[Model, ...] = (
-    _titan("titan_debug", "torchtitan's llama3 debug model", "debugmodel", 256, _words(), blocks=6),
+    _titan("titan_debug", "torchtitan's llama3 debug model", "debugmodel", 256,
+           2000 if _old() else 2048, blocks=6),
     _titan("titan_8b", "one block as in torchtitan's llama3 8B", "8B", 512, 2048, blocks=1,
            **_BLOCK),
     _titan("titan_405b", "one block with the feed-forward of torchtitan's llama3 405B", "405B", 512,

@@ -156,7 +156,7 @@ class Recipe:
     shards: tuple[Literal["fsdp", "tensor", "codes"], ...] = ()
     #: The package whose own models it runs; "": it runs those of no package.
     models_of: str = ""
-    #: Backends that no compiler sees.
+    #: Backends that no compiler sees, and no ranks.
     eager: tuple[str, ...] = ()
     #: Variables that its scripts set before torch is imported.
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -202,6 +202,8 @@ class Recipe:
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
+        if spec.sharded and self.backend(spec) in self.eager:
+            raise ValueError(f"the backend {spec.backend!r} of {self.name} runs in one process")
         self.backend(spec)
         check_events(spec, autocasts=self.autocasts)
         check_sharding(spec, self.shards)

@@ -16,8 +16,12 @@ MOST_RANKS = 4
 
 
 def fitting(spec: Spec) -> Spec:
-    """The same Spec with as many rows as its ranks share evenly, and at least one feature each."""
+    """The same Spec with as many rows as its ranks share evenly, at least one feature each, and
+    laid out as its model is."""
     sharding = spec.sharding
+    for by, given in MODELS[spec.model].laid.items():
+        if getattr(sharding, by):
+            sharding = msgspec.structs.replace(sharding, **given)
     data, tensor = max(sharding.data, 1), max(sharding.tensor, 1)
     inside = tensor if sharding.sequence else 1
     sizes: dict[str, Any] = {}
@@ -29,7 +33,7 @@ def fitting(spec: Spec) -> Spec:
         # a local tensor of a feature dimension is taken for an even piece of it
         for name in ("k", "n"):
             sizes[name] = _up(getattr(spec, name), tensor)
-    return msgspec.structs.replace(spec, **sizes)
+    return msgspec.structs.replace(spec, sharding=sharding, **sizes)
 
 
 def _up(size: int, multiple: int) -> int:
@@ -39,7 +43,7 @@ def _up(size: int, multiple: int) -> int:
 def shardable(model: str, shards: Collection[str]) -> bool:
     """Is this model drawn on ranks, under a recipe that is laid out so?"""
     row = MODELS[model]
-    return bool(shards) and not (row.random or row.own or row.package)
+    return bool(shards) and not (row.random or row.own)
 
 
 def check_sharding(spec: Spec, shards: Collection[str]) -> None:
@@ -77,5 +81,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if layouts != ("contiguous", "contiguous"):
         yield "on ranks inputs and output gradients are contiguous"
     if fitting(spec) != spec:
-        even = {name: getattr(fitting(spec), name) for name in ("batch", "m", "k", "n")}
+        fit = fitting(spec)
+        if fit.sharding != sharding:
+            yield f"{spec.model} is laid out with {fit.sharding}, not {sharding}"
+        even = {name: getattr(fit, name) for name in ("batch", "m", "k", "n")}
         yield f"these ranks share no such sizes evenly; they do {even}"

@@ -34,7 +34,7 @@ from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
 from narrowfuzz.play.sharded import play_sharded
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
-from narrowfuzz.trace import RunError, Trace
+from narrowfuzz.trace import ErrorPhase, RunError, Trace
 
 #: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
 #: process. A library's tensor that is a new key each time fills that without an end.
@@ -109,15 +109,16 @@ def run_sharded(
         spec.sharding.ranks,
         partial(_play, spec=spec, recipe=recipe, tensors=tensors, arm=arm, device=device),
     )
-    failed = [trace for trace in left.values() if trace.error is not None]
-    for trace in failed:
-        if _TRANSPORT not in trace.error.message:  # the others miss the one that raised
-            return trace
-    if failed or len(left) < spec.sharding.ranks:
-        phase = failed[0].error.phase if failed else "forward"
-        here = f"{__name__}.run_sharded"
-        return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here, ""))
-    return left[0]
+    phase: ErrorPhase = "forward"
+    for trace in left.values():
+        if trace.error is not None:
+            if _TRANSPORT not in trace.error.message:  # the others miss the one that raised
+                return trace
+            phase = trace.error.phase
+    if len(left) == spec.sharding.ranks and left[0].error is None:
+        return left[0]
+    here = f"{__name__}.run_sharded"
+    return Trace(arm.name, error=RunError(phase, Disagree.__name__, where, here, ""))
 
 
 def _play(
@@ -163,10 +164,23 @@ def sharding_of(spec: Spec) -> dict[str, Any]:
         "reduces": "float32" if sharding.reduces_fp32 else "",
         "averages": sharding.averages,
         "precomputes": sharding.gathers == "precomputed",
+        "cuts": _cuts(spec),
         "rows": (spec.batch or spec.m,) + ((spec.m,) if spec.batch else ()),
         "width_in": spec.k,
         "width_out": spec.width,
     }
+
+
+def _cuts(spec: Spec) -> dict[str, int]:
+    """Along which dimension tensor parallelism cuts what a model is given; 0: it does not."""
+    sharding, model = spec.sharding, MODELS[spec.model]
+    styles, rows = (*model.styles(spec).values(),) or ("",), -2 if sharding.sequence else 0
+    cuts = {
+        # token ids are whole
+        "input": 0 if model.takes_ids else -1 if styles[0] == "rowwise" else rows,
+        "grad_output": -1 if styles[-1] == "colwise" else rows,
+    }
+    return cuts if sharding.tensor else dict.fromkeys(cuts, 0)
 
 
 def _arguments(

@@ -46,6 +46,7 @@ def play_sharded(
     reduces: str,
     averages: bool,
     precomputes: bool,
+    cuts: Mapping[str, int],
     rows: tuple[int, ...],
     width_in: int,
     width_out: int,
@@ -58,15 +59,11 @@ def play_sharded(
 
     ``data`` ranks share the rows [batch, rows] of the input, and shard the parameters by FSDP if
     there are any; 0 is no FSDP. ``tensor`` ranks share the linears named in ``styles``; 0 is no
-    tensor parallelism. ``on`` runs a function on every rank. ``how`` is what ``play`` takes. Raises
-    what a rank raised first.
+    tensor parallelism, which cuts input and output gradient along the dimension in ``cuts``, if
+    that is not 0. ``on`` runs a function on every rank. ``how`` is what ``play`` takes. Raises what
+    a rank raised first.
     """
     mesh_shape = {name: size for name, size in (("data", data), ("tensor", tensor)) if size}
-    first, last = (*styles.values(), "")[0], ("", *styles.values())[-1]
-    cuts = {
-        "input": 0 if not tensor else -1 if first == "rowwise" else -2 if sequence else 0,
-        "grad_output": 0 if not tensor else -1 if last == "colwise" else -2 if sequence else 0,
-    }
     widths = {"input": 1 if ids else width_in, "grad_output": width_out}
 
     def main(rank: int, mesh: Any) -> Trace:
@@ -129,8 +126,12 @@ def shard_model(
     averages: bool,
 ) -> None:
     """Tensor parallel first, then FSDP: each of ``units`` is gathered by itself, "" is the rest.
-    ``dim`` is the dimension of the rows that a ``sequence`` is cut in."""
-    if tensor:
+    ``dim`` is the dimension of the rows that a ``sequence`` is cut in. A package's own model knows
+    how it is laid out."""
+    own: Any = getattr(model, "shard", None)
+    if own is not None:
+        own(mesh, data=data, tensor=tensor, narrow_styles=narrow_styles, averages=averages)
+    if tensor and own is None:
         colwise: Any = ColwiseParallel
         rowwise: Any = RowwiseParallel
         if narrow_styles:
@@ -145,10 +146,11 @@ def shard_model(
             for name, style in styles.items()
         }
         parallelize_module(model, mesh["tensor"], plan)
+    if tensor:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(settled)
-    if data:
+    if data and own is None:
         policy = MixedPrecisionPolicy()
         if reduces:
             policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduces))

@@ -6,10 +6,12 @@ torchtitan is imported when one is built: it is there only where it is under tes
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 
 class TorchtitanLlama(nn.Module):
@@ -46,6 +48,31 @@ class TorchtitanLlama(nn.Module):
                 nn.Identity(), ActivationCheckpoint(**how), op_sac_save_list=_op_sac_save_list
             )
         return block.checkpoint_fn(function, *args, **named)
+
+    def shard(
+        self, mesh: Any, *, data: int, tensor: int, narrow_styles: bool, averages: bool
+    ) -> None:
+        """Lay it out over ranks as ``parallelize_llama`` does: torchtitan's loss takes logits in
+        parts."""
+        from torchtitan.models.llama3.infra import parallelize
+
+        if tensor:
+            more: Any = {"enable_async_tp": False}
+            if "cp_enabled" in inspect.signature(parallelize.apply_tp).parameters:
+                more = {}  # 0.2
+            parallelize.apply_tp(
+                self.model, mesh["tensor"], loss_parallel=True,
+                enable_float8_tensorwise_tp=narrow_styles, **more,
+            )  # fmt: skip
+        if data:
+            kind = self.model.tok_embeddings.weight.dtype
+            parallelize.apply_fsdp(
+                self.model, mesh["data"], param_dtype=kind, reduce_dtype=torch.float32,
+                pp_enabled=False,
+            )  # fmt: skip
+            for part in self.model.modules() if not averages else ():
+                if isinstance(part, FSDPModule):  # a group that is not NCCL's knows no factor
+                    part.set_force_sum_reduction_for_comms(True)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Its table of rotations is complex, whatever the parameters are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,10 +114,13 @@ class Collectives:
                 told["sent"] = screen.digest(incoming)
         return Entered(told, observer.recorder.entered(told), [], sums, len(sums), None)
 
-    def settle(self, args: Any = ()) -> None:
-        """Look at collectives that are complete by now, before an operator reads what they wrote
-        or writes over it."""
-        read = {_memory(tensor) for tensor in tensors(args)} if args else set()
+    def settle(self, reads: Sequence[torch.Tensor] = ()) -> None:
+        """Look at collectives that are complete by now, before an operator reads what they wrote.
+
+        Whoever writes over that may be the collective itself: gloo's reduce-scatter copies its
+        result when it is waited for, and never says that it is complete.
+        """
+        read = {_memory(tensor) for tensor in reads}
         for entered in list(self._open):
             if entered.work is None:  # a functional one: its wait is an operator
                 continue

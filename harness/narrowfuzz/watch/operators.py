@@ -103,6 +103,15 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors(item)]
 
 
+def read_by(what: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among its arguments, but for those that it overwrites."""
+    if not what.overwrites:
+        return tensors((args, kwargs))
+    positions, names = zip(*what.writes, strict=True)
+    here = [value for position, value in enumerate(args) if position not in positions]
+    return tensors([here, {name: v for name, v in kwargs.items() if name not in names}])
+
+
 def has_infinite_scalar(args: Any, kwargs: Any) -> bool:
     """Was the operator told to make what is not an ordinary number, as a mask of -inf does?"""
     return any(_extraordinary(item) for item in (*args, *kwargs.values()))

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from narrowfuzz.watch import screen
 from narrowfuzz.watch.collectives import Collectives
 from narrowfuzz.watch.observer import Observer
-from narrowfuzz.watch.operators import NO_NUMBERS, operator
+from narrowfuzz.watch.operators import NO_NUMBERS, operator, read_by
 from narrowfuzz.watch.recorder import Recorder, kept
 from narrowfuzz.watch.replicas import local, replicated
 
@@ -52,9 +52,10 @@ class Watching(TorchDispatchMode):
         observer = self.observer
         if observer.quiet:
             return func(*args, **kwargs)
+        what = operator(func)
         if self.collectives.open:
-            self.collectives.settle((args, kwargs))
-        kind = operator(func).kind
+            self.collectives.settle(read_by(what, args, kwargs))
+        kind = what.kind
         if kind in ("collective", "wait"):
             return self.collectives.operator(func, args, kwargs)
         if kind == "scaler":
