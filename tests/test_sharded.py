@@ -10,7 +10,7 @@ import pytest
 from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case, load_case
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles.sharded.table import OF_SHARDED
+from narrowfuzz.oracles.sharded.table import OF_PIPELINE, OF_SHARDED
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script_sharded import write_sharded_script
@@ -83,6 +83,23 @@ def test_gathered_codes_are_silent(gathers: str) -> None:
 
 
 @pytest.mark.parametrize("sharding", [{"data": 2}, {"data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("sharding", "fields"),
+    [
+        ({"stages": 2}, {"microbatches": 2, "steps": 2}),
+        ({"stages": 3, "schedule": "gpipe"}, {"microbatches": 2, "model": "mlp_swiglu"}),
+        ({"stages": 4, "schedule": "interleaved"}, {"microbatches": 2, "model": "llama_block"}),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.mxfp8.floor"])
+def test_a_pipeline_leaves_the_chains_bits(
+    recipe: str, sharding: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    judged = judge().judge(case(recipe, sharding, **fields))
+    assert judged.ran and not judged.causes
+    assert {("S12", "ok")} <= {(v.oracle, v.status) for v in judged.verdicts}
+
+
 def test_graphs_on_ranks_leave_eagers_bits(sharding: dict[str, Any]) -> None:
     judged = judge().judge(case("torch.bf16", sharding, compile="aot_eager"))
     assert not judged.causes
@@ -125,6 +142,13 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
     ),
     ("graphs-of-other-ranks", "torch.bf16", {"data": 2}, {"compile": "aot_eager"}, {"S9"}),
     (
+        "pipeline-microbatches-reversed", "torch.bf16", {"stages": 2, "schedule": "gpipe"},
+        {"microbatches": 2}, {"S12"},
+    ),
+    (
+        "pipeline-gradients-averaged", TENSORWISE, {"stages": 2}, {"microbatches": 2}, {"S12"},
+    ),
+    (
         "collective-not-waited-for", "torch.bf16",
         {"tensor": 2, "style": "rowwise", "sequence": True, "processes": True}, {}, {"S10"},
     ),
@@ -146,7 +170,7 @@ def test_a_fault_is_seen(
 
 @pytest.mark.parametrize(
     ("name", "recipe", "sharding", "fields", "rules"),
-    one_in(8, [FAULTS[i] for i in (18, 6, 0, 8, 11, 14, 15, 17)]),
+    one_in(8, [FAULTS[i] for i in (20, 18, 19, 6, 0, 8, 11, 14, 15, 17)]),
 )
 def test_a_script_shows_it(
     name: str,
@@ -168,7 +192,9 @@ def test_a_script_shows_it(
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:
-    assert {rule.name for rule in OF_SHARDED} == set().union(*(fault[4] for fault in FAULTS))
+    assert {rule.name for rule in (*OF_SHARDED, *OF_PIPELINE)} == set().union(
+        *(fault[4] for fault in FAULTS)
+    )
 
 
 def test_a_case_on_ranks_survives_its_file() -> None:
@@ -185,7 +211,11 @@ def test_a_case_on_ranks_survives_its_file() -> None:
         ({"sharding": Sharding(data=2), "compile": "inductor"}, "aot_eager"),
         ({"sharding": Sharding(data=2), "m": 33}, "evenly"),
         ({"sharding": Sharding(data=2, gathers="codes")}, "communicates no codes"),
-        ({"sharding": Sharding(style="rowwise")}, "neither"),
+        ({"sharding": Sharding(style="rowwise")}, "has no ranks"),
+        ({"sharding": Sharding(stages=2, data=2)}, "no other way"),
+        ({"sharding": Sharding(stages=2)}, "needs a microbatch for each"),
+        ({"sharding": Sharding(stages=2, schedule="gpipe"), "n": 32}, "evenly"),
+        ({"sharding": Sharding(stages=2, schedule="gpipe"), "model": "dropout"}, "follow on"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:

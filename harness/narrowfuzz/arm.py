@@ -149,6 +149,8 @@ def base_of(spec: Spec) -> Arm:
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
     if spec.sharded:
+        if spec.sharding.stages:
+            return EAGER, SHARDED_PROCESSES
         stages = [SHARDED]
         stages += [SHARDED_PROCESSES] if spec.sharding.processes else []
         stages += [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []

@@ -109,6 +109,10 @@ class Sharding(
     averages: bool = True
     #: Ranks that are processes run it, too.
     processes: bool = False
+    #: The model so many times in a row, as stages of a pipeline; 0: no pipeline.
+    stages: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: The order of a pipeline's microbatches; interleaved, each rank has two stages.
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
 
     def __str__(self) -> str:
         """Its ranks, and the fields that are not as simple as they may be."""
@@ -118,6 +122,8 @@ class Sharding(
     @property
     def ranks(self) -> int:
         """How many there are; 0: it is not sharded."""
+        if self.stages:
+            return self.stages // 2 if self.schedule == "interleaved" else self.stages
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from narrowfuzz.case import ModelName, Sharding, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.choices import one_of
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.sharding import fitting, shardable
+from narrowfuzz.sharding import fitting, pipelined, shardable
 from narrowfuzz.specs import specs
 
 #: What may vary of a Spec that is sharded.
@@ -37,7 +38,10 @@ def sharded_specs(
     *,
     largest: int = 64,
 ) -> Spec:
-    """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards."""
+    """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or as the
+    stages of a pipeline."""
+    if draw(one_of(*[False] * 11, True)):
+        return draw(_pipelines(recipes, models, largest=largest))
     recipe = draw(one_of(*recipes))
     data, tensor = draw(one_of(*(lay for lay in _LAYOUTS if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
@@ -72,6 +76,31 @@ def sharded_specs(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",
             optimizer=draw(one_of("sgd", "adamw")),
             compile="aot_eager" if draw(one_of(*compiles)) else "none",
+        )
+    )  # fmt: skip
+
+
+#: Stages of a pipeline, the order of their microbatches, and how many there are of these.
+_PIPELINES: tuple[tuple[int, Literal["gpipe", "1f1b", "interleaved"], int], ...] = (
+    (2, "1f1b", 2), (3, "1f1b", 3), (2, "gpipe", 3), (3, "gpipe", 2), (4, "interleaved", 2),
+)  # fmt: skip
+
+
+@st.composite
+def _pipelines(
+    draw: st.DrawFn, recipes: Sequence[Recipe], models: tuple[ModelName, ...], *, largest: int
+) -> Spec:
+    able = tuple(model for model in models if pipelined(model))
+    vary = FACTORS - {"checkpoint"}
+    spec = draw(specs(recipes, vary=vary, models=able or ("linear",), largest=largest))
+    if not pipelined(spec.model):
+        spec = msgspec.structs.replace(spec, model="linear")
+    stages, schedule, microbatches = draw(one_of(*_PIPELINES))
+    sharding = Sharding(stages=stages, schedule=schedule)
+    return fitting(
+        msgspec.structs.replace(
+            spec, sharding=sharding, steps=draw(one_of(1, 2)), microbatches=microbatches,
+            grad_mode="train", optimizer=draw(one_of("sgd", "adamw")),
         )
     )  # fmt: skip
 

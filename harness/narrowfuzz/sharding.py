@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import LARGEST, Spec
+from narrowfuzz.case import LARGEST, Sharding, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.schedule.events import Forward
 
@@ -22,6 +22,8 @@ def fitting(spec: Spec) -> Spec:
     for by, given in MODELS[spec.model].laid.items():
         if getattr(sharding, by):
             sharding = msgspec.structs.replace(sharding, **given)
+    if sharding.stages and MODELS[spec.model].wide:  # each stage takes what the one before leaves
+        return msgspec.structs.replace(spec, n=spec.k)
     data, tensor = max(sharding.data, 1), max(sharding.tensor, 1)
     inside = tensor if sharding.sequence else 1
     sizes: dict[str, Any] = {}
@@ -54,10 +56,34 @@ def check_sharding(spec: Spec, shards: Collection[str]) -> None:
             raise ValueError(why)
 
 
+def pipelined(model: str) -> bool:
+    """May this model follow on itself, as stages of a pipeline?"""
+    row = MODELS[model]
+    return row.kind != "norm" and not (row.takes_ids or row.random or row.own or row.package)
+
+
+def _of_pipelines(spec: Spec) -> Iterator[str]:
+    sharding, ranks = spec.sharding, spec.sharding.ranks
+    if sharding != Sharding(stages=sharding.stages, schedule=sharding.schedule):
+        yield f"a pipeline of stages is laid out in no other way, got {sharding}"
+    if ranks < 2 or (sharding.schedule == "interleaved" and sharding.stages % 2):
+        yield f"{sharding.schedule!r} puts {sharding.stages} stages on no two ranks or more"
+    if sharding.schedule == "1f1b" and spec.microbatches < sharding.stages:
+        yield f"1f1b needs a microbatch for each of {sharding.stages} stages: give microbatches"
+    if sharding.schedule == "interleaved" and spec.microbatches % ranks:
+        yield f"interleaved needs microbatches in multiples of {ranks}, got {spec.microbatches}"
+    if not pipelined(spec.model):
+        yield f"{spec.model} cannot follow on itself in a pipeline"
+    if spec.compile != "none" or spec.checkpoint != "none":
+        yield "stages are not compiled and recompute nothing"
+
+
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding, model = spec.sharding, MODELS[spec.model]
     if not sharding.ranks:
-        yield f"{sharding} has neither data-parallel nor tensor-parallel ranks"
+        yield f"{sharding} has no ranks: give data, tensor or stages"
+    if sharding.stages:
+        yield from _of_pipelines(spec)
     if sharding.ranks > MOST_RANKS:
         yield f"{sharding.ranks} ranks: a process has at most {MOST_RANKS}"
     for by, asked in (("fsdp", sharding.data), ("tensor", sharding.tensor)):

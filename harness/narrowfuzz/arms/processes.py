@@ -7,6 +7,8 @@ one of them does not end is a trace that names where each rank is, and those pro
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import functools
 import multiprocessing as mp
 import os
 import tempfile
@@ -25,6 +27,18 @@ from narrowfuzz.play import processes
 
 #: Seconds after which ranks are stuck, and after one of them has ended.
 PATIENCE, AFTER_ONE = 120.0, 5.0
+
+
+def _as_code(cached: Any) -> tuple[Any, ...]:
+    """A cached function of a recipe's file goes to another process as its code."""
+    return _cached, (cached.__wrapped__, cached.cache_parameters())
+
+
+def _cached(function: Any, how: dict[str, Any]) -> Any:
+    return functools.lru_cache(**how)(function)
+
+
+copyreg.pickle(type(functools.lru_cache(_cached)), _as_code)
 
 
 @dataclass

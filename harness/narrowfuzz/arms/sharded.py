@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.lost import raise_if_lost
+from narrowfuzz.arms.pipeline import play_alone, play_stages
 from narrowfuzz.arms.processes import in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
@@ -91,7 +92,10 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         arguments = _arguments(own, recipe, piece_of(spec, tensors, piece), EAGER, device)
         played = Played()
         try:
-            play(played, *arguments.pop("positional"), **arguments)
+            if spec.sharding.stages:
+                play_alone(played, spec, recipe, tensors, device)
+            else:
+                play(played, *arguments.pop("positional"), **arguments)
         except Exception as error:
             raise_if_lost(error, device)
             return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
@@ -135,7 +139,10 @@ def _play(
         torch._dynamo.reset()
     graphs = counters["stats"]["unique_graphs"]
     try:
-        played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
+        if spec.sharding.stages:
+            played = play_stages(on, spec, recipe, tensors, device)
+        else:
+            played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))

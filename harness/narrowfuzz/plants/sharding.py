@@ -271,6 +271,40 @@ def _graphs_of_rank_0() -> Iterator[None]:
         backends["aot_eager"] = stored
 
 
+@contextmanager
+def _microbatches_reversed() -> Iterator[None]:
+    """The first stage takes the microbatches in another order than the loss takes its targets."""
+    from torch.distributed.pipelining import schedules
+
+    def make(split: Any) -> Any:
+        def splitting(*args: Any, **kwargs: Any) -> Any:
+            positional, by_name = split(*args, **kwargs)
+            return positional[::-1], by_name
+
+        return splitting
+
+    with replaced(schedules, "split_args_kwargs_into_chunks", make):
+        yield
+
+
+@contextmanager
+def _microbatches_averaged() -> Iterator[None]:
+    """A pipeline divides its gradients by the number of microbatches, asked or not."""
+    from torch.distributed.pipelining import schedules
+
+    def make(begin: Any) -> Any:
+        def beginning(*args: Any, **kwargs: Any) -> None:
+            begin(*args, **{**kwargs, "scale_grads": True})
+
+        return beginning
+
+    with (
+        replaced(schedules.ScheduleGPipe, "__init__", make),
+        replaced(schedules.Schedule1F1B, "__init__", make),
+    ):
+        yield
+
+
 PLANTS = [
     Plant(
         id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
@@ -327,6 +361,16 @@ PLANTS = [
             "collective-not-waited-for", "what a collective still makes is read before it has",
             "pytorch#180614: nobody waits for an AsyncCollectiveTensor", _ALL, _not_waited_for,
             ("linear",),
+        ),
+        (
+            "pipeline-microbatches-reversed", "a pipeline's microbatches meet others' targets",
+            "the class of pytorch#151082: chunks of a pipeline's inputs", _ALL,
+            _microbatches_reversed, (),
+        ),
+        (
+            "pipeline-gradients-averaged", "a pipeline divides gradients by its microbatches",
+            "torchtitan#1733: scale_grads of a schedule", _ALL,
+            _microbatches_averaged, (),
         ),
         (
             "graphs-of-other-ranks", "graphs that other ranks than the first trace are wrong",

@@ -178,6 +178,10 @@ _RANKS = ((1, 0), (0, 1), (2, 0), (0, 2), (2, 2))
 def simpler_shardings(case: Case) -> Iterator[tuple[str, Change]]:
     """Layouts with fewer ranks, and with fields at their defaults."""
     own = case.spec.sharding
+    if own.stages > 2:
+        yield "two stages", partial(_sharded, stages=2, schedule="gpipe")
+    if own.stages:
+        return
     for data, tensor in _RANKS:
         smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)
         if smaller and (data, tensor) != (own.data, own.tensor) and (tensor <= own.tensor):

@@ -14,6 +14,7 @@ import msgspec
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER, SHARDED
+from narrowfuzz.arms.pipeline import names, stages_of
 from narrowfuzz.arms.sharded import on_its_own, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, Spec
@@ -21,7 +22,7 @@ from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Own, Runs, Same, Within, read
 from narrowfuzz.models.zoo import layer_names
 from narrowfuzz.oracles.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
-from narrowfuzz.play import processes, ranks, sharded
+from narrowfuzz.play import pipeline, processes, ranks, sharded
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
@@ -39,9 +40,7 @@ from narrowfuzz.triage.script_played import SOURCES
 from narrowfuzz.verdict import Verdict
 
 #: What the text of a script calls.
-_PLAYED = (
-    "play_sharded", "start_ranks", "on_processes", "play", "Trace", "call_of", "rows", "unpacked",
-)  # fmt: skip
+_PLAYED = ("start_ranks", "on_processes", "play", "Trace", "call_of", "rows", "unpacked")
 _RAISES = """\
 try:
     on_ranks_here()
@@ -88,15 +87,47 @@ def write_sharded_script(
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(_played(verdict), (*SOURCES, ranks, processes, sharded)),
-        _runs(spec, verdict, named(spec, tensors), device),
+        pasted(_played(spec, verdict), (*SOURCES, ranks, processes, sharded, pipeline)),
+        _stages(spec, named(spec, tensors), device)
+        if spec.sharding.stages
+        else _runs(spec, verdict, named(spec, tensors), device),
         _check(spec, recipe, verdict),
     )
     return text
 
 
-def _played(verdict: Verdict) -> tuple[str, ...]:
-    return (*_PLAYED, "on_ranks") if verdict.oracle == "S10" else _PLAYED
+def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
+    if spec.sharding.stages:
+        return ("play_pipeline", "chained", *_PLAYED)
+    threads = ("on_ranks",) if verdict.oracle == "S10" else ()
+    return ("play_sharded", *threads, *_PLAYED)
+
+
+def _stages(spec: Spec, tensors: Mapping[str, Any], device: str) -> str:
+    """Text that defines ``on_ranks_here()`` and ``alone(piece)`` for a pipeline."""
+    alone = playing(spec, EAGER, device) | {"tied": names(spec)}
+    return f"""
+def build():
+    return {MODELS[spec.model].expression(spec)}.to(dtype)
+
+
+tensors = {packed(tensors)}
+events = {events_of(spec)!r}
+start_ranks({spec.sharding.ranks})
+
+
+def on_ranks_here():
+    return play_pipeline(
+        build, convert, tensors, on=partial(on_processes, seconds=60.0), dtype=dtype,
+        {_keywords(stages_of(spec))})
+
+
+def alone(piece):
+    def chain():
+        return chained(build, {spec.sharding.stages})
+
+    return play(Trace(), chain, convert, tensors, events, dtype=dtype, {_keywords(alone)})
+"""
 
 
 def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
@@ -128,7 +159,7 @@ start_ranks({spec.sharding.ranks})
 
 def on_ranks_here(**other):
     how_here = dict({_keywords(on_ranks | sharding_of(spec))})
-    how_here["on"] = partial(on_processes, seconds=20.0)
+    how_here["on"] = partial(on_processes, seconds=60.0)
     return play_sharded(build, convert, tensors, events, **how, **{{**how_here, **other}})
 
 
@@ -192,6 +223,8 @@ def _element(spec: Spec, recipe: Recipe, at: At, *, compiled: bool) -> str:
     """The number there, on the rank that the address names, or in one process. Graphs are held
     against processes that have none, processes against threads."""
     group = max(spec.sharding.tensor, 1)
+    if spec.sharding.stages:
+        group = spec.sharding.ranks
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
     if BY_NAME.get(at.run, EAGER).stage == SHARDED.name:

@@ -1,5 +1,5 @@
 """S1 (one process's bits), S2 (gradient sums), S4 (ranks agree), S6 (norm), S8 to S10 (bits of
-precomputed scales, of graphs and of processes)."""
+precomputed scales, of graphs and of processes), S12 (of the stages of a pipeline)."""
 
 from __future__ import annotations
 
@@ -222,6 +222,23 @@ def _same_on_ranks(rule: str, run: Trace, other: Trace, symptom: str, title: str
         for name, want in one.outputs.items()
     )
     return next(filter(None, found), plain(rule, run.arm, "output", "ok"))
+
+
+def check_stages(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S12: a rank leaves, of the stages that it has, the bits of the whole chain in one process:
+    microbatches are the same rows in the same order, and no sum is cut."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    (alone,) = evidence.traces[EAGER.name].ranks
+    left = {name: rank for rank, trace in enumerate(run.ranks) for name in trace.outputs}
+    for name, want in alone.outputs.items():
+        if name.partition("@")[0] in ("grad_input", NORM):  # no stage is asked for it
+            continue
+        rank = left.get(name, len(run.ranks) - 1)
+        there = At(name=name, run=EAGER.name)
+        found = _differs("S12", arm, "differs from the chain", there, want, run.ranks[rank], rank)
+        yield found or plain("S12", arm, role_of(name), "ok")
 
 
 def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:

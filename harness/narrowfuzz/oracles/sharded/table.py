@@ -16,6 +16,7 @@ from narrowfuzz.oracles.sharded.results import (
     check_norm,
     check_precomputed,
     check_processes,
+    check_stages,
 )
 
 _START = frozenset({"contract"})
@@ -23,6 +24,16 @@ _SEEN = _START | {"S7", "S3"}
 _MULTIPLIED = _SEEN | {"O5", "O15", "O16", "S5"}
 _WHOLE = _MULTIPLIED | {"S1"}
 
+OF_PIPELINE: tuple[Oracle, ...] = (
+    Oracle(
+        "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
+        scope="case", reads=("run",), of="pipeline",
+    ),
+    Oracle(
+        "S12", "stages of a pipeline", "exact", "C", "always", check_stages, _START, scope="case",
+        of="pipeline",
+    ),
+)  # fmt: skip
 OF_SHARDED: tuple[Oracle, ...] = (
     Oracle(
         "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,

@@ -1,0 +1,109 @@
+"""Trains a chain of models as a pipeline: each rank has one stage of it, or two.
+
+As in the player, every function is written to be specialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from narrowfuzz.play.converted import fill
+from narrowfuzz.play.player import (
+    Trace,
+    Training,
+    given,
+    in_order,
+    keep,
+    keep_state,
+    optimizing,
+    step,
+)
+
+
+def chained(build: Callable[[], nn.Module], stages: int) -> nn.Module:
+    """So many models, each on what the one before returns."""
+    return nn.Sequential(*(build() for _ in range(stages)))
+
+
+def play_pipeline(
+    build: Callable[[], nn.Module],
+    convert: Callable[[nn.Module], nn.Module],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    on: Callable[..., list[Trace]],
+    stages: int,
+    schedule: str,
+    steps: int,
+    microbatches: int,
+    dtype: torch.dtype,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    tied: Mapping[str, str],
+    optimizer: str,
+    rate: float,
+) -> list[Trace]:
+    """What training leaves on every rank: outputs on the last, and the gradients of its own stages
+    on each. Microbatches are the rows of ``play``'s forwards, and their gradients add up. ``on``
+    runs a function on every rank."""
+    from torch.distributed import pipelining
+
+    per_rank = 2 if schedule == "interleaved" else 1
+    ranks = stages // per_rank
+
+    def main(rank: int, mesh: Any) -> Trace:
+        trace, own = Trace(), [str(number) for number in range(rank, stages, ranks)]
+        try:
+            with torch.no_grad():
+                chain = convert(chained(build, stages))
+                fill(chain, tensors, tied=tied, dtype=dtype)
+            parts = {number: chain.get_submodule(number) for number in own}
+            run = Training(nn.ModuleDict(parts), backward=torch.autograd.backward)
+            if optimizer:
+                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+            made: list[Any] = [
+                pipelining.PipelineStage(
+                    part, int(number), stages, torch.device("cpu"), group=mesh.get_group()
+                )
+                for number, part in parts.items()
+            ]
+            kind: Any = {
+                "gpipe": pipelining.ScheduleGPipe,
+                "1f1b": pipelining.Schedule1F1B,
+                "interleaved": pipelining.ScheduleInterleaved1F1B,
+            }[schedule]
+            pipeline = kind(
+                made if per_rank > 1 else made[0], microbatches, loss_fn=_sent_back,
+                scale_grads=False,
+            )  # fmt: skip
+            trace.phase = "forward"
+            for turn in range(steps):
+                numbers = range(turn * microbatches, (turn + 1) * microbatches)
+                x = [given(tensors, "input", n).roll(n, 0).reshape(input_shape) for n in numbers]
+                g = [
+                    given(tensors, "grad_output", f"{n}/{n}", n).reshape(output_shape)
+                    for n in numbers
+                ]
+                fed = (torch.cat(x).to(dtype),) if rank == 0 else ()
+                last = {"target": torch.cat(g).to(dtype)} if rank == ranks - 1 else {}
+                y = pipeline.step(*fed, **last)
+                for n, part in zip(numbers, y.chunk(microbatches) if last else (), strict=False):
+                    keep(trace, run, "output", part.detach().flatten(0, -2), n)
+                if optimizer:
+                    step(trace, run, True, keeps=True)
+        except Exception as error:
+            error.phase = trace.phase  # type: ignore[attr-defined]
+            raise
+        keep_state(trace, run, rate=rate)
+        trace.results = in_order(trace.kept)
+        return trace
+
+    return on({"stage": ranks}, main)
+
+
+def _sent_back(output: torch.Tensor, grad_output: torch.Tensor) -> torch.Tensor:
+    """A loss with this gradient."""
+    return (output.float() * grad_output.float()).sum()
