@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED, Arm
+from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
 from narrowfuzz.case import Compile
 from narrowfuzz.machine import onednn_stays
 from narrowfuzz.recipe import unknown
@@ -65,14 +65,14 @@ def natives(arms: Collection[str], device: str) -> bool:
 
 
 def on_ranks(arms: Collection[str], device: str) -> bool:
-    """May cases be laid out over ranks here, which are threads of a CPU's process?"""
-    return SHARDED.name in arms and not unavailable(SHARDED, device)
+    """May cases be laid out over ranks here, which are threads or processes of a CPU?"""
+    return any(BY_NAME[name].sharded for name in arms) and not unavailable(SHARDED, device)
 
 
 def unavailable(arm: Arm, device: str = "cpu") -> str:
     """Why this machine cannot run the arm on the device, or "" if it can."""
     if arm.sharded and device != "cpu":
-        return "ranks are threads that compute on the CPU"
+        return "ranks are threads or processes that compute on the CPU"
     if arm.native:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler and device == "simulated":

@@ -364,7 +364,7 @@ PLANTS = [
         ),
         (
             "pipeline-microbatches-reversed", "a pipeline's microbatches meet others' targets",
-            "the class of pytorch#151082: chunks of a pipeline's inputs", _ALL,
+            "DeepSpeed#5729: outputs and labels of different batches", _ALL,
             _microbatches_reversed, (),
         ),
         (

@@ -60,11 +60,12 @@ around: list[Callable[[], AbstractContextManager[None]]] = []
 
 
 def _collective(name: str, adds: bool) -> Callable[..., Any]:
-    def call(group: Any, *given: Any) -> Any:
+    def call(group: Any, *given: Any, **options: Any) -> Any:
         group.count += 1
         for tell in entering:
             tell(f"{name} {group.count} of ranks {dist.get_process_group_ranks(group)}")
-        return getattr(group.gloo, name)(*given if adds else pytree.tree_map(_bytes, given))
+        sent = given if adds else pytree.tree_map(_bytes, given)
+        return getattr(group.gloo, name)(*sent, **options)
 
     return call
 
