@@ -66,7 +66,8 @@ def natives(arms: Collection[str], device: str) -> bool:
 
 def on_ranks(arms: Collection[str], device: str) -> bool:
     """May cases be laid out over ranks here, which are threads or processes of a CPU?"""
-    return any(BY_NAME[name].sharded for name in arms) and not unavailable(SHARDED, device)
+    laid_out = (arm for name in arms if (arm := BY_NAME[name]).sharded)
+    return any(not unavailable(arm, device) for arm in laid_out)
 
 
 def unavailable(arm: Arm, device: str = "cpu") -> str:
