@@ -61,7 +61,7 @@ class ShardedEvidence:
     def sharded(self) -> Trace | None:
         """The run on ranks, if it came to its end."""
         runs = [t for name, t in self.traces.items() if name != EAGER.name]
-        return runs[0] if runs and runs[0].error is None else None
+        return runs[0] if runs and runs[0].error is None and not runs[0].void else None
 
     @property
     def compiled(self) -> Trace | None:
