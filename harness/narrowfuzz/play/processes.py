@@ -109,7 +109,15 @@ _OverGloo: Any = type(
 
 
 def _over_gloo(store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
-    return _OverGloo(dist.ProcessGroupGloo(store, rank, ranks, timeout), rank, ranks)
+    # a group, not the backend alone: its collectives unwrap libraries' own tensors
+    gloo = dist.ProcessGroup(store, rank, ranks)
+    backend, kind = (
+        dist.ProcessGroupGloo(store, rank, ranks, timeout),
+        dist.ProcessGroup.BackendType,
+    )
+    gloo._set_default_backend(kind.GLOO)
+    gloo._register_backend(torch.device("cpu"), kind.GLOO, backend)
+    return _OverGloo(gloo, rank, ranks)
 
 
 def start_ranks(ranks: int) -> None:

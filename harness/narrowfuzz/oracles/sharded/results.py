@@ -250,6 +250,10 @@ def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
     if sharding.gathers != "precomputed":
         yield plain("S8", arm, "output", "not_applicable", "no scale is computed ahead")
         return
+    if sharding.tensor > 1:  # known, and S3 knows which of the two each is
+        why = "a gather scales its rank's shard of a linear, precomputed is the whole's scale"
+        yield plain("S8", arm, "output", "not_applicable", why)
+        return
     other = evidence.rerun(msgspec.structs.replace(sharding, gathers="codes"))
     if other.error is not None:
         yield plain("S8", arm, "output", "inconclusive", other.error.message)
