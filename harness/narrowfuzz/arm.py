@@ -152,8 +152,9 @@ def climb(spec: Spec) -> tuple[Arm, ...]:
         if spec.sharding.stages:
             return EAGER, SHARDED_PROCESSES
         stages = [SHARDED]
-        stages += [SHARDED_PROCESSES] if spec.sharding.processes else []
-        stages += [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []
+        graphs = [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []
+        stages += [SHARDED_PROCESSES] if spec.sharding.processes or graphs else []
+        stages += graphs
         return EAGER, *(with_checkpoint(arm, spec.checkpoint) for arm in stages)
     rungs: list[Arm] = []
     for arm in (base_of(spec),) if spec.native or spec.kernels == "default" else _EAGER:

@@ -26,6 +26,9 @@ FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", 
 _LAYOUTS = (
     (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2), (1, 2),
 )  # fmt: skip
+#: Steps, and microbatches of each.
+_SCHEDULES = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2))
+_STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
 SHARDABLE = tuple(name for name in MODELS if name != "linear" and shardable(name, ("fsdp",)))
 
@@ -70,7 +73,9 @@ def sharded_specs(
         processes=draw(one_of(*[False] * 9, True)),
     )
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
-    steps, microbatches = draw(one_of((1, 1), (1, 1), (1, 1), (2, 1), (1, 2)))
+    # scales that are precomputed after a step are used in the next
+    schedules = _STEPPED if sharding.gathers == "precomputed" else _SCHEDULES
+    steps, microbatches = draw(one_of(*schedules))
     return fitting(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",

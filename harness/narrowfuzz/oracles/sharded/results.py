@@ -184,30 +184,37 @@ def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
 def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
     """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits."""
     yield from _beside(
-        "S9", evidence, evidence.compiled, "nothing is compiled", "differs from eager on ranks"
-    )
+        "S9", evidence, evidence.processes or evidence.sharded, evidence.compiled,
+        "nothing is compiled", "differs from eager on ranks",
+    )  # fmt: skip
 
 
 def check_processes(evidence: ShardedEvidence) -> Iterator[Verdict]:
     """S10: ranks that are processes leave the bits of ranks that are threads."""
     yield from _beside(
-        "S10", evidence, evidence.processes, "threads alone ran it", "differs from threads"
-    )
+        "S10", evidence, evidence.sharded, evidence.processes, "threads alone ran it",
+        "differs from threads",
+    )  # fmt: skip
 
 
 def _beside(
-    rule: str, evidence: ShardedEvidence, other: Trace | None, why: str, symptom: str
+    rule: str,
+    evidence: ShardedEvidence,
+    run: Trace | None,
+    other: Trace | None,
+    why: str,
+    symptom: str,
 ) -> Iterator[Verdict]:
-    """The other run leaves the bits of the one on threads, where sums over ranks have one result:
-    of three terms that depends on the order, which is each group's own."""
-    run, sharding = evidence.sharded, evidence.sharding
-    if run is None:
+    """The other run leaves this one's bits where sums over ranks have one result: of three terms
+    that depends on the order, which is each kind of group's own."""
+    if run is None or run.error is not None:
         return
+    sharding = evidence.sharding
     if other is None or other is run:
         yield plain(rule, evidence.arm, "output", "not_applicable", why)
     elif other.void or other.error is not None:
         yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
-    elif max(sharding.data, sharding.tensor) > 2:
+    elif max(sharding.data, sharding.tensor) > 2 and run is evidence.sharded:
         orders = "more than two ranks add in an order of their own"
         yield plain(rule, other.arm, "output", "not_applicable", orders)
     else:
