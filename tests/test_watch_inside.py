@@ -14,6 +14,7 @@ from narrowfuzz.address import parse
 from narrowfuzz.watch.against import divergence
 from narrowfuzz.watch.read import read
 from narrowfuzz.watch.records import Report
+from narrowfuzz.watch.scratch import Scratch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -118,6 +119,22 @@ def test_the_operator_is_named_with_its_phase_and_module(
     assert first.cause == ("software or data" if always else "hardware or race")
     assert parse(str(at)) == at
     assert all(operand.state == "ok" for operand in first.operands)
+
+
+def test_what_is_written_over_is_copied_into_the_same_memory() -> None:
+    scratch = Scratch(1024)
+    turned, gaps, large = torch.randn(4, 8).t(), torch.randn(8, 8)[:, :3], torch.randn(512)
+    given = [turned, torch.tensor(2.0).bfloat16(), gaps, large]
+    copies = scratch.copies(given)
+    for tensor in given:
+        copy = copies[id(tensor)]
+        assert copy.dtype == tensor.dtype and torch.equal(copy, tensor)
+    places = [copies[id(tensor)].untyped_storage().data_ptr() for tensor in given]
+    assert places[0] == places[1] and len({*places}) == 3  # gaps and large lie elsewhere
+    assert copies[id(turned)].stride() == turned.stride()
+    with torch.inference_mode():
+        later = scratch.copies([turned + 1])
+    assert torch.equal(copies[id(turned)], turned + 1) and later
 
 
 def found(report: Report | None) -> Any:

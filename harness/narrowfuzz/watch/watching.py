@@ -54,12 +54,12 @@ class Watching(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.collectives.open:
             self.collectives.settle((args, kwargs))
-        kind = operator(func).kind
-        if kind in ("collective", "wait"):
-            return self.collectives.operator(func, args, kwargs)
-        if kind == "scaler":
+        what = operator(func)
+        if what.kind in ("collective", "wait"):
+            return self.collectives.operator(what, func, args, kwargs)
+        if what.kind == "scaler":
             observer.recorder.write("scaler", rank=observer.rank, step=observer.place.step)
-        return observer.operator(func, args, kwargs)
+        return observer.operator(what, func, args, kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients as the optimizer gets them: a bad value in one has come to the end."""
