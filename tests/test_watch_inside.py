@@ -200,6 +200,32 @@ def test_a_compiled_model_is_compiled_as_without(tmp_path: Path) -> None:
     assert watched.report is not None and watched.report.steps == 4
 
 
+def test_between_compiled_graphs_nothing_of_watch_is_compiled(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return graph
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        at = torch.nonzero(y)  # runs between two graphs
+        return y[at[0]].sum()
+
+    def run() -> list[int]:
+        torch._dynamo.reset()
+        sizes.clear()
+        compiled = torch.compile(broken, backend=backend)
+        for _ in range(2):
+            compiled(torch.ones(8))
+        return list(sizes)
+
+    alone = run()
+    with narrowfuzz.watch(tmp_path):
+        assert run() == alone
+    assert len(alone) > 1
+
+
 def test_of_a_compiled_graph_it_is_said_that_its_inside_is_not_seen(tmp_path: Path) -> None:
     class CompiledFunction(torch.autograd.Function):
         """What a compiled graph is to autograd."""

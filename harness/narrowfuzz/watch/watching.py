@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.watch import screen
@@ -39,6 +44,11 @@ class Watching(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         """Nothing is compiled otherwise because this mode stands around it."""
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """It is skipped by its code, below: torch's way costs each operator a wrapper in Python."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -125,3 +135,9 @@ class Watching(TorchDispatchMode):
         if self.observer.ran:
             self.observer.tally()
         self.observer.recorder.close()
+
+
+# what is compiled leaves alone this function and all that it calls
+set_code_exec_strategy(
+    Watching.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+)
