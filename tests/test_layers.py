@@ -166,7 +166,7 @@ MAY_IMPORT = {
 #: Of watch, what only its parent process imports.
 WATCH_PARENT = {
     f"narrowfuzz.watch.{name}"
-    for name in ("records", "merge", "votes", "against", "read", "words", "command")
+    for name in ("records", "merge", "votes", "against", "read", "words", "command", "removals")
 }
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.watch.command import Asked, watch_command
+from narrowfuzz.address import At
+from narrowfuzz.watch.command import Asked, _rerun, watch_command
+from narrowfuzz.watch.records import FirstBad, Report
+from narrowfuzz.watch.removals import UNCHANGED
 
 WATCH = [sys.executable, "-m", "narrowfuzz", "watch"]
 
@@ -75,6 +78,8 @@ def test_a_sitecustomize_that_is_there_runs_too(tmp_path: Path) -> None:
         ((), ("no-such-command",), "is no command that can be run"),
         (("--against", "/nowhere"), ("true",), "is no run of narrowfuzz watch"),
         (("--repeat", "-1"), ("true",), "must not be negative"),
+        (("--variant", "'"), ("true",), "cannot be split"),
+        (("--variant", ""), ("true",), "is empty"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(
@@ -82,8 +87,10 @@ def test_what_cannot_be_asked_is_one_sentence(
 ) -> None:
     against = Path(options[1]) if "--against" in options else None
     repeat = int(options[1]) if "--repeat" in options else 0
+    variants = options[1:] if "--variant" in options else ()
+    asked = Asked(command, against=against, repeat=repeat, variants=variants, out=tmp_path / "run")
     with pytest.raises(ValueError, match=sentence):
-        watch_command(Asked(command, against=against, repeat=repeat, out=tmp_path / "run"))
+        watch_command(asked)
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
@@ -144,3 +151,66 @@ def test_a_fork_has_records_of_its_own(tmp_path: Path) -> None:
     first = document(tmp_path / "run")["first"]
     assert (first["at"]["name"], first["bad"]) == ("aten.log", "nan")
     assert len(list((tmp_path / "run" / "ranks").glob("*.jsonl"))) == 2
+
+
+#: Its value is bad where the forward runs a second time, where it is compiled, or always.
+REMOVED = """
+import os, sys, torch
+from torch.utils.checkpoint import checkpoint
+model, calls = torch.nn.Linear(8, 8), []
+@torch.compile(backend="eager")
+def is_compiled():
+    return torch.ones(1) * torch.compiler.is_compiling()
+def forward(x):
+    calls.append(0)
+    bad = {
+        "recomputed": len(calls) % 2 == 0,
+        "compiled": bool(is_compiled()),
+        "always": True,
+    }[sys.argv[1]]
+    return torch.log(model(x) * 0 + (-1.0 if bad and "--mild" not in sys.argv else 1.0)).pow(2)
+for step in range(1):
+    checkpoint(forward, torch.randn(4, 8), use_reentrant=False).sum().backward()
+    calls.clear()
+if os.environ.get("BREAKS"):
+    sys.exit(3)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("when", "gone"),
+    [
+        ("recomputed", ["without activation checkpointing", "with --mild"]),
+        ("compiled", ["without torch.compile", "with --mild"]),
+        ("always", ["with --mild"]),
+    ],
+)
+def test_what_is_removed_makes_it_go_away_or_not(
+    tmp_path: Path, when: str, gone: list[str]
+) -> None:
+    variants = ("--variant", "--mild", "--variant", "BREAKS=1")
+    done = watch(
+        tmp_path / "run", sys.executable, "-c", REMOVED, when, options=("--remove", *variants)
+    )
+    assert done.returncode == 0, done.stderr
+    reruns = document(tmp_path / "run")["reruns"]
+    came = {rerun["change"]: rerun["came"] for rerun in reruns}
+    assert [change for change, what in came.items() if what == "gone"] == gone
+    assert {what for change, what in came.items() if change not in gone} == {"still there"}
+    assert len(came) == 1 + 4 + 2 and reruns[0] == {
+        "change": "unchanged", "came": "still there", "told": "at the same place",
+    }  # fmt: skip
+
+
+def test_a_run_that_ended_too_early_shows_nothing() -> None:
+    at = At(event=3, name="aten.log")
+    first = FirstBad(at=at, bad="nan", made="made")
+    for report, came in (
+        (Report(trained=True, steps=1, exit_code=1), "unknown"),
+        (Report(trained=True, steps=3, exit_code=1), "gone"),
+        (Report(trained=False, exit_code=0), "unknown"),
+        (Report(trained=True, steps=9, exit_code=0), "gone"),
+        (Report(trained=True, steps=2, exit_code=1, first=first, counts=True), "still there"),
+    ):
+        assert _rerun(UNCHANGED, report, first).came == came

@@ -14,6 +14,7 @@ from narrowfuzz.address import parse
 from narrowfuzz.watch.against import divergence
 from narrowfuzz.watch.read import read
 from narrowfuzz.watch.records import Report
+from narrowfuzz.watch.scratch import Scratch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -120,6 +121,22 @@ def test_the_operator_is_named_with_its_phase_and_module(
     assert all(operand.state == "ok" for operand in first.operands)
 
 
+def test_what_is_written_over_is_copied_into_the_same_memory() -> None:
+    scratch = Scratch(1024)
+    turned, gaps, large = torch.randn(4, 8).t(), torch.randn(8, 8)[:, :3], torch.randn(512)
+    given = [turned, torch.tensor(2.0).bfloat16(), gaps, large]
+    copies = scratch.copies(given)
+    for tensor in given:
+        copy = copies[id(tensor)]
+        assert copy.dtype == tensor.dtype and torch.equal(copy, tensor)
+    places = [copies[id(tensor)].untyped_storage().data_ptr() for tensor in given]
+    assert places[0] == places[1] and len({*places}) == 3  # gaps and large lie elsewhere
+    assert copies[id(turned)].stride() == turned.stride()
+    with torch.inference_mode():
+        later = scratch.copies([turned + 1])
+    assert torch.equal(copies[id(turned)], turned + 1) and later
+
+
 def found(report: Report | None) -> Any:
     assert report is not None and report.first is not None and report.counts
     return report.first
@@ -181,6 +198,32 @@ def test_a_compiled_model_is_compiled_as_without(tmp_path: Path) -> None:
         assert trained(lambda model: graphs(model, seen)) == plain
     assert seen == alone and len(seen) == 1
     assert watched.report is not None and watched.report.steps == 4
+
+
+def test_between_compiled_graphs_nothing_of_watch_is_compiled(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return graph
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        at = torch.nonzero(y)  # runs between two graphs
+        return y[at[0]].sum()
+
+    def run() -> list[int]:
+        torch._dynamo.reset()
+        sizes.clear()
+        compiled = torch.compile(broken, backend=backend)
+        for _ in range(2):
+            compiled(torch.ones(8))
+        return list(sizes)
+
+    alone = run()
+    with narrowfuzz.watch(tmp_path):
+        assert run() == alone
+    assert len(alone) > 1
 
 
 def test_of_a_compiled_graph_it_is_said_that_its_inside_is_not_seen(tmp_path: Path) -> None:

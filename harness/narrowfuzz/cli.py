@@ -227,12 +227,25 @@ def watch(
         bool, typer.Option("--full", help="record a digest of all that is read and made; slow")
     ] = False,
     repeat: Annotated[int, typer.Option(help="run the command so many times more, if need be")] = 0,
+    remove: Annotated[
+        bool,
+        typer.Option(
+            "--remove", help="then run it without compiling, checkpointing, ...: is it gone?"
+        ),
+    ] = False,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="then run it with these arguments, too, or NAME=VALUE; may repeat"),
+    ] = None,
 ) -> None:
     """The first bad value of a real training: step, module, operator, rank, collective. The
     command's output and exit code pass through."""
     from narrowfuzz.watch.command import Asked, watch_command
 
-    asked = Asked(tuple(command), against=against, fail=fail, out=out, full=full, repeat=repeat)
+    asked = Asked(
+        tuple(command), against=against, fail=fail, out=out, full=full, repeat=repeat,
+        remove=remove, variants=tuple(variant or ()),
+    )  # fmt: skip
     raise typer.Exit(watch_command(asked))
 
 

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from narrowfuzz.watch.records import Report
 
-#: Set by ``narrowfuzz watch`` for its command: the folder of records, and "full" or "".
+#: Set by ``narrowfuzz watch`` for its command: the folder of records, "full" or "", and what
+#: :mod:`narrowfuzz.watch.removed` takes away.
 FOLDER, FULL = "NARROWFUZZ_WATCH_FOLDER", "NARROWFUZZ_WATCH_FULL"
+REMOVE = "NARROWFUZZ_WATCH_REMOVE"
 
 
 class Watched:

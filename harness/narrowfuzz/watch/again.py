@@ -11,6 +11,9 @@ from narrowfuzz.watch import screen
 from narrowfuzz.watch.operators import Operator, tensors
 from narrowfuzz.watch.screen import State
 
+#: What an operator in place writes.
+_SELF = ((0, "self"),)
+
 
 @dataclass(frozen=True)
 class Again:
@@ -40,6 +43,10 @@ def results(
     what: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> list[torch.Tensor]:
     """What an operator has made or written, each once."""
+    if isinstance(out, torch.Tensor) and (
+        not what.writes or (what.writes == _SELF and args and out is args[0])
+    ):
+        return [out]
     written = [
         tensor
         for position, name in what.writes

@@ -16,7 +16,7 @@ import torch
 
 from narrowfuzz.watch import screen
 from narrowfuzz.watch.observer import Observer
-from narrowfuzz.watch.operators import Operator, operator, tensors
+from narrowfuzz.watch.operators import Operator, tensors
 from narrowfuzz.watch.recorder import kept
 
 #: What every rank of the group gets alike.
@@ -48,9 +48,10 @@ class Collectives:
     def open(self) -> bool:
         return bool(self._open)
 
-    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operator(
+        self, what: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a collective operator of c10d or of the functional collectives."""
-        what = operator(func)
         if what.kind == "wait":
             out = func(*args, **kwargs)
             self._waited(args[0])

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ import msgspec
 from narrowfuzz.exits import CLEAN, FOUND
 from narrowfuzz.watch import FOLDER, FULL
 from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write
-from narrowfuzz.watch.records import Cause, FirstBad, Report
+from narrowfuzz.watch.records import Cause, FirstBad, Report, Rerun
+from narrowfuzz.watch.removals import REMOVALS, UNCHANGED, Change, variant
 from narrowfuzz.watch.words import lines
 
 _SITE = Path(__file__).resolve().parent / "site"
@@ -39,6 +40,8 @@ class Asked:
     out: Path | None = None
     full: bool = False
     repeat: int = 0
+    remove: bool = False
+    variants: tuple[str, ...] = ()
 
 
 def watch_command(asked: Asked) -> int:
@@ -50,11 +53,15 @@ def watch_command(asked: Asked) -> int:
         raise ValueError(f"--repeat must not be negative, got {asked.repeat}")
     if asked.against is not None and not any(rank.ops for rank in read(asked.against)):
         raise ValueError(f"--against {asked.against} has no digests: record it with --full")
+    changes = (*(REMOVALS if asked.remove else ()), *map(variant, asked.variants))
     folder = prepared(asked.out)
     code = _run(asked, folder)
     report = reported(folder, asked.against, code)
-    if asked.repeat and report.first is not None and report.counts:
-        report = _repeated(asked, folder, report)
+    if (first := report.first) is not None and report.counts:
+        if asked.repeat:
+            report = _repeated(asked, folder, report)
+        if changes:
+            report.reruns = tuple(_changed(asked, folder, first, changes))
         write(folder, report)
     for line in lines(report, folder):
         print(f"narrowfuzz watch: {line}", file=sys.stderr)
@@ -64,25 +71,27 @@ def watch_command(asked: Asked) -> int:
     return FOUND if asked.fail and code == CLEAN and report.found else code
 
 
-def _environment(asked: Asked, folder: Path) -> Mapping[str, str]:
+def _environment(asked: Asked, folder: Path, change: Change) -> Mapping[str, str]:
     path = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
+        **change.environment,
         FOLDER: str((folder / RECORDS).resolve()),
         FULL: "full" if asked.full or asked.against is not None else "",
         "PYTHONPATH": str(_SITE) + (os.pathsep + path if path else ""),
     }
 
 
-def _run(asked: Asked, folder: Path, log: Path | None = None) -> int:
+def _run(asked: Asked, folder: Path, log: Path | None = None, change: Change = UNCHANGED) -> int:
     """The command's return code; negative if a signal killed it."""
-    environment = _environment(asked, folder)
+    environment = _environment(asked, folder, change)
+    command = (*asked.command, *change.arguments)
     if log is None:
-        child = subprocess.Popen(asked.command, env=environment)
+        child = subprocess.Popen(command, env=environment)
         with _forwarding(child):
             return child.wait()
     with log.open("wb") as sink:
-        child = subprocess.Popen(asked.command, env=environment, stdout=sink, stderr=sink)
+        child = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
         with _forwarding(child):
             return child.wait()
 
@@ -146,3 +155,32 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
 def _place(first: FirstBad) -> str:
     """Where it is, without the element."""
     return str(msgspec.structs.replace(first.at, index=()))
+
+
+def _changed(
+    asked: Asked, folder: Path, first: FirstBad, changes: Sequence[Change]
+) -> Iterator[Rerun]:
+    """Run it again with one thing changed each time. The first time nothing is: a value that is
+    gone then, too, comes by chance, and no change would show anything."""
+    for number, change in enumerate((UNCHANGED, *changes)):
+        again = prepared(folder / f"changed-{number}")
+        code = _run(asked, again, again / "output.log", change)
+        if code == -signal.SIGINT:
+            return
+        rerun = _rerun(change, reported(again, None, code), first)
+        yield rerun
+        if change is UNCHANGED and rerun.came != "still there":
+            return
+
+
+def _rerun(change: Change, other: Report, first: FirstBad) -> Rerun:
+    if other.first is not None and other.counts:
+        same = _place(other.first) == _place(first)
+        where = "at the same place" if same else f"at {_place(other.first)}"
+        return Rerun(change=change.name, came="still there", told=where)
+    if other.exit_code != CLEAN and other.steps < first.at.event:
+        told = f"it ended with exit code {other.exit_code} before step {first.at.event} was over"
+        return Rerun(change=change.name, came="unknown", told=told)
+    if not other.trained:
+        return Rerun(change=change.name, came="unknown", told="no training was seen")
+    return Rerun(change=change.name, came="gone")

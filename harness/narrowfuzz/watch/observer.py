@@ -18,9 +18,10 @@ import torch
 
 from narrowfuzz.watch import screen
 from narrowfuzz.watch.again import Again, again, readable, results
-from narrowfuzz.watch.operators import NO_NUMBERS, Operator, has_infinite_scalar, operator, tensors
+from narrowfuzz.watch.operators import NO_NUMBERS, Operator, has_infinite_scalar, tensors
 from narrowfuzz.watch.place import Place
 from narrowfuzz.watch.recorder import Recorder
+from narrowfuzz.watch.scratch import Scratch
 from narrowfuzz.watch.screen import State
 
 #: What an operator writes over is kept until it has been looked at, up to so many bytes.
@@ -71,6 +72,7 @@ class Observer:
         self._told: set[tuple[str, str, str, State]] = set()
         self._deliberate = False
         self._unwritten: dict[int, int] = {}
+        self._scratch = Scratch(_KEPT_BYTES)
         self._queue: list[
             tuple[list[torch.Tensor], list[torch.Tensor], Callable[[list[float], list[int]], None]]
         ] = []
@@ -94,11 +96,12 @@ class Observer:
         finally:
             self.quiet = quiet
 
-    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operator(
+        self, what: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run an operator and look at what came out."""
         start = time.perf_counter()
         self.begun = self.begun or start
-        what = operator(func)
         ran = self._before(what, func, args, kwargs)
         middle = time.perf_counter()
         out = func(*args, **kwargs)
@@ -121,10 +124,10 @@ class Observer:
             return None
         self.ran += 1
         ran = Ran(self.ran, what, func, args, kwargs, [], {}, "ok", None)
-        if what.writes and not what.overwrites and what.kind == "plain":
+        if what.rewrites:
             written = self._written(ran)
             if sum(item.nbytes for item in written) <= _KEPT_BYTES or self.full:
-                ran.before = {id(item): item.clone() for item in written}
+                ran.before = self._scratch.copies(written)
             elif not written[0].is_cuda:
                 ran.before_state = screen.worst([screen.state(item) for item in written])
         return ran
@@ -155,8 +158,7 @@ class Observer:
                 self._record(ran)
             sums = [screen.total(tensor) for tensor in seen]
             if not on_gpu:
-                if any(screen.suspect(float(sum_)) for sum_ in sums):
-                    self._judge(ran)
+                self._judge_if_suspect(ran, [float(sum_) for sum_ in sums])
                 return
             ran.place = self.place.now()
             ran.versions = _versions(ran)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -49,14 +48,27 @@ class Operator:
     writes: tuple[tuple[int, str], ...]
     #: What it writes it does not read first.
     overwrites: bool
+    #: What it writes it reads first.
+    rewrites: bool
     random: bool
     #: Of a collective, the names of its arguments that come in and that go out.
     names: tuple[str, ...]
 
 
-@cache
+#: What is known already, by the identity of what is kept beside it: an ``OpOverload``'s hash is
+#: written in Python.
+_KNOWN: dict[int, tuple[Any, Operator]] = {}
+
+
 def operator(func: Any) -> Operator:
     """What is known of an ``OpOverload``."""
+    known = _KNOWN.get(id(func))
+    if known is None:
+        known = _KNOWN[id(func)] = (func, _facts(func))
+    return known[1]
+
+
+def _facts(func: Any) -> Operator:
     schema = func._schema
     namespace, _, rest = schema.name.partition("::")
     writes = tuple(
@@ -65,11 +77,14 @@ def operator(func: Any) -> Operator:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     out = any(argument.is_out for argument in schema.arguments)
+    overwrites = out or rest in _OVERWRITES or rest == "split_with_sizes_copy"
+    kind = _kind(namespace, rest, schema, writes)
     return Operator(
         name=str(func).removesuffix(".default"),
-        kind=_kind(namespace, rest, schema, writes),
+        kind=kind,
         writes=writes,
-        overwrites=out or rest in _OVERWRITES or rest == "split_with_sizes_copy",
+        overwrites=overwrites,
+        rewrites=bool(writes) and not overwrites and kind == "plain",
         random=torch.Tag.nondeterministic_seeded in func.tags,
         names=tuple(argument.name for argument in schema.arguments),
     )

@@ -175,6 +175,16 @@ class FirstBad(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[int, ...] = ()
 
 
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the first bad value in a run with one thing changed."""
+
+    change: str
+    #: unknown: it ended before the step in which the bad value had come.
+    came: Literal["gone", "still there", "unknown"]
+    #: Its place then, or why nothing is known.
+    told: str = ""
+
+
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that should hold the same and do not. ``sick`` is the minority, empty if there is
     none."""
@@ -194,6 +204,8 @@ class Report(msgspec.Struct, kw_only=True):
     #: The first divergence from another run.
     divergence: FirstBad | None = None
     votes: tuple[Vote, ...] = ()
+    #: Runs with one thing changed each; the first is unchanged.
+    reruns: tuple[Rerun, ...] = ()
     #: Who waits where, who has not come, which ranks disagree on the program.
     stuck: tuple[str, ...] = ()
     trained: bool = False

@@ -26,16 +26,17 @@ _NARROW = {
     if (dtype := getattr(torch, name, None)) is not None
 }
 _SCALE = getattr(torch, "float8_e8m0fnu", None)
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
+_LOOKED_AT = {*_WIDE, *_NARROW, *_COMPLEX, *([] if _SCALE is None else [_SCALE])}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def looked_at(tensor: torch.Tensor) -> bool:
     """Can the tensor hold a bad number, and can it be read?"""
-    dtype = tensor.dtype
     return (
-        (dtype in _WIDE or dtype in _NARROW or dtype is _SCALE or dtype.is_complex)
+        tensor.dtype in _LOOKED_AT
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and tensor.numel() > 0
         and not isinstance(tensor, NO_NUMBERS)
     )

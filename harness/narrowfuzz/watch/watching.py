@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.watch import screen
@@ -40,6 +45,11 @@ class Watching(TorchDispatchMode):
         """Nothing is compiled otherwise because this mode stands around it."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """It is skipped by its code, below: torch's way costs each operator a wrapper in Python."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -57,10 +67,10 @@ class Watching(TorchDispatchMode):
             self.collectives.settle(read_by(what, args, kwargs))
         kind = what.kind
         if kind in ("collective", "wait"):
-            return self.collectives.operator(func, args, kwargs)
+            return self.collectives.operator(what, func, args, kwargs)
         if kind == "scaler":
             observer.recorder.write("scaler", rank=observer.rank, step=observer.place.step)
-        return observer.operator(func, args, kwargs)
+        return observer.operator(what, func, args, kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients as the optimizer gets them: a bad value in one has come to the end."""
@@ -126,3 +136,9 @@ class Watching(TorchDispatchMode):
         if self.observer.ran:
             self.observer.tally()
         self.observer.recorder.close()
+
+
+# what is compiled leaves alone this function and all that it calls
+set_code_exec_strategy(
+    Watching.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+)

@@ -17,6 +17,8 @@ def lines(report: Report, folder: Path) -> Iterator[str]:
     if report.first is not None:
         passing = "" if report.counts else " (it reached no gradient, and is no finding)"
         yield from _first("first", report.first, passing)
+        for rerun in report.reruns:
+            yield f"  {rerun.came} {rerun.change}" + (f": {rerun.told}" if rerun.told else "")
     elif report.trained:
         yield (
             f"nothing bad in {_count(report.steps, 'step')} of {_count(len(report.ranks), 'rank')}"

@@ -37,7 +37,10 @@ def _watch() -> None:
         sys.modules["narrowfuzz"] = module
         spec.loader.exec_module(module)
     from narrowfuzz.watch.inside import begin_process
+    from narrowfuzz.watch.removed import remove
 
+    if what := os.environ.get("NARROWFUZZ_WATCH_REMOVE"):
+        remove(what)
     begin_process(Path(folder), bool(os.environ.get("NARROWFUZZ_WATCH_FULL")))
 
 

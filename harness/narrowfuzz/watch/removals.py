@@ -1,0 +1,49 @@
+"""What a training is run without, to see whether its first bad value goes away: one thing at a
+time, by its environment or its arguments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from narrowfuzz.watch import REMOVE
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different in a run: its environment, and arguments after its own."""
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+UNCHANGED = Change("unchanged")
+#: What needs no word of the user's.
+REMOVALS = (
+    Change("without torch.compile", {"TORCH_COMPILE_DISABLE": "1"}),
+    Change("without activation checkpointing", {REMOVE: "checkpointing"}),
+    Change(
+        "with each of inductor's casts carried out", {"TORCHINDUCTOR_EMULATE_PRECISION_CASTS": "1"}
+    ),
+    Change(
+        "with deterministic algorithms",
+        {REMOVE: "nondeterminism", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    ),
+)
+
+
+def variant(text: str) -> Change:
+    """A user's own: NAME=VALUE of the environment, anything else is arguments. Raises ValueError
+    if it is neither."""
+    if set_ := re.fullmatch(r"([A-Z_][A-Z0-9_]*)=(.*)", text, re.DOTALL):
+        return Change(f"with {text}", {set_[1]: set_[2]})
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"--variant {text!r} cannot be split as a shell does: {error}") from error
+    if not arguments:
+        raise ValueError("--variant is empty: give arguments, or NAME=VALUE of the environment")
+    return Change(f"with {text}", arguments=arguments)
