@@ -22,8 +22,9 @@ def fitting(spec: Spec) -> Spec:
     for by, given in MODELS[spec.model].laid.items():
         if getattr(sharding, by):
             sharding = msgspec.structs.replace(sharding, **given)
-    if sharding.stages and MODELS[spec.model].wide:  # each stage takes what the one before leaves
-        return msgspec.structs.replace(spec, n=spec.k)
+    if sharding.stages:  # each takes what the one before leaves, and there are rows to send
+        m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
+        return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)
     data, tensor = max(sharding.data, 1), max(sharding.tensor, 1)
     inside = tensor if sharding.sequence else 1
     sizes: dict[str, Any] = {}
