@@ -43,8 +43,9 @@ def sharded_specs(
 ) -> Spec:
     """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or as the
     stages of a pipeline."""
-    if draw(one_of(*[False] * 11, True)):
-        return draw(_pipelines(recipes, models, largest=largest))
+    plain = [recipe for recipe in recipes if not recipe.models_of]
+    if plain and draw(one_of(*[False] * 11, True)):
+        return draw(_pipelines(plain, models, largest=largest))
     recipe = draw(one_of(*recipes))
     data, tensor = draw(one_of(*(lay for lay in _LAYOUTS if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
