@@ -109,6 +109,10 @@ class Sharding(
     averages: bool = True
     #: Ranks that are processes run it, too.
     processes: bool = False
+    #: After the first step its state is saved, and another model loads it: laid out the same, on
+    #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, or on each rank by
+    #: itself.
+    resumes: Literal["", "same", "fewer", "swapped", "alone"] = ""
 
     def __str__(self) -> str:
         """Its ranks, and the fields that are not as simple as they may be."""
@@ -119,6 +123,16 @@ class Sharding(
     def ranks(self) -> int:
         """How many there are; 0: it is not sharded."""
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
+
+    @property
+    def resumed(self) -> Sharding:
+        """How it is laid out where it resumes."""
+        ranks = {
+            "fewer": {"data": self.data - 1},
+            "swapped": {"data": self.tensor, "tensor": self.data},
+            "alone": {"data": 0, "tensor": 0},
+        }
+        return msgspec.structs.replace(self, **ranks.get(self.resumes, {}))
 
 
 ALONE = Sharding()

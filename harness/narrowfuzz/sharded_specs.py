@@ -65,8 +65,12 @@ def sharded_specs(
         averages=not data or draw(one_of(True, True, False)),
         processes=draw(one_of(*[False] * 9, True)),
     )
-    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     steps, microbatches = draw(one_of((1, 1), (1, 1), (1, 1), (2, 1), (1, 2)))
+    if steps > 1:
+        sharding = msgspec.structs.replace(
+            sharding, resumes=draw(one_of("", *_resumes(spec.model, recipe, sharding)))
+        )
+    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     return fitting(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",
@@ -80,3 +84,11 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
     asked = {"fsdp": data, "tensor": tensor}
     few = not recipe.models_of or max(data, tensor) <= 2  # a package's own models are large
     return few and all(by in recipe.shards for by, ranks in asked.items() if ranks)
+
+
+def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
+    """The layouts on which such a training may resume."""
+    able = MODELS[model].shared and not MODELS[model].laid
+    both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
+    fewer = ("fewer",) if sharding.data > 1 else ()
+    return ("same", "alone", *fewer, *(("swapped",) if both else ()))

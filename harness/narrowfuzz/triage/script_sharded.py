@@ -14,14 +14,14 @@ import msgspec
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER, SHARDED
-from narrowfuzz.arms.sharded import on_its_own, sharding_of
+from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Own, Runs, Same, Within, read
 from narrowfuzz.models.zoo import layer_names
 from narrowfuzz.oracles.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
-from narrowfuzz.play import processes, ranks, sharded
+from narrowfuzz.play import processes, ranks, resumed, sharded
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
@@ -88,15 +88,16 @@ def write_sharded_script(
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(_played(verdict), (*SOURCES, ranks, processes, sharded)),
+        pasted(_played(spec, verdict), (*SOURCES, ranks, processes, sharded, resumed)),
         _runs(spec, verdict, named(spec, tensors), device),
         _check(spec, recipe, verdict),
     )
     return text
 
 
-def _played(verdict: Verdict) -> tuple[str, ...]:
-    return (*_PLAYED, "on_ranks") if verdict.oracle == "S10" else _PLAYED
+def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
+    threads = ("on_ranks",) if verdict.oracle == "S10" else ()
+    return (*_PLAYED, *threads, *(("resumed_on",) if spec.sharding.resumes else ()))
 
 
 def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
@@ -111,6 +112,10 @@ def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
     looks = f"watch={layer_names(spec)!r}, tap=tap"
     if BY_NAME[verdict.arm].compiled:  # nobody looks inside
         looks = "watch=()"
+    resume = ""
+    if spec.sharding.resumes:
+        resume = f"""
+    how_here["resume"] = partial(resumed_on, {_keywords(resuming(spec))})"""
     pieces = max(spec.sharding.data, 1)
     build = MODELS[spec.model].expression(spec)
     return f"""
@@ -128,7 +133,7 @@ start_ranks({spec.sharding.ranks})
 
 def on_ranks_here(**other):
     how_here = dict({_keywords(on_ranks | sharding_of(spec))})
-    how_here["on"] = partial(on_processes, seconds=20.0)
+    how_here["on"] = partial(on_processes, seconds=20.0){resume}
     return play_sharded(build, convert, tensors, events, **how, **{{**how_here, **other}})
 
 
@@ -178,6 +183,8 @@ def _shapes(spec: Spec, verdict: Verdict) -> str:
     name, rank = verdict.at.name, verdict.at.rank
     piece = f"ranks[{rank}].results.get({name!r})"
     whole = f"alone({rank // max(spec.sharding.tensor, 1)}).results[{name!r}]"
+    if isinstance(verdict.expect, Same) and verdict.expect.at.name != name:
+        whole = f"ranks[{rank}].results[{verdict.expect.at.name!r}]"
     got, want = f'getattr({piece}, "shape", None)', f"{whole}.shape"
     if verdict.symptom == NO_WHOLE:
         got, want = f"sum(t.results[{name!r}].numel() for t in ranks)", f"{whole}.numel()"
