@@ -183,6 +183,20 @@ NEIGHBOURS = {
     "mx-wrapper-state-not-loadable": Neighbour(
         _WRAPPER, raising("torch.serialization:load", "UnpicklingError")
     ),
+    "mx-wrapper-state-not-loadable, on ranks": Neighbour(
+        _WRAPPER | {"m": 128, "steps": 2, "sharding": Sharding(data=2, resumes="same")},
+        raising("torch.distributed.checkpoint:load", "UnpicklingError"),
+    ),
+    "float8-gather-unties-weights, resumed": Neighbour(
+        _FLOAT8
+        | {
+            "model": "tied_embedding",
+            "steps": 2,
+            "optimizer": "adamw",
+            "sharding": Sharding(data=2, gathers="codes", resumes="alone"),
+        },
+        fault("second-moment-not-loaded"),
+    ),
     "mx-wrapper-tensor-parallel": Neighbour(
         _WRAPPER | {"k": 64, "n": 64, "sharding": Sharding(tensor=2)},
         raising(_DISTRIBUTE, "RuntimeError"),

@@ -106,6 +106,29 @@ def test_graphs_on_ranks_leave_eagers_bits(sharding: dict[str, Any]) -> None:
     assert ("S9", "ok") in {(v.oracle, v.status) for v in judged.verdicts}
 
 
+RESUMED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("torch.bf16", {"data": 3, "resumes": "fewer"}),
+    ("torch.bf16", {"data": 2, "tensor": 2, "resumes": "alone"}),
+    ("torch.bf16", {"data": 2, "style": "rowwise", "resumes": "swapped"}),
+    (TENSORWISE, {"data": 2, "gathers": "precomputed", "resumes": "same"}),
+    (TENSORWISE, {"data": 3, "gathers": "codes", "resumes": "fewer"}),
+    ("torchao.float8.rowwise", {"tensor": 2, "resumes": "swapped"}),
+)
+
+
+@pytest.mark.parametrize(("recipe", "sharding"), RESUMED, ids=str)
+def test_a_training_resumes_on_another_layout(recipe: str, sharding: dict[str, Any]) -> None:
+    judged = judge().judge(case(recipe, sharding, steps=2, optimizer="adamw", n=60, k=48))
+    assert judged.ran and not judged.causes
+    assert ("S11", "ok") in {(v.oracle, v.status) for v in judged.verdicts}
+
+
+def test_meshes_of_earlier_cases_are_forgotten() -> None:
+    """A mesh over fewer ranks is taken for an earlier one's, whose groups are gone."""
+    for sharding in ({"data": 2, "tensor": 2, "resumes": "fewer"}, {"tensor": 2}):
+        assert not judge().judge(case(TENSORWISE, sharding, steps=2)).causes
+
+
 #: A fault, where it shows, and the rules that may be the first to see it.
 FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = (
     ("fsdp-mean-divided-twice", "torch.fp32", {"data": 2}, {"dtype": "fp32"}, {"S2"}),
@@ -151,6 +174,14 @@ FAULTS: tuple[tuple[str, str, dict[str, Any], dict[str, Any], set[str]], ...] = 
     (
         "collective-not-waited-for", "torch.bf16",
         {"tensor": 2, "style": "rowwise", "sequence": True, "processes": True}, {}, {"S10"},
+    ),
+    (
+        "resharded-a-row-off", "torch.bf16", {"data": 3, "resumes": "fewer"}, {"steps": 2},
+        {"S11"},
+    ),
+    (
+        "second-moment-not-loaded", "torch.bf16", {"data": 2, "resumes": "alone"},
+        {"steps": 2, "optimizer": "adamw"}, {"S11"},
     ),
     ("gemm-loses-element", TENSORWISE, {"tensor": 2, "style": "rowwise"}, {}, {"O15"}),
 )  # fmt: skip
@@ -216,6 +247,12 @@ def test_a_case_on_ranks_survives_its_file() -> None:
         ({"sharding": Sharding(stages=2)}, "needs a microbatch for each"),
         ({"sharding": Sharding(stages=2, schedule="gpipe"), "n": 48}, "evenly"),
         ({"sharding": Sharding(stages=2, schedule="gpipe"), "model": "dropout"}, "follow on"),
+        ({"sharding": Sharding(data=2, resumes="same")}, "2 or more"),
+        ({"sharding": Sharding(data=1, resumes="fewer"), "steps": 2}, "fewer"),
+        (
+            {"sharding": Sharding(data=2, resumes="swapped"), "steps": 2, "model": "attention"},
+            "alike",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:

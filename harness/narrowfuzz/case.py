@@ -113,6 +113,10 @@ class Sharding(
     stages: Annotated[int, Meta(ge=0, le=4)] = 0
     #: The order of a pipeline's microbatches; interleaved, each rank has two stages.
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    #: After the first step its state is saved, and another model loads it: laid out the same, on
+    #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, or on each rank by
+    #: itself.
+    resumes: Literal["", "same", "fewer", "swapped", "alone"] = ""
 
     def __str__(self) -> str:
         """Its ranks, and the fields that are not as simple as they may be."""
@@ -125,6 +129,16 @@ class Sharding(
         if self.stages:
             return self.stages // 2 if self.schedule == "interleaved" else self.stages
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
+
+    @property
+    def resumed(self) -> Sharding:
+        """How it is laid out where it resumes."""
+        ranks = {
+            "fewer": {"data": self.data - 1},
+            "swapped": {"data": self.tensor, "tensor": self.data},
+            "alone": {"data": 0, "tensor": 0},
+        }
+        return msgspec.structs.replace(self, **ranks.get(self.resumes, {}))
 
 
 ALONE = Sharding()

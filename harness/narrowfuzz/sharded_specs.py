@@ -77,6 +77,10 @@ def sharded_specs(
     # scales that are precomputed after a step are used in the next
     schedules = _STEPPED if sharding.gathers == "precomputed" else _SCHEDULES
     steps, microbatches = draw(one_of(*schedules))
+    if steps > 1:
+        sharding = msgspec.structs.replace(
+            sharding, resumes=draw(one_of("", *_resumes(spec.model, recipe, sharding)))
+        )
     return fitting(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",
@@ -115,3 +119,11 @@ def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
     asked = {"fsdp": data, "tensor": tensor}
     few = not recipe.models_of or max(data, tensor) <= 2  # a package's own models are large
     return few and all(by in recipe.shards for by, ranks in asked.items() if ranks)
+
+
+def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
+    """The layouts on which such a training may resume."""
+    able = MODELS[model].shared and not MODELS[model].laid
+    both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
+    fewer = ("fewer",) if sharding.data > 1 else ()
+    return ("same", "alone", *fewer, *(("swapped",) if both else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -25,7 +26,9 @@ def fitting(spec: Spec) -> Spec:
     if sharding.stages:  # each takes what the one before leaves, and there are rows to send
         m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
         return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)
-    data, tensor = max(sharding.data, 1), max(sharding.tensor, 1)
+    layouts = sharding, sharding.resumed
+    data = math.lcm(*(max(layout.data, 1) for layout in layouts))
+    tensor = math.lcm(*(max(layout.tensor, 1) for layout in layouts))
     inside = tensor if sharding.sequence else 1
     sizes: dict[str, Any] = {}
     if spec.batch:
@@ -102,6 +105,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"on ranks compile is 'none' or 'aot_eager' with static shapes, not {spec.compile!r}"
     if spec.lifecycle != "none" or spec.native or spec.autocast:
         yield "on ranks nothing is copied, autocast or run on other kernels"
+    if sharding.resumes:
+        yield from _never_resumes(spec, shards)
     if spec.events or any(isinstance(e, Forward) and e.mode != "train" for e in spec.training):
         yield "on ranks a model is trained by plain steps"
     layouts = spec.input_layout, spec.grad_layout
@@ -113,3 +118,17 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
             yield f"{spec.model} is laid out with {fit.sharding}, not {sharding}"
         even = {name: getattr(fit, name) for name in ("batch", "m", "k", "n")}
         yield f"these ranks share no such sizes evenly; they do {even}"
+
+
+def _never_resumes(spec: Spec, shards: Collection[str]) -> Iterator[str]:
+    sharding, model = spec.sharding, MODELS[spec.model]
+    if spec.steps < 2:
+        yield "what resumes has done a step: steps is 2 or more"
+    if sharding.resumes == "fewer" and sharding.data < 2:
+        yield "fewer data-parallel ranks than 2 are none: resumes is 'same', 'alone' or 'swapped'"
+    able = model.shared and not model.laid and {"fsdp", "tensor"} <= set(shards)
+    if sharding.resumes == "swapped" and (not able or sharding.gathers != "values"):
+        yield (
+            f"{spec.recipe} and {spec.model} are not laid out by data- and by tensor-parallel "
+            "ranks alike, gathering values: resumes is 'same', 'fewer' or 'alone'"
+        )

@@ -5,7 +5,9 @@ sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__
 os.environ["OMP_NUM_THREADS"] = "1"
 import io
 import pickle
+import tempfile
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
 from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
@@ -29,4 +31,11 @@ for mode in (Mode.FLOOR, Mode.RCEIL):
             named = [line for line in str(error).splitlines() if "Unsupported" in line]
             print(f"{mode}, weights_only={weights_only}: {(named or ['refused'])[0].strip()[:160]}")
             bad += 1
+with tempfile.TemporaryDirectory() as folder:
+    dcp.save(model.state_dict(), checkpoint_id=folder, no_dist=True)
+    try:
+        dcp.load(model.state_dict(), checkpoint_id=folder, no_dist=True)
+        print("torch.distributed.checkpoint: loads")
+    except dcp.api.CheckpointException as error:
+        print("torch.distributed.checkpoint:", type(error.failures[0][0]).__name__)
 sys.exit(bool(bad))

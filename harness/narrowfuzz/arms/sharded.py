@@ -33,7 +33,8 @@ from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
-from narrowfuzz.play.sharded import play_sharded
+from narrowfuzz.play.resumed import resumed_on
+from narrowfuzz.play.sharded import mesh_of, play_sharded
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Trace
 
@@ -135,6 +136,8 @@ def _play(
 ) -> Trace:
     """The trace where ``on`` runs a function on every rank."""
     arguments = _arguments(spec, recipe, tensors, arm, device) | sharding_of(spec)
+    if spec.sharding.resumes:
+        arguments["resume"] = partial(resumed_on, **resuming(spec))
     if arm.compiler:  # Dynamo gives up compiling a function that it has compiled for many Specs
         torch._dynamo.reset()
     graphs = counters["stats"]["unique_graphs"]
@@ -176,6 +179,14 @@ def sharding_of(spec: Spec) -> dict[str, Any]:
         "width_in": spec.k,
         "width_out": spec.width,
     }
+
+
+def resuming(spec: Spec) -> dict[str, Any]:
+    """What ``resumed_on`` takes by keyword."""
+    other = spec.sharding.resumed
+    laid = {"data": other.data, "tensor": other.tensor}
+    cuts = _cuts(msgspec.structs.replace(spec, sharding=other))
+    return {"shape": mesh_of(**laid), "laid": {**laid, "cuts": cuts}}
 
 
 def _cuts(spec: Spec) -> dict[str, int]:

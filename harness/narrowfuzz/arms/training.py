@@ -58,7 +58,7 @@ def events_of(spec: Spec) -> tuple[player.Event, ...]:
 
 
 def _events(spec: Spec) -> Iterator[player.Event]:
-    forwards = backwards = turn = 0
+    forwards = backwards = turn = steps = 0
     for event, used in with_settings(spec.training, spec.settings):
         # a library's layers are handed their settings, a converted model has them
         handed = (plain(used),) if spec.layer else ()
@@ -79,6 +79,9 @@ def _events(spec: Spec) -> Iterator[player.Event]:
                 backwards += 1
             case Step():
                 yield "step", True
+                if spec.sharding.resumes and not steps:
+                    yield ("handover",)
+                steps += 1
             case Reload(back=back):
                 yield ("rollback",) if back else ("reload", False, *handed)
             case Switch():

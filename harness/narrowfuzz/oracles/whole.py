@@ -93,8 +93,11 @@ def _rank(name: str) -> tuple[int, float, str]:
 
 def role_of(name: str) -> str:
     """A result's role without the parameter's name, and whichever of several it is: fingerprints
-    tell causes, not layers."""
-    name = name.partition("@")[0]
+    tell causes, not layers. Before a colon stands the part of a training that was
+    saved and resumed."""
+    name = name.partition("@")[0].rpartition(":")[2]
+    if name.endswith((".exp_avg", ".exp_avg_sq", ".step")):
+        return "state"
     if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm"):
         return name
     return "grad_parameter" if name.endswith(".grad") else "parameter"

@@ -305,6 +305,39 @@ def _microbatches_averaged() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _read_a_row_off() -> Iterator[None]:
+    """A layout that needs a later part of what a rank has saved reads it from the row before on."""
+    from torch.distributed.checkpoint import filesystem
+
+    def make(narrow: Any) -> Any:
+        def read(saved: Any, offsets: Any, sizes: Any) -> Any:
+            return narrow(saved.roll(1, 0) if any(offsets) else saved, offsets, sizes)
+
+        return read
+
+    with replaced(filesystem, "narrow_tensor_by_index", make):
+        yield
+
+
+@contextmanager
+def _second_moment_not_loaded() -> Iterator[None]:
+    """Of what AdamW keeps the second moment is not loaded."""
+    from torch.distributed.checkpoint import state_dict
+
+    def make(load: Any) -> Any:
+        def loading(model: Any, optimizers: Any, loaded: Any, info: Any) -> None:
+            for kept in loaded.get("state", {}).values():
+                if "exp_avg_sq" in kept:
+                    kept["exp_avg_sq"].zero_()
+            load(model, optimizers, loaded, info)
+
+        return loading
+
+    with replaced(state_dict, "_load_optim_state_dict", make):
+        yield
+
+
 PLANTS = [
     Plant(
         id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
@@ -371,6 +404,14 @@ PLANTS = [
             "pipeline-gradients-averaged", "a pipeline divides gradients by its microbatches",
             "torchtitan#1733: scale_grads of a schedule", _ALL,
             _microbatches_averaged, (),
+        ),
+        (
+            "resharded-a-row-off", "other layouts read later parts of saved tensors a row off",
+            "Megatron-LM#5077: read from the wrong offset", _ALL, _read_a_row_off, (),
+        ),
+        (
+            "second-moment-not-loaded", "the optimizer's second moment is not loaded",
+            "Fast-LLM#436: state is lost where ranks change", _ALL, _second_moment_not_loaded, (),
         ),
         (
             "graphs-of-other-ranks", "graphs that other ranks than the first trace are wrong",

@@ -64,11 +64,14 @@ def play(
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
     shard: Callable[[nn.Module], None] | None = None,
     precomputes: bool = False,
+    handover: Callable[[Training], None] | None = None,
+    ends: bool = True,
 ) -> Trace:
     """A model that is made, filled and trained, and what it leaves, with its results if it
     ``keeps`` them. ``watch`` names the linears whose calls are kept, ``tap`` shows what they
     multiply, ``around`` surrounds everything that runs. ``shard`` lays the model out over ranks;
-    then calls are watched from outside of that, and scales may be precomputed for FSDP."""
+    then calls are watched from outside of that, and scales may be precomputed for FSDP. The state
+    is handed on by ``handover``; unless it ``ends``, the training goes on elsewhere."""
     with torch.no_grad():
         model = convert(build())
         if lifecycle != "none":
@@ -95,6 +98,7 @@ def play(
 
     if "reload" in happens:
         run.anew, run.prepare = lambda: convert(build()), prepare
+    run.handover = handover
     if "reload" in happens or "rollback" in happens:
         run.load = nn.Module.load_state_dict
     with contextlib.ExitStack() as stack:
@@ -122,7 +126,7 @@ def play(
             optimizer=optimizer, rate=rate, autocast=autocast, input_layout=input_layout,
             grad_layout=grad_layout, keeps=keeps,
         )  # fmt: skip
-    if keeps:
+    if keeps and ends:
         keep_state(trace, run, rate=rate)
         if shard is not None:
             keep_norm(trace, run)

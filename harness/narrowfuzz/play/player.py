@@ -26,7 +26,8 @@ Kept = namedtuple("Kept", "name forward event tensor")
 #: ("step", to_none) of the optimizer, after which gradients are gone, or zero. ("reload",
 #: weights_only, *settings): a new model gets the state, from a file that may hold nothing but
 #: weights or anything. ("rollback",): the model gets the state that it began with. ("switch",):
-#: what follows says its settings itself.
+#: what follows says its settings itself. ("handover",): its state goes to another model, or comes
+#: from one.
 Event = tuple[Any, ...]
 
 
@@ -59,10 +60,10 @@ def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> An
 @dataclass
 class Training:
     """A model as far as it is trained: how it is called and how another one is made and prepared,
-    what opens a region, runs a backward, loads a state and follows a step; its optimizer if any,
-    the state it began with, the event and the forward that run, and input and output of each
-    forward whose graph exists. Of a library's layers ``hear`` gets what happens, and where it
-    happens stands in ``at``."""
+    what opens a region, runs a backward, loads a state, hands it on and follows a step; its
+    optimizer if any, the state it began with, the event and the forward that run, and input and
+    output of each forward whose graph exists. Of a library's layers ``hear`` gets what happens, and
+    where it happens stands in ``at``."""
 
     model: Any
     call: Any = None
@@ -78,6 +79,7 @@ class Training:
     live: dict[int, Any] = field(default_factory=dict)
     regions: list[Any] = field(default_factory=list)
     stepped: Any = None
+    handover: Any = None
     hear: Any = None
     at: list[Any] = field(default_factory=list)
 
@@ -137,6 +139,9 @@ def train(
                 moments = run.optimizer.state_dict()
                 run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
                 run.optimizer.load_state_dict(moments)
+        if "handover" in happens and event == "handover":
+            trace.phase = "convert"
+            run.handover(run)
         if "rollback" in happens and event == "rollback":
             trace.phase = "convert"
             run.load(run.model, loaded(run.began, weights_only=False))

@@ -7,11 +7,14 @@ written to be specialised.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -52,6 +55,7 @@ def play_sharded(
     width_out: int,
     ids: bool = False,
     tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
+    resume: Callable[..., None] | None = None,
     on: Callable[..., list[Trace]],
     **how: Any,
 ) -> list[Trace]:
@@ -60,19 +64,23 @@ def play_sharded(
     ``data`` ranks share the rows [batch, rows] of the input, and shard the parameters by FSDP if
     there are any; 0 is no FSDP. ``tensor`` ranks share the linears named in ``styles``; 0 is no
     tensor parallelism, which cuts input and output gradient along the dimension in ``cuts``, if
-    that is not 0. ``on`` runs a function on every rank. ``how`` is what ``play`` takes. Raises what
-    a rank raised first.
+    that is not 0. ``on`` runs a function on every rank. ``how`` is what ``play`` takes. After a
+    "handover" it is ``resume`` that plays the rest. Raises what a rank raised first.
     """
-    mesh_shape = {name: size for name, size in (("data", data), ("tensor", tensor)) if size}
     widths = {"input": 1 if ids else width_in, "grad_output": width_out}
 
-    def main(rank: int, mesh: Any) -> Trace:
+    def part(
+        trace: Trace, mesh: Any, events: Sequence[Event], *, data: int, tensor: int,
+        cuts: Mapping[str, int], **how: Any,
+    ) -> None:  # fmt: skip
         own, shapes = dict(tensors), {}
-        group, inside = divmod(rank, max(tensor, 1))
         for name, t in tensors.items():
             kind = name.partition("@")[0]
             if kind in cuts:
-                piece = chunk(t.reshape(*rows, widths[kind]), max(data, 1), group, 0)
+                group, inside = divmod(dist.get_rank(), max(tensor, 1))
+                piece = t.reshape(*rows, widths[kind])
+                if data:
+                    piece = chunk(piece, data, group, 0)
                 if cuts[kind]:
                     piece = chunk(piece, tensor, inside, cuts[kind])
                 own[name], shapes[kind] = piece.flatten(0, -2), tuple(piece.shape)
@@ -84,23 +92,38 @@ def play_sharded(
                 reduces=reduces, averages=averages,
             )  # fmt: skip
 
-        trace = Trace()
+        play(
+            trace, build, convert, own, events, input_shape=shapes["input"],
+            output_shape=shapes["grad_output"], ids=ids, shard=shard if data or tensor else None,
+            precomputes=precomputes, **how,
+        )  # fmt: skip
+
+    def main(rank: int, mesh: Any) -> Trace:
+        trace, see = Trace(), _of_this_thread if tap is not None else None
+        begin: Any = functools.partial(part, data=data, tensor=tensor, cuts=cuts, tap=see, **how)
         try:
-            return play(
-                trace, build, convert, own, events, input_shape=shapes["input"],
-                output_shape=shapes["grad_output"], ids=ids, shard=shard,
-                precomputes=precomputes, tap=_of_this_thread if tap is not None else None, **how,
-            )  # fmt: skip
+            if resume is None:
+                begin(trace, mesh, events)
+            else:
+                resume(begin, trace, mesh, events, folder)
         except Exception as error:
             error.phase = trace.phase  # type: ignore[attr-defined]
             raise
+        return trace
 
     with contextlib.ExitStack() as stack:
         # what is switched for all threads is switched once
         stack.enter_context(set_checkpoint_early_stop(False))
         if tap is not None:
             stack.enter_context(tap(copies(_emit)))
-        return on(mesh_shape, main)
+        if resume is not None:
+            folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+        return on(mesh_of(data=data, tensor=tensor), main)
+
+
+def mesh_of(*, data: int, tensor: int) -> dict[str, int]:
+    """The dimensions of a device mesh, by name."""
+    return {name: size for name, size in (("data", data), ("tensor", tensor)) if size}
 
 
 def chunk(t: torch.Tensor, pieces: int, which: int, dim: int) -> torch.Tensor:

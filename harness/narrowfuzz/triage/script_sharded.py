@@ -15,14 +15,14 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER, SHARDED
 from narrowfuzz.arms.pipeline import names, stages_of
-from narrowfuzz.arms.sharded import on_its_own, sharding_of
+from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Own, Runs, Same, Within, read
 from narrowfuzz.models.zoo import layer_names
 from narrowfuzz.oracles.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
-from narrowfuzz.play import pipeline, processes, ranks, sharded
+from narrowfuzz.play import pipeline, processes, ranks, resumed, sharded
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
@@ -87,7 +87,7 @@ def write_sharded_script(
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(_played(spec, verdict), (*SOURCES, ranks, processes, sharded, pipeline)),
+        pasted(_played(spec, verdict), (*SOURCES, ranks, processes, sharded, pipeline, resumed)),
         _stages(spec, named(spec, tensors), device)
         if spec.sharding.stages
         else _runs(spec, verdict, named(spec, tensors), device),
@@ -100,7 +100,8 @@ def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
     if spec.sharding.stages:
         return ("play_pipeline", "chained", *_PLAYED)
     threads = ("on_ranks",) if verdict.oracle == "S10" else ()
-    return ("play_sharded", *threads, *_PLAYED)
+    resumed_on = ("resumed_on",) if spec.sharding.resumes else ()
+    return ("play_sharded", *threads, *resumed_on, *_PLAYED)
 
 
 def _stages(spec: Spec, tensors: Mapping[str, Any], device: str) -> str:
@@ -142,6 +143,10 @@ def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
     looks = f"watch={layer_names(spec)!r}, tap=tap"
     if BY_NAME[verdict.arm].compiled:  # nobody looks inside
         looks = "watch=()"
+    resume = ""
+    if spec.sharding.resumes:
+        resume = f"""
+    how_here["resume"] = partial(resumed_on, {_keywords(resuming(spec))})"""
     pieces = max(spec.sharding.data, 1)
     build = MODELS[spec.model].expression(spec)
     return f"""
@@ -159,7 +164,7 @@ start_ranks({spec.sharding.ranks})
 
 def on_ranks_here(**other):
     how_here = dict({_keywords(on_ranks | sharding_of(spec))})
-    how_here["on"] = partial(on_processes, seconds=60.0)
+    how_here["on"] = partial(on_processes, seconds=60.0){resume}
     return play_sharded(build, convert, tensors, events, **how, **{{**how_here, **other}})
 
 
@@ -209,6 +214,8 @@ def _shapes(spec: Spec, verdict: Verdict) -> str:
     name, rank = verdict.at.name, verdict.at.rank
     piece = f"ranks[{rank}].results.get({name!r})"
     whole = f"alone({rank // max(spec.sharding.tensor, 1)}).results[{name!r}]"
+    if isinstance(verdict.expect, Same) and verdict.expect.at.name != name:
+        whole = f"ranks[{rank}].results[{verdict.expect.at.name!r}]"
     got, want = f'getattr({piece}, "shape", None)', f"{whole}.shape"
     if verdict.symptom == NO_WHOLE:
         got, want = f"sum(t.results[{name!r}].numel() for t in ranks)", f"{whole}.numel()"

@@ -55,19 +55,19 @@ def check_equal(evidence: ShardedEvidence) -> Iterator[Verdict]:
         for name in names:
             want = alone.outputs[name]
             there = At(name=name, run=EAGER.name, rank=rank)
-            found = _differs("S1", arm, "differs from one process", there, want, trace, rank)
+            found = differs("S1", arm, "differs from one process", there, want, trace, rank)
             told = "ok" if want.any() else "inconclusive"
             why = "" if want.any() else "zeros in both runs"
             yield found or plain("S1", arm, role_of(name), told, why)
 
 
-def _differs(
-    rule: str, arm: str, symptom: str, there: At, want: F32, trace: Trace, rank: int
+def differs(
+    rule: str, arm: str, symptom: str, there: At, want: F32, trace: Trace, rank: int, name: str = ""
 ) -> Verdict | None:
-    """The divergence of this rank's result from what it must have the bits of, which stands
-    ``there``; None if it has them."""
-    role, at = role_of(there.name), At(name=there.name, rank=rank)
-    got = trace.outputs.get(there.name)
+    """The divergence of this rank's result, of the same name unless one is given, from what it must
+    have the bits of, which stands ``there``; None if it has them."""
+    at = At(name=name or there.name, rank=rank)
+    role, got = role_of(at.name), trace.outputs.get(at.name)
     if got is None or got.shape != want.shape:
         came = "nothing" if got is None else f"shape {list(got.shape)}"
         return Verdict(rule, arm, role, "diverged", OTHER_SHAPE, at, came, Same(there))
@@ -175,7 +175,7 @@ def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
 def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
     there, want = At(name=name, rank=rank), group[0].outputs[name]
     others = (
-        _differs("S4", arm, "differs between ranks", there, want, trace, rank + i)
+        differs("S4", arm, "differs between ranks", there, want, trace, rank + i)
         for i, trace in enumerate(group[1:], start=1)
     )
     return next(filter(None, others), plain("S4", arm, role_of(name), "ok"))
@@ -224,7 +224,7 @@ def _beside(
 def _same_on_ranks(rule: str, run: Trace, other: Trace, symptom: str, title: str) -> Verdict:
     """Every rank leaves the bits that it leaves in the other run, which has this title."""
     found = (
-        _differs(rule, run.arm, symptom, At(name=name, rank=rank, run=title), want, trace, rank)
+        differs(rule, run.arm, symptom, At(name=name, rank=rank, run=title), want, trace, rank)
         for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True))
         for name, want in one.outputs.items()
     )
@@ -244,7 +244,7 @@ def check_stages(evidence: ShardedEvidence) -> Iterator[Verdict]:
             continue
         rank = left.get(name, len(run.ranks) - 1)
         there = At(name=name, run=EAGER.name)
-        found = _differs("S12", arm, "differs from the chain", there, want, run.ranks[rank], rank)
+        found = differs("S12", arm, "differs from the chain", there, want, run.ranks[rank], rank)
         yield found or plain("S12", arm, role_of(name), "ok")
 
 

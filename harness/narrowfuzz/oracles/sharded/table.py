@@ -18,6 +18,7 @@ from narrowfuzz.oracles.sharded.results import (
     check_processes,
     check_stages,
 )
+from narrowfuzz.oracles.sharded.resumed import check_resumed
 
 _START = frozenset({"contract"})
 _SEEN = _START | {"S7", "S3"}
@@ -81,6 +82,10 @@ OF_SHARDED: tuple[Oracle, ...] = (
     ),
     Oracle(
         "S10", "processes on ranks", "exact", "C", "processes ran it", check_processes, _WHOLE,
+        scope="case", of="sharded",
+    ),
+    Oracle(
+        "S11", "saved and resumed", "exact", "C", "it is saved and loaded", check_resumed, _WHOLE,
         scope="case", of="sharded",
     ),
     Oracle(

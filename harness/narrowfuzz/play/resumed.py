@@ -1,0 +1,175 @@
+"""A training's state, carried from one layout over ranks to another by torch's distributed
+checkpoint, and by hand.
+
+As in the player, every function is written to be specialised.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from narrowfuzz.play.player import Event, Kept, Trace, Training, in_order, innermost
+
+
+def resumed_on(
+    part: Callable[..., None],
+    trace: Trace,
+    mesh: Any,
+    events: Sequence[Event],
+    folder: str,
+    *,
+    shape: Mapping[str, int],
+    laid: Mapping[str, Any],
+) -> None:
+    """A training up to its "handover", and the rest of it in a new model, ``laid`` out over the
+    first ranks in a mesh of this ``shape``; without one, on each rank by itself.
+
+    Its results go on behind those of its first part, and stand as resumed:<name>, too. Beside them
+    stand afresh:<name>, of a model into which the same state was written by hand; saved:<name> and
+    loaded:<name>, the state before and after.
+    """
+    names = [folder]
+    dist.broadcast_object_list(names)
+    here, group = first_ranks(shape)
+    end = events.index(("handover",))
+    rest, state, first = events[end:], {}, dist.group.WORLD
+
+    def leaves(run: Training) -> None:
+        state.update(gathered(first, run.model, run.optimizer))
+        save(names[0], run.model, run.optimizer)
+
+    def enters(run: Training) -> None:
+        load(names[0], group, run.model, run.optimizer)
+        found.update(under("loaded", gathered(group, run.model, run.optimizer)))
+        if run.stepped is not None:
+            run.stepped(run.model)
+
+    def begins(run: Training) -> None:
+        put(state, run.model, run.optimizer)
+        if run.stepped is not None:
+            run.stepped(run.model)
+
+    part(trace, mesh, events[: end + 1], handover=leaves, ends=False)
+    found, before = under("saved", state), len(trace.kept)
+    # a mesh like an earlier one has groups of its own, and what is kept of operators knows those
+    _clear_sharding_prop_cache()
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        how = {**laid, "watch": (), "tap": None}
+        part(trace, here, rest, handover=enters, **how)
+        found |= under("resumed", in_order(trace.kept[before:]))
+        part(again := Trace(), here, rest, handover=begins, **how)
+        found |= under("afresh", again.results)
+    results = in_order(trace.kept) if len(trace.kept) > before else first_of(trace.kept)
+    trace.results = {name: t.cpu() for name, t in results.items()} | found
+    _clear_sharding_prop_cache()
+
+
+def first_of(kept: Sequence[Kept]) -> dict[str, torch.Tensor]:
+    """Results of a rank that stays behind, each by its name and number: others have more."""
+    before: Counter[str] = Counter()
+    found = {}
+    for result in kept:
+        found[f"{result.name}@{before[result.name]}"] = result.tensor
+        before[result.name] += 1
+    return found
+
+
+def under(kind: str, results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Results with what they are of in front of their names."""
+    return {f"{kind}:{name}": t for name, t in results.items()}
+
+
+def first_ranks(shape: Mapping[str, int]) -> tuple[Any, Any]:
+    """A device mesh of this shape of the first ranks, and their group, which all ranks make; none
+    of no shape."""
+    if not shape:
+        return None, None
+    sizes = tuple(shape.values())
+    ranks = torch.arange(torch.Size(sizes).numel())
+    mesh = DeviceMesh("cpu", ranks.reshape(sizes), mesh_dim_names=tuple(shape))
+    return mesh, dist.new_group(ranks.tolist())
+
+
+def save(folder: str, model: nn.Module, optimizer: Any) -> None:
+    """Every rank writes its part."""
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    try:
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
+    except CheckpointException as error:
+        raise cause(error) from None
+
+
+def load(folder: str, group: Any, model: nn.Module, optimizer: Any) -> None:
+    """The ranks of this group read what their layout needs; without a group, a process all."""
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    try:
+        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+    except CheckpointException as error:
+        raise cause(error) from None
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+
+
+def cause(error: CheckpointException) -> BaseException:
+    """What a rank raised while it saved or loaded."""
+    return next(iter(error.failures.values()))[0]
+
+
+def gathered(group: Any, model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    """Every parameter, and what the optimizer keeps of it, put together from the parts that the
+    ranks of a group hold; without a group, a process holds all."""
+    own = {}
+    for name, parameter in model.named_parameters():
+        kept = {name: parameter.detach()}
+        for kind, t in optimizer.state.get(parameter, {}).items():
+            kept[f"{name}.{kind}"] = t
+        for key, t in kept.items():
+            if isinstance(t, torch.Tensor):
+                own[key] = t.shape, place(t), innermost(t).detach().cpu().clone()
+    everyone = [own]
+    if group is not None:
+        everyone = [{} for _ in range(group.size())]
+        dist.all_gather_object(everyone, own, group=group)
+    wholes = {
+        name: torch.full(shape, torch.nan, dtype=t.dtype) for name, (shape, _, t) in own.items()
+    }
+    for parts in everyone:
+        for name, (_, where, t) in parts.items():
+            wholes[name][where] = t
+    return wholes
+
+
+def place(t: Any) -> tuple[slice, ...]:
+    """Where this rank's part of a tensor stands in the whole."""
+    shape, offset = tuple(t.shape), (0,) * t.dim()
+    if hasattr(t, "placements"):
+        shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, t.placements)
+    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+
+
+def put(wholes: Mapping[str, torch.Tensor], model: nn.Module, optimizer: Any) -> None:
+    """Write what ``gathered`` returned into a model and its optimizer, however laid out."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            where = place(parameter)
+            innermost(parameter).copy_(wholes[name][where])
+            for key, whole in wholes.items():
+                kind = key.removeprefix(f"{name}.")
+                if key == f"{name}.step":
+                    optimizer.state[parameter][kind] = whole.clone()
+                elif kind in ("exp_avg", "exp_avg_sq") and kind != key:
+                    optimizer.state[parameter][kind] = torch.zeros_like(parameter.detach())
+                    innermost(optimizer.state[parameter][kind]).copy_(whole[where])
