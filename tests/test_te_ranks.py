@@ -19,11 +19,14 @@ from narrowfuzz.case import Case, DataSpec, Sharding, Spec
 from narrowfuzz.moments import At, CastSeen, Moment, SlotName
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.numerics.follow import shared
+from narrowfuzz.oracles import rules_of
+from narrowfuzz.oracles.causes import explained
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.library.ranks import as_shared, check_shared
 from narrowfuzz.recipe import load_stateful
 from narrowfuzz.schedule.events import Close, Forward, Open, Settings
 from narrowfuzz.trace import Trace
+from narrowfuzz.verdict import Verdict
 from te_on_cpu.environment import DEFAULT, ensure
 
 CHECKS = Path(__file__).parent / "te_ranks_checks.py"
@@ -151,6 +154,13 @@ def test_what_is_staged_is_the_largest_of_all_ranks_and_scales_stay_their_own() 
     slots, maxima = shared(held, [[[(2.0, 0.5)]], [[(8.0, 4.0)]]], 0)
     assert slots[0] is not None and slots[0].window.tolist() == [8, 0] and slots[0].scale == 2
     assert maxima == [[(8.0, 0.5)]]
+
+
+def test_what_one_process_shows_explains_what_ranks_show() -> None:
+    rules, ranks = rules_of(spec()), Verdict("S11", f"{ARM}+checkpoint", "backward", "diverged")
+    alone = Verdict("O20", "eager+checkpoint", "output", "diverged")
+    assert explained(ranks, [alone], rules) == alone
+    assert explained(replace(alone, arm="eager"), [replace(ranks, role="output")], rules) is None
 
 
 @pytest.mark.parametrize(

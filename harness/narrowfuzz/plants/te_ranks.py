@@ -60,7 +60,7 @@ def _over_all(enter: Any, *args: Any, **kwargs: Any) -> None:
 def _fault(id: str, title: str, link: str, changes: dict[str, Callable[..., Any]]) -> Plant:
     return Plant(
         id, "sharding", title, link, ("te.delayed",),
-        partial(te_calls, changes), arms=("eager*", "sharded_processes*"),
+        partial(te_calls, changes), arms=("sharded_processes*",),
     )  # fmt: skip
 
 

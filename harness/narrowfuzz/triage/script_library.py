@@ -193,17 +193,17 @@ def _plays(
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
         more = "".join(f", {name}={own[name]}" for name in varying)
-        yield from _call(run, f"noted(Trace(), {names[begins]}, {fill}, {{}}, events{more})", look)
+        begun = f"noted(Trace(), {names[begins]}, {fill}, "
+        yield from _call(run, begun, f", events{more})", look)
 
 
-def _call(run: Run, call: str, look: Look) -> Iterator[str]:
-    """The run, and where its trace is kept; ``call`` lacks its tensors. Of ranks the first goes
-    on."""
+def _call(run: Run, begun: str, rest: str, look: Look) -> Iterator[str]:
+    """The run, and where its trace is kept; its tensors stand between ``begun`` and ``rest``. Of
+    ranks the first goes on."""
     whose = f"of_rank(tensors, {run.rank})" if run.rank else "tensors"
-    call, keeps = call.format(whose), f"{run.variable} = " if run.variable else ""
+    call, keeps = f"{begun}{whose}{rest}", f"{run.variable} = " if run.variable else ""
     if run.ranks:
-        on_rank = call.replace(f", {whose}, ", ", of_rank(tensors, rank), ")
-        shape = {"data": run.ranks}
+        on_rank, shape = f"{begun}of_rank(tensors, rank){rest}", {"data": run.ranks}
         call = f"on_processes({shape}, lambda rank, mesh: {on_rank}, seconds=20.0)"
         keeps = "ranks = "
     if look.runs and run.variable == "run":
