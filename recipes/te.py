@@ -15,6 +15,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from narrowfuzz.case import AnyCheckpoint, Spec
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.play.dtypes import DTYPES
@@ -38,6 +39,8 @@ _LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer
 _OURS: tuple[AnyCheckpoint, ...] = ("reentrant", "full")
 #: A user's own amax algorithm, equal to "max"; what is saved with a model must be picklable.
 _LARGEST = functools.partial(torch.amax, dim=0)
+#: All ranks -> the group that this one is alone in.
+_OF_ONE: dict[Any, Any] = {}
 
 
 def _te() -> Any:
@@ -62,7 +65,6 @@ def _manager(*, v1: bool) -> Any:
     return importlib.import_module(place).FP8GlobalStateManager
 
 
-@functools.lru_cache(maxsize=256)
 def _recipe(settings: Any, *, kind: Kind) -> Any:
     recipe = importlib.import_module("transformer_engine.common.recipe")
     form = recipe.Format.HYBRID if settings.format == "hybrid" else recipe.Format.E4M3
@@ -75,19 +77,32 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
         fp8_format=form,
         amax_history_len=settings.history,
         amax_compute_algo=_LARGEST if settings.algorithm == "callable" else settings.algorithm,
+        reduce_amax=settings.reduces != "none",
     )
+
+
+def _group(settings: Any) -> Any:
+    """Whom a rank shares its maxima with; None: there are no ranks."""
+    if not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    if settings.reduces == "own" and world not in _OF_ONE:
+        _OF_ONE[world] = dist.new_subgroups(1)[0]
+    return _OF_ONE[world] if settings.reduces == "own" else world
 
 
 @contextmanager
 def _autocast(settings: Any, *, kind: Kind, v1: bool) -> Iterator[None]:
-    recipe = None
+    recipe = group = None
     if settings is not None:
-        recipe = _recipe(settings, kind=kind)
+        recipe, group = _recipe(settings, kind=kind), _group(settings)
         os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "0" if settings.fused else "1"
     if v1:
-        region = _te().fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe)
+        region = _te().fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe, fp8_group=group)
     else:
-        region = _te().autocast(enabled=recipe is not None, recipe=recipe)
+        region = _te().autocast(
+            enabled=recipe is not None, recipe=recipe, amax_reduction_group=group
+        )
     with region:
         yield
 
@@ -280,6 +295,7 @@ def _carries(kind: Kind) -> Carries:
         unfused=delayed,
         reload=True,
         switch=delayed,
+        ranks=delayed,
         keeps_graphs=False,  # it frees what a backward used: reports/known/te-second-backward.toml
     )
 

@@ -28,6 +28,7 @@ SUFFIX = {
 }
 #: What only a library's own layers climb.
 OF_LIBRARY = ("eager+checkpoint_by_torch", "eager+checkpoint_by_torch_reentrant")
+OF_LIBRARY_ON_RANKS = tuple(name.replace("eager", "sharded_processes") for name in OF_LIBRARY)
 #: Written down anew: what each value of ``compile`` runs besides eager.
 STAGES = {
     "none": [],
@@ -100,12 +101,13 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
 
 
 def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
-    assert len(LADDER) == 33 and len({arm.name for arm in LADDER}) == 33
-    assert BY_NAME.keys() - {arm.name for arm in LADDER} == set(OF_LIBRARY)
+    assert len(LADDER) == 37 and len({arm.name for arm in LADDER}) == 37
+    assert BY_NAME.keys() - {arm.name for arm in LADDER} == {*OF_LIBRARY, *OF_LIBRARY_ON_RANKS}
     for arm in LADDER[1:]:
         assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
         assert "+" not in arm.stage and arm.stage in BY_NAME
-        assert (arm.stage in ("eager", "eager_native", "sharded")) == (arm.compiler == "")
+        eager = ("eager", "eager_native", "sharded", "sharded_processes")
+        assert (arm.stage in eager) == (arm.compiler == "")
         assert arm.sharded == arm.stage.startswith("sharded")
         assert arm.native == (arm.stage == "eager_native")
 

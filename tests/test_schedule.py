@@ -47,6 +47,7 @@ EVERYTHING = Carries(
     unfused=True,
     reload=True,
     switch=True,
+    ranks=True,
 )
 IN, OUT, STEP = Open(), Close(), Step()
 
@@ -184,6 +185,7 @@ CHANGES = {
     "layer": {"model"},
     "layout": {"layout", "depth", "events"},
     "quantized_init": {"quantized_init"},
+    "ranks": {"sharding", "settings"},
     "settings": {"settings"},
 }
 

@@ -138,7 +138,8 @@ COMPILED: dict[Compile, tuple[Arm, ...]] = {
 
 LADDER = (REFERENCE, *(with_checkpoint(arm, c) for arm in _STAGES for c in _OF_MODELS))
 #: Every arm there is, those of a library's own layers as well.
-BY_NAME = {arm.name: arm for arm in (*LADDER, *(with_checkpoint(EAGER, c) for c in _CHECKPOINTS))}
+_OF_LIBRARY = (with_checkpoint(arm, c) for arm in (EAGER, SHARDED_PROCESSES) for c in _CHECKPOINTS)
+BY_NAME = {arm.name: arm for arm in (*LADDER, *_OF_LIBRARY)}
 
 
 def base_of(spec: Spec) -> Arm:
@@ -148,6 +149,11 @@ def base_of(spec: Spec) -> Arm:
 
 def climb(spec: Spec) -> tuple[Arm, ...]:
     """The rungs of a Spec, reference excluded (it is always there)."""
+    if spec.sharded and spec.layer:  # what it keeps for a process, threads would share
+        of = dict.fromkeys(("none", spec.checkpoint))
+        return *(with_checkpoint(EAGER, c) for c in of), with_checkpoint(
+            SHARDED_PROCESSES, spec.checkpoint
+        )
     if spec.sharded:
         if spec.sharding.stages:
             return EAGER, SHARDED_PROCESSES

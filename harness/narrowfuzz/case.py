@@ -87,7 +87,8 @@ class Sharding(
 ):
     """How a model is laid out over ranks. Defaults are one process, and the simplest of each."""
 
-    #: Ranks that share the rows, whose parameters FSDP shards; 0: no FSDP.
+    #: Ranks that share the rows, whose parameters FSDP shards; 0: no FSDP. Of a library's own
+    #: layers, ranks that train by themselves on rows of their own, and share maxima.
     data: Annotated[int, Meta(ge=0, le=4)] = 0
     #: Ranks that share each linear; 0: no tensor parallelism.
     tensor: Annotated[int, Meta(ge=0, le=4)] = 0

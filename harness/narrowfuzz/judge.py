@@ -156,6 +156,7 @@ class Judge:
             self.ledger.deviations(case),
             recipe.refusal(case.spec, self.device.torch),
             focus,
+            recipe.prepare,
         )
 
     def _observe(
@@ -249,7 +250,8 @@ class Judge:
                 arms = self.rungs(spec)
                 return sharded_traces(spec, recipe, tensors, arms, self.device.torch)
             return self._run(spec, tensors, None)[0]
-        return traces_of(case, self.programs.subject(recipe), self.rungs(case.spec))
+        subject = self.programs.subject(recipe)
+        return traces_of(case, subject, self.rungs(case.spec), recipe.prepare)
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""
@@ -339,6 +341,7 @@ class Judge:
             arm
             for arm in climb(spec)
             if arm is base
+            or (spec.sharded and not arm.sharded)
             or (
                 (self.arms is None or arm.name in self.arms)
                 and not unavailable(arm, self.device.name)

@@ -9,6 +9,7 @@ import msgspec
 
 from narrowfuzz.arm import BY_NAME, Arm
 from narrowfuzz.arms.library import run_library
+from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.schedule.story import features
@@ -21,11 +22,16 @@ _COMPANY_EVERY = 4
 _LEAVES = "forward dropped"
 
 
-def traces_of(case: Case, subject: Subject, arms: Iterable[Arm]) -> dict[str, Trace]:
-    """The case's traces, by arm."""
+def traces_of(
+    case: Case, subject: Subject, arms: Iterable[Arm], prepare: Callable[[], None]
+) -> dict[str, Trace]:
+    """The case's traces, by arm; ``prepare`` makes a process ready that is a rank."""
     traces: dict[str, Trace] = {}
     for arm in arms:
-        trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes)
+        if arm.sharded:
+            trace = run_on_ranks(case, subject, arm, prepare)
+        else:
+            trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes)
         traces[arm.name] = trace
         if trace.error is not None:
             break  # other arms would only say the same
@@ -39,11 +45,13 @@ def observe_library(
     deviations: Mapping[str, str],
     refusal: str,
     focus: int | None = None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> LibraryEvidence:
     """The case, run on these arms; with a ``focus`` mostly without running it again among the
-    remains of other models."""
+    remains of other models. ``prepare`` makes a process ready that is a rank."""
     case = _with(case, _event_by_event(case.spec))
-    traces = traces_of(case, subject, arms)
+    every = traces_of(case, subject, arms, prepare)
+    traces = {name: trace for name, trace in every.items() if not BY_NAME[name].sharded}
     company: Callable[[], Trace] | None = None
     whole = [arm for arm, trace in traces.items() if trace.error is None]
     among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES in features(case.spec)
@@ -64,6 +72,10 @@ def observe_library(
         deviations=deviations,
         refusal=refusal,
         company=company,
+        on_ranks={name: trace for name, trace in every.items() if name not in traces},
+        alone=lambda arm, rank: run_library(
+            case, subject, arm, checkpointed=BY_NAME[arm].recomputes, rank=rank
+        ),
         run=lambda other: run_library(_with(case, other), subject, "eager", checkpointed=False),
     )
 

@@ -17,6 +17,7 @@ from narrowfuzz.case import Case, Compile, DataSpec, Gemm, Regime, Spec, Spike, 
 from narrowfuzz.choices import between, one_of
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.draw import FACTORS as SCHEDULE_FACTORS
+from narrowfuzz.schedule.draw import RARELY as RARELY_ON_RANKS
 from narrowfuzz.schedule.draw import schedules
 from narrowfuzz.specs import DIRECT, FACTORS, of_rung
 from narrowfuzz.stateful import Stateful
@@ -233,10 +234,11 @@ def schedule_cases(
     recipes: Sequence[Stateful],
     *,
     vary: frozenset[str] = SCHEDULE_FACTORS,
+    ranks: tuple[int, ...] = RARELY_ON_RANKS,
 ) -> Case:
     """One case of a library's own layers: a training that its recipe carries, on a small model."""
     recipe = draw(one_of(*recipes))
-    spec = draw(schedules(recipe.name, carries=recipe.carries(), vary=vary))
+    spec = draw(schedules(recipe.name, carries=recipe.carries(), vary=vary, ranks=ranks))
     # a state's rules do not depend on how large the tensors are; time does
     size = draw(one_of(32, 32, 32, 16, 64))
     rows = draw(one_of(32, 32, 16))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,13 @@ def stimuli(case: Case) -> dict[str, torch.Tensor]:
         if isinstance(event, Forward | Backward)
         for name, drawn in names_of(event, number)
     }  # fmt: skip
+
+
+def of_rank(tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """A rank's own: those of the first, each times a power of two of its own, so that now one rank
+    has the largest values and now another."""
+    ends = {name: zlib.crc32(f"{name}/{rank}".encode()) % 7 if rank else 3 for name in tensors}
+    return {name: t * 2.0 ** (ends[name] - 3) for name, t in tensors.items()}
 
 
 def names_of(event: Event, number: int) -> list[tuple[str, str]]:

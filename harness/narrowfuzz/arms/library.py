@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from narrowfuzz.arms.events_data import filled, stimuli
+from narrowfuzz.arms.events_data import filled, of_rank, stimuli
 from narrowfuzz.arms.frames import in_libraries
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.seen import see_cast, see_product
@@ -30,9 +30,16 @@ from narrowfuzz.trace import ErrorPhase, RunError, Trace, message_of
 
 
 def run_library(
-    case: Case, subject: Subject, arm: str, *, checkpointed: bool, reset: bool = True
+    case: Case,
+    subject: Subject,
+    arm: str,
+    *,
+    checkpointed: bool,
+    reset: bool = True,
+    rank: int = 0,
 ) -> Trace:
-    """The trace of the case. What the library raises ends it and is its ``error``.
+    """The trace of the case, on a rank's rows. What the library raises ends it and is its
+    ``error``.
 
     ``checkpointed`` False runs the same events, with regions in the same places, and recomputes
     nothing. ``reset`` False leaves what earlier models of this process left behind.
@@ -51,7 +58,8 @@ def run_library(
         layers, subject=_verbs(subject, spec), happens=how["happens"], checkpointed=checkpointed,
         listens=True, **calling(spec, caching=subject.caching),
     )  # fmt: skip
-    run.hear, tensors, played = written.hear, stimuli(case), player.Trace()
+    run.hear, played = written.hear, player.Trace()
+    tensors = of_rank(stimuli(case), rank)
     plainly = {} if spec.quantized_init else dict(layers.named_parameters())
     began = {name: _values(p) for name, p in plainly.items()}
     error = None

@@ -27,6 +27,8 @@ from narrowfuzz.play import processes
 
 #: Seconds after which ranks are stuck, and after one of them has ended.
 PATIENCE, AFTER_ONE = 120.0, 5.0
+#: What gloo says where it has waited too long for another rank, or that is gone.
+TRANSPORT = "gloo/transport"
 
 
 def _as_code(cached: Any) -> tuple[Any, ...]:
@@ -146,7 +148,7 @@ def _wait(ranks: int) -> tuple[dict[int, Any], str]:
             rank = waiting.pop(channel)
             try:
                 left[rank] = cloudpickle.loads(channel.recv_bytes())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 _ranks[rank].process.join()
                 code = _ranks[rank].process.exitcode
                 dead.append(f"rank {rank} died with exit code {code} after {_last(rank)}")

@@ -21,7 +21,7 @@ from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.pipeline import play_alone, play_stages
-from narrowfuzz.arms.processes import in_processes
+from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.training import events_of, named, playing
@@ -41,8 +41,6 @@ from narrowfuzz.trace import ErrorPhase, RunError, Trace
 #: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
 #: process. A library's tensor that is a new key each time fills that without an end.
 MOST_SHAPES = 4096
-#: What gloo says where it has waited too long for another rank, or that is gone.
-_TRANSPORT = "gloo/transport"
 
 
 def sharded_traces(
@@ -117,7 +115,7 @@ def run_sharded(
     phase: ErrorPhase = "forward"
     for trace in left.values():
         if trace.error is not None:
-            if _TRANSPORT not in trace.error.message:  # the others miss the one that raised
+            if TRANSPORT not in trace.error.message:  # the others miss the one that raised
                 return trace
             phase = trace.error.phase
     if len(left) == spec.sharding.ranks and left[0].error is None:

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
+from narrowfuzz.arm import BY_NAME, SHARDED_PROCESSES
 from narrowfuzz.arms.ladder import natives, on_ranks, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
@@ -31,6 +32,7 @@ from narrowfuzz.coverage import Pair, pairs
 from narrowfuzz.judge import Judgement
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
+from narrowfuzz.schedule.draw import ALWAYS, RARELY
 from narrowfuzz.sharded_specs import SHARDABLE, sharded_specs
 from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
 from narrowfuzz.stateful import Stateful
@@ -97,6 +99,10 @@ class Generator:
         #: Those that run on ranks: threads of a CPU's process.
         arms = select_arms(config.arms)
         here = on_ranks(arms, config.device or "cpu")
+        #: How many ranks a library's own layers run on: processes, and a machine has those.
+        self.ranks = RARELY if SHARDED_PROCESSES.name in arms else (0,)
+        if all(BY_NAME[name].sharded for name in arms):
+            self.ranks = ALWAYS
         self.shardable = [recipe for recipe in recipes if recipe.shards and here]
         self.shared = tuple(m for m in SHARDABLE if not config.models or m in config.models)
         self.draws = config.draws
@@ -198,7 +204,8 @@ class Generator:
                 serve((case,))
 
         many = 100 if not (self.counted and self.recipes) else _FEW_SCHEDULES
-        self._generate(schedule_cases(self.stateful, vary=vary), take, many)
+        some = schedule_cases(self.stateful, vary=vary, ranks=self.ranks)
+        self._generate(some, take, many)
 
     def remember(self, case: Case, judgement: Judgement) -> None:
         """What has run is less novel; what came close to its bound may be worth compiling."""

@@ -13,6 +13,25 @@ from narrowfuzz.numerics.delayed import Slot, committed, cut, fresh, resized, st
 Move = tuple[Any, ...]
 
 
+def shared(
+    held: Sequence[Sequence[Slot | None]],
+    seen: Sequence[Sequence[Sequence[tuple[Any, Any]]]],
+    rank: int,
+) -> tuple[list[Slot | None], list[list[tuple[Any, Any]]]]:
+    """What a rank's slot held after each event and what that quantised with it, but of what is
+    staged, and of each maximum, the largest of all ranks."""
+    slots = [
+        own and staged(own, max(other.window[0] for other in slot if other))
+        for slot in zip(*held, strict=True)
+        for own in slot[rank : rank + 1]
+    ]
+    maxima = [
+        [(max(amax for amax, _ in one), one[rank][1]) for one in zip(*event, strict=True)]
+        for event in zip(*seen, strict=True)
+    ]
+    return slots, maxima
+
+
 def followed(
     held: Sequence[Slot | None],
     seen: Sequence[Sequence[tuple[Any, Any]]],

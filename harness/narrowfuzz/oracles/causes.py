@@ -27,7 +27,10 @@ def explained(
             continue
         if oracle.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
-            if again or (_beneath(root, verdict) and root.oracle in upstream):
+            beneath = _beneath(root, verdict) or (
+                oracle.of == "library" and _on_ranks(root, verdict)
+            )
+            if again or (beneath and root.oracle in upstream):
                 return root
         if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
             continue
@@ -45,6 +48,11 @@ def _beneath(root: Verdict, verdict: Verdict) -> bool:
     """Is this a divergence of the same arm, or of what PyTorch's own kernels are compared with?"""
     other = BY_NAME[verdict.arm].native and verdict.oracle in ("O8", "O9")
     return root.arm == verdict.arm or (other and root.arm == EAGER)
+
+
+def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
+    """Did one process diverge already, where a library's layers diverge on ranks?"""
+    return BY_NAME[verdict.arm].sharded and not BY_NAME[root.arm].sharded
 
 
 def _apart(root: Verdict, verdict: Verdict) -> bool:

@@ -24,7 +24,7 @@ Where = namedtuple("Where", "phase of call", defaults=(-1, -1))
 #: One call of a layer.
 Called = namedtuple("Called", "name")
 #: A recipe's settings.
-Settings = namedtuple("Settings", "history algorithm margin format fused")
+Settings = namedtuple("Settings", "history algorithm margin format fused reduces")
 #: One tensor quantised: the (layer, direction, index) of its state, None where none is known.
 Cast = namedtuple("Cast", "slot input codes scale format")
 #: One operand of a product: codes, or values where 1 / scale is None.

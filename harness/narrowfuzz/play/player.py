@@ -191,11 +191,9 @@ def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
 
 
 def innermost(t: Any) -> Any:
-    """What is inside of a library's own tensor: of one laid out over ranks this rank's part, of one
-    that a collective is still making what it makes, and what a wrapper wraps."""
-    t = getattr(t, "_local_tensor", t)
-    t = t.trigger_wait() if hasattr(t, "trigger_wait") else t
-    for name in ("_tensor", "_data"):
+    """What is inside of a library's own tensor: of one laid out over ranks this rank's part, and
+    what a wrapper wraps."""
+    for name in ("_local_tensor", "_tensor", "_data"):
         t = getattr(t, name, t)
     return t
 

@@ -109,6 +109,7 @@ def play_sharded(
         except Exception as error:
             error.phase = trace.phase  # type: ignore[attr-defined]
             raise
+        trace.results = {name: made(t) for name, t in trace.results.items()}
         return trace
 
     with contextlib.ExitStack() as stack:
@@ -119,6 +120,11 @@ def play_sharded(
         if resume is not None:
             folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
         return on(mesh_of(data=data, tensor=tensor), main)
+
+
+def made(t: Any) -> Any:
+    """A result; of one that a collective is still making what it makes."""
+    return t.trigger_wait() if hasattr(t, "trigger_wait") else t
 
 
 def mesh_of(*, data: int, tensor: int) -> dict[str, int]:

@@ -30,10 +30,22 @@ State = Mapping[SlotName, Slot]
 
 def _of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
     def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
-        trace = falsified(evidence.traces[arm])
+        trace = falsified(evidence.traces[arm]) if arm in evidence.traces else None
         if trace is None:
             return None
         return replace(evidence, traces={**evidence.traces, arm: trace})
+
+    return Perturbation(name, of, change)
+
+
+def _of_last_rank(name: str, of: str, falsified: Falsified) -> Perturbation:
+    def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
+        *others, last = evidence.on_ranks[arm].ranks or (None,)
+        trace = None if last is None else falsified(last)
+        if trace is None:
+            return None
+        ranks = replace(evidence.on_ranks[arm], ranks=(*others, trace))
+        return replace(evidence, on_ranks={**evidence.on_ranks, arm: ranks})
 
     return Perturbation(name, of, change)
 
@@ -51,8 +63,9 @@ def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 def remembering(evidence: LibraryEvidence) -> LibraryEvidence:
     """Runs each schedule once: perturbed checks ask for it again."""
-    company, run = evidence.company, evidence.run
+    company, run, alone = evidence.company, evidence.run, evidence.alone
     ran: dict[Spec, Trace] = {}
+    ran_alone: dict[tuple[str, int], Trace] = {}
     after: list[Trace] = []
 
     def again() -> Trace:
@@ -67,7 +80,13 @@ def remembering(evidence: LibraryEvidence) -> LibraryEvidence:
             ran[spec] = run(spec)
         return ran[spec]
 
-    return replace(evidence, company=company and again, run=run and once)
+    def by_itself(arm: str, rank: int) -> Trace:
+        assert alone is not None
+        if (arm, rank) not in ran_alone:
+            ran_alone[arm, rank] = alone(arm, rank)
+        return ran_alone[arm, rank]
+
+    return replace(evidence, company=company and again, run=run and once, alone=alone and by_itself)
 
 
 def _outputs(numbers: Numbers, trace: Trace) -> Trace | None:
@@ -224,5 +243,7 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
     ),
     "pending": (_of_trace("left over", "what is set aside", _left_over),),
     "results": _results(_of_trace),
+    "results on ranks": _results(_of_last_rank),
+    "states on ranks": _states(_of_last_rank),
     "company": (*_results(_of_company), *_states(_of_company)),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from narrowfuzz.case import AnyCheckpoint, Spec
+from narrowfuzz.case import AnyCheckpoint, Sharding, Spec
 from narrowfuzz.schedule.events import (
     Algorithm,
     Backward,
@@ -34,6 +34,8 @@ class Carries:
     reload: bool = False
     #: Settings may change between regions; needs ``settings``.
     switch: bool = False
+    #: Ranks that train on rows of their own may share their maxima.
+    ranks: bool = False
     #: A graph that is kept can be run backward again.
     keeps_graphs: bool = True
 
@@ -59,6 +61,10 @@ def check_carried(spec: Spec, carries: Carries) -> None:
         and any(isinstance(e, Backward) and e.retain for e in events),
         "a rollback": any(isinstance(e, Reload) and e.back for e in events),
         "inference mode": any(isinstance(e, Forward) and e.mode == "inference" for e in events),
+        f"ranks ({spec.sharding})": spec.sharded
+        and not (carries.ranks and spec.sharding == Sharding(data=spec.sharding.data)),
+        f"reduces {settings.reduces!r} in one process": not spec.sharded
+        and settings.reduces != "all",
         "a switch": not carries.switch and any(isinstance(e, Switch) for e in events),
     }
     for what, missing in lacking.items():

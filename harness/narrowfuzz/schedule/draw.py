@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case import Sharding, Spec
 from narrowfuzz.choices import one_of
 from narrowfuzz.schedule.altered import in_high_precision
 from narrowfuzz.schedule.carries import Carries
@@ -25,8 +25,8 @@ from narrowfuzz.schedule.walk import Choose, Habits, walk
 #: What a slice of a campaign may vary of a schedule; the rest keeps its simplest value.
 FACTORS = frozenset(
     {
-        "caching", "checkpoint", "events", "layer", "layout", "nesting", "quantized_init", "reload",
-        "settings", "stimulus", "switch",
+        "caching", "checkpoint", "events", "layer", "layout", "nesting", "quantized_init", "ranks",
+        "reload", "settings", "stimulus", "switch",
     }
 )  # fmt: skip
 
@@ -46,24 +46,38 @@ _SPECIAL: tuple[tuple[Stimulus, ...], ...] = (
 )  # fmt: skip
 
 
+#: How many ranks a schedule runs on, each as often as it stands there. In processes it takes ten
+#: times as long.
+RARELY, ALWAYS = (*[0] * 57, 2, 2, 1), (2, 2, 1)
+
+
 def schedules(
-    recipe: str, *, carries: Carries, vary: frozenset[str] = FACTORS
+    recipe: str,
+    *,
+    carries: Carries,
+    vary: frozenset[str] = FACTORS,
+    ranks: tuple[int, ...] = RARELY,
 ) -> st.SearchStrategy[Spec]:
     """Specs of a recipe, but for their sizes: what ``carries`` allows, differing from the simplest
     in the factors of ``vary``.
 
-    All but one in twenty can exercise the state of the backward.
+    All but one in twenty can exercise the state of the backward. ``ranks`` says how many they may
+    run on, where they may.
     """
-    return _built(recipe, carries, vary)
+    return _built(recipe, carries, vary, ranks if carries.ranks else (0,))
 
 
 @cache
-def _built(recipe: str, carries: Carries, vary: frozenset[str]) -> st.SearchStrategy[Spec]:
-    return _schedules(recipe, carries, vary)
+def _built(
+    recipe: str, carries: Carries, vary: frozenset[str], ranks: tuple[int, ...]
+) -> st.SearchStrategy[Spec]:
+    return _schedules(recipe, carries, vary, ranks)
 
 
 @st.composite
-def _schedules(draw: st.DrawFn, recipe: str, carries: Carries, vary: frozenset[str]) -> Spec:
+def _schedules(
+    draw: st.DrawFn, recipe: str, carries: Carries, vary: frozenset[str], ranks: tuple[int, ...]
+) -> Spec:
     # with nothing but nesting free, a walk still chooses among its moves
     free = vary | ({"moves"} if vary & {"events", "nesting"} else frozenset())
 
@@ -74,10 +88,21 @@ def _schedules(draw: st.DrawFn, recipe: str, carries: Carries, vary: frozenset[s
     model = _model(choose, carries)
     habits = _habits(choose, carries, steps=steps, branches=model["layout"] == "branch")
     spec = Spec(recipe=recipe, events=walk(choose, habits), **model)
+    spec = _on_ranks(choose, spec, ranks)
     if choose("nesting", *_REGIONS):
         return spec if steps == 1 else repair(spec)
     events = in_high_precision(spec.events)
     return msgspec.structs.replace(spec, events=events, quantized_init=False)
+
+
+def _on_ranks(choose: Choose, spec: Spec, ranks: tuple[int, ...]) -> Spec:
+    """The Spec on so many ranks, each of which trains by itself, and what they share."""
+    data = choose("ranks", *ranks)
+    if not data:
+        return spec
+    reduces = choose("ranks", "all", "all", "own", "none")
+    settings = msgspec.structs.replace(spec.settings, reduces=reduces)
+    return msgspec.structs.replace(spec, sharding=Sharding(data=data), settings=settings)
 
 
 def _model(choose: Choose, carries: Carries) -> dict[str, Any]:

@@ -174,6 +174,8 @@ class Settings(
     format: Literal["hybrid", "e4m3"] = "hybrid"
     #: The library's bulk update kernel; False: its tensor by tensor path.
     fused: bool = True
+    #: On ranks: maxima are shared by all of them, by the rank's own group of one, or by nobody.
+    reduces: Literal["all", "own", "none"] = "all"
 
 
 def switched(settings: Settings, event: Switch) -> Settings:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import AnyCheckpoint, Spec, fields_of
+from narrowfuzz.case import ALONE, AnyCheckpoint, Sharding, Spec, fields_of
 from narrowfuzz.catalog import LIBRARY
 from narrowfuzz.schedule.altered import around_forwards
 from narrowfuzz.schedule.events import Close, Event, Forward, Open, Settings, Wraps
@@ -91,6 +91,11 @@ def _models(spec: Spec) -> Iterator[tuple[str, Spec]]:
         yield "layout chain", _with(spec, layout="chain", events=repaired(one))
     elif spec.layout != "chain":
         yield "layout chain", _with(spec, layout="chain")
+    if spec.sharded:
+        settings = msgspec.structs.replace(spec.settings, reduces=_default(Settings, "reduces"))
+        yield "one process", _with(spec, sharding=ALONE, settings=settings)
+    for data in range(1, spec.sharding.data):
+        yield f"{data} ranks", _with(spec, sharding=Sharding(data=data))
     for depth in range(1, spec.depth):
         yield f"depth {depth}", _with(spec, depth=depth)
     if spec.checkpoint != "none":

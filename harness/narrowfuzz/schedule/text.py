@@ -48,6 +48,8 @@ def heading(spec: Spec) -> str:
         by = "" if spec.checkpoint_by == "library" else "torch "
         kind = "reentrant" if spec.reentrant else "not reentrant"
         parts.append(f"{by}checkpoint={spec.region} ({kind})")
+    if spec.sharded:
+        parts.append(f"on ranks ({spec.sharding})")
     settings, usual = spec.settings, Settings()
     parts += [
         f"{name}={getattr(settings, name)}"

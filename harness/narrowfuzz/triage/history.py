@@ -36,7 +36,8 @@ from pathlib import Path
 from narrowfuzz.triage.history import show
 files = [Path(file) for file in {files!r}]
 seen = Path(__file__).parent / "seen"
-sys.exit(show({case!r}, {wanted!r}, {rules!r}, {arms!r}, files, {device!r}, seen))
+if __name__ == "__main__":  # processes that are ranks import it, too
+    sys.exit(show({case!r}, {wanted!r}, {rules!r}, {arms!r}, files, {device!r}, seen))
 """
 
 

@@ -17,7 +17,7 @@ from narrowfuzz.case import Case, Spec
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.library.twins import through_reloads
-from narrowfuzz.play import check, dtypes, layers, library, notes, player
+from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes
 from narrowfuzz.schedule.events import Backward, Forward, numbered
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
@@ -28,7 +28,7 @@ from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
 SOURCES = (
-    dtypes, data, events_data, delayed, follow, check, layers, player, library, notes,
+    dtypes, data, events_data, delayed, follow, check, layers, player, library, notes, processes,
 )  # fmt: skip
 #: What may differ from one forward to the next.
 _HOW = ("inside", "first", "path")
@@ -42,6 +42,9 @@ class Run:
     variable: str
     case: Case
     checkpointed: bool
+    #: The rank whose trace it is, of so many that run it; 0: it runs in one process, on its rows.
+    rank: int = 0
+    ranks: int = 0
 
     def arguments(self, look: Look, device: str, *, caching: bool) -> dict[str, str]:
         """What ``noted`` takes by keyword, but for how its forwards differ, as source text."""
@@ -124,6 +127,10 @@ def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
 def _compared(evidence: LibraryEvidence, verdict: Verdict, look: Look) -> Iterator[Run]:
     """The run that the verdict is about, after the one that it is compared with."""
     own = Run("run", evidence.case, BY_NAME[verdict.arm].recomputes)
+    if BY_NAME[verdict.arm].sharded:
+        own = replace(own, rank=verdict.at.rank, ranks=evidence.spec.sharding.ranks)
+    if look.other == "alone":
+        yield replace(own, variable="other", ranks=0)
     if look.other == "before":
         yield replace(own, variable="other")
     if look.other == "plain":
@@ -172,6 +179,7 @@ def _plays(
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
     yield from (f"{name} = {settings!r}" for settings, name in names.items())
+    yield from (f"start_ranks({run.ranks})" for run in runs if run.ranks)
     shown = ""
     for run, own in zip(runs, keywords, strict=True):
         spec, begins = run.case.spec, plain(run.case.spec.settings)
@@ -185,11 +193,25 @@ def _plays(
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
         more = "".join(f", {name}={own[name]}" for name in varying)
-        call = f"noted(Trace(), {names[begins]}, {fill}, tensors, events{more})"
-        if look.runs and run.variable == "run":
-            yield f"def again():\n    {call}"
-        else:
-            yield f"{run.variable} = {call}" if run.variable else call
+        begun = f"noted(Trace(), {names[begins]}, {fill}, "
+        yield from _call(run, begun, f", events{more})", look)
+
+
+def _call(run: Run, begun: str, rest: str, look: Look) -> Iterator[str]:
+    """The run, and where its trace is kept; its tensors stand between ``begun`` and ``rest``. Of
+    ranks the first goes on."""
+    whose = f"of_rank(tensors, {run.rank})" if run.rank else "tensors"
+    call, keeps = f"{begun}{whose}{rest}", f"{run.variable} = " if run.variable else ""
+    if run.ranks:
+        on_rank, shape = f"{begun}of_rank(tensors, rank){rest}", {"data": run.ranks}
+        call = f"on_processes({shape}, lambda rank, mesh: {on_rank}, seconds=20.0)"
+        keeps = "ranks = "
+    if look.runs and run.variable == "run":
+        yield f"def again():\n    {call}"
+        return
+    yield f"{keeps}{call}"
+    if run.ranks:
+        yield f'if os.environ["RANK"] != "0":\n    sys.exit(0)\n{run.variable} = ranks[{run.rank}]'
 
 
 def _named(runs: Sequence[Run]) -> dict[Any, str]:

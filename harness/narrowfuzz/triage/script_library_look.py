@@ -8,16 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.moments import SlotName
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.library.own_backward import LAST, first_step
+from narrowfuzz.oracles.library.ranks import BY_ITSELF, as_shared, shares
 from narrowfuzz.oracles.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.oracles.own_backward import allowed, largest
 from narrowfuzz.oracles.state.machine import moves
 from narrowfuzz.play.library import Where
 from narrowfuzz.schedule.events import Backward
+from narrowfuzz.trace import Trace
 from narrowfuzz.triage.script_checks import check_raises
 from narrowfuzz.triage.story import told_slot
 from narrowfuzz.verdict import Verdict
@@ -38,6 +41,7 @@ class Look:
     #: Only linears' edges are listened to: the library itself is not looked into.
     edges: bool = False
     #: "": none. plain: nothing is recomputed. through: nothing reloads. before: an earlier model.
+    #: alone: a rank's rows in one process.
     other: str = ""
     #: It runs the schedule itself, by calling ``again``.
     runs: bool = False
@@ -121,7 +125,9 @@ def _operand(evidence: LibraryEvidence, at: At, expect: MadeBy) -> Look:
 
 
 #: How a verdict calls the run that it compares with -> what that is to the player.
-_OTHERS: dict[str, str] = {PLAIN: "plain", THROUGH: "through", ALONE: "before"}
+_OTHERS: dict[str, str] = {
+    PLAIN: "plain", THROUGH: "through", ALONE: "before", BY_ITSELF: "alone",
+}  # fmt: skip
 
 
 def _compared(at: At, expect: Same) -> Look:
@@ -169,27 +175,49 @@ def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     if isinstance(verdict.expect, Own):  # of a recipe that keeps none
         shows = f"{name!r} in run.states[{at.event}]"
         return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", states=True)
-    owed = moves(evidence, evidence.traces[verdict.arm], slot)
+    trace = _trace(evidence, verdict)
+    owed = moves(evidence, trace, slot)
     usual = evidence.policy(evidence.spec.settings)
     assert usual is not None
     kind = usual.forward if slot.direction == "forward" else usual.backward
     scales = at.what == "cast"
     edges = _at_edges(evidence, slot, cast=scales, moves=bool(owed))
     # of a schedule that runs in high precision there is nothing to hear
-    moments = evidence.traces[verdict.arm].moments
-    unheard = _UNHEARD if any(m.casts or m.products for m in moments) else ""
+    unheard = _UNHEARD if any(m.casts or m.products for m in trace.moments) else ""
     check = unheard + (
-        f"slot = {name!r}\n"
-        "held = [s.get(slot) for s in run.states]\n"
-        "held = [h and Slot(*(t.cpu().numpy() for t in h)) for h in held]\n"
+        f"slot = {name!r}\n{_held(evidence, verdict)}"
         f"moves = {owed!r}\n"
-        f"sentence, shows = followed(held, maxima(run, slot), moves, np.float32({FMAX[kind]}))\n"
+        f"sentence, shows = followed(held, seen, moves, np.float32({FMAX[kind]}))\n"
         "print(sentence)\nsys.exit(int(shows))"
     )
     kinds = sorted({kind for some in owed.values() for kind, *_ in some})
     constants = {"kinds": repr(tuple(kinds)), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
     return Look(check, constants, listens=True, states=True, edges=edges)
+
+
+_HELD = """\
+def held_of(run):
+    found = [s.get(slot) for s in run.states]
+    return [h and Slot(*(t.cpu().numpy() for t in h)) for h in found]
+
+
+"""
+
+
+def _held(evidence: LibraryEvidence, verdict: Verdict) -> str:
+    """Text that defines ``held`` and ``seen``: of a rank as its group shares them."""
+    if not (BY_NAME[verdict.arm].sharded and shares(evidence)):
+        return f"{_HELD}held, seen = held_of(run), maxima(run, slot)\n"
+    every = "[held_of(one) for one in ranks], [maxima(one, slot) for one in ranks]"
+    return f"{_HELD}held, seen = shared({every}, {verdict.at.rank})\n"
+
+
+def _trace(evidence: LibraryEvidence, verdict: Verdict) -> Trace:
+    """The trace that the verdict is about: of a rank as its group shares its maxima."""
+    if BY_NAME[verdict.arm].sharded:
+        return as_shared(evidence, verdict.arm)[verdict.at.rank]
+    return evidence.traces[verdict.arm]
 
 
 def _at_edges(evidence: LibraryEvidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:

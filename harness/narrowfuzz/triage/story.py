@@ -18,13 +18,16 @@ def tell(evidence: LibraryEvidence, verdict: Verdict) -> Story:
     """The story of one first cause."""
     event = verdict.at.event
     slot = told_slot(verdict) or _followed(evidence.traces)
+    traces = dict(evidence.traces)
+    for arm, trace in evidence.on_ranks.items():
+        traces |= {f"{arm}, rank {rank}": own for rank, own in enumerate(trace.ranks)}
     return Story(
         lines=[heading(evidence.spec), *lines(evidence.spec)],
         event=event,
         broke=f"{verdict.oracle}: {verdict.role} {verdict.symptom}"
         + (f", {place(evidence.spec, event)}" if event >= 0 else ""),
         slot="" if slot is None else str(slot),
-        states={} if slot is None else {a: _states(t, slot) for a, t in evidence.traces.items()},
+        states={} if slot is None else {a: _states(t, slot) for a, t in traces.items()},
     )
 
 

@@ -20,7 +20,7 @@ from narrowfuzz.verdict import Verdict
 
 def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
     """contract: what the library promises to run, it runs."""
-    for arm, trace in evidence.traces.items():
+    for arm, trace in {**evidence.traces, **evidence.on_ranks}.items():
         error = trace.error
         if error is None:
             yield plain("contract", arm, "schedule", "ok")
@@ -33,7 +33,9 @@ def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
             symptom += circumstances(evidence.spec, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
-                At(what="error", event=error.event, name=error.where),
+                At(
+                    what="error", event=error.event, name=error.where, rank=max(error.rank, 0)
+                ),
                 f"{error.type}: {error.message[:200]}", Runs(error.type),
             )  # fmt: skip
 

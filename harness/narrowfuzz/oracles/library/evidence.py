@@ -34,6 +34,7 @@ class LibraryEvidence:
     case: Case
     kind: Literal["delayed", "current", "mx"]
     policy: Callable[[Settings], Policy | None]
+    #: Those of one process.
     traces: Mapping[str, Trace]
     #: As-built deviation -> ledger entry.
     deviations: Mapping[str, str]
@@ -41,6 +42,9 @@ class LibraryEvidence:
     refusal: str = ""
     #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
     company: Callable[[], Trace] | None = None
+    #: The traces of arms that run on ranks, and what a rank leaves that runs alone on such an arm.
+    on_ranks: Mapping[str, Trace] = field(default_factory=dict)
+    alone: Callable[[str, int], Trace] | None = None
     #: The plain run of another Spec.
     run: Callable[[Spec], Trace] | None = None
     #: As of Evidence: nothing is converted.
@@ -53,7 +57,7 @@ class LibraryEvidence:
     @property
     def ran(self) -> bool:
         """True if every run came to its end."""
-        return all(trace.error is None for trace in self.traces.values())
+        return all(trace.error is None for trace in {**self.traces, **self.on_ranks}.values())
 
 
 @dataclass(eq=False)

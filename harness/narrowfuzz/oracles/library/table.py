@@ -11,6 +11,7 @@ from narrowfuzz.oracles.library.contract import check_balance, check_contract
 from narrowfuzz.oracles.library.operands import check_operands
 from narrowfuzz.oracles.library.own_backward import check_own_backward
 from narrowfuzz.oracles.library.precision import check_precision
+from narrowfuzz.oracles.library.ranks import check_alone, check_shared
 from narrowfuzz.oracles.library.recompute import check_recompute
 from narrowfuzz.oracles.library.twins import check_company, check_reload, check_twin
 from narrowfuzz.oracles.oracle import Oracle, Reads
@@ -66,6 +67,14 @@ OF_LIBRARY: tuple[Oracle, ...] = (
     _rule(
         "O1", "self-repeat", "C", "a dropped forward, or one in four", check_company,
         _SEEN | {"O19"}, "company",
+    ),
+    _rule(
+        "S1", "one process's bits", "C", "ranks share nothing",
+        check_alone, _SEEN | {"O19"}, "results on ranks", "states on ranks",
+    ),
+    _rule(
+        "S13", "shared maxima", "A", "ranks run, and casts are seen",
+        check_shared, _SEEN | {"O19", "S1"}, "states on ranks",
     ),
     _rule("R20", "save and reload", "C", "a reload", check_reload, _SEEN | {"O1"}),
 )  # fmt: skip

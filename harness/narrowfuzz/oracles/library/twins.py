@@ -44,7 +44,7 @@ def check_twin(evidence: LibraryEvidence) -> Iterator[Verdict]:
             _until(evidence.spec, base, until),
             _until(evidence.spec, trace, until),
         )
-        verdict = _same(evidence, "O12", arm, base, trace, range(until), PLAIN)
+        verdict = same(evidence, "O12", arm, base, trace, range(until), PLAIN)
         if verdict.status == "diverged":
             runs = [replace(evidence, traces={t.arm: t}) for t in (base, trace)]
             verdict = blamed(verdict, *runs, alike=True)
@@ -84,7 +84,7 @@ def check_company(evidence: LibraryEvidence) -> Iterator[Verdict]:
         )  # fmt: skip
         return
     base, moments = evidence.traces[after.arm], range(len(after.moments))
-    verdict = _same(evidence, "O1", after.arm, base, after, moments, ALONE)
+    verdict = same(evidence, "O1", after.arm, base, after, moments, ALONE)
     symptom = verdict.symptom
     if symptom and evidence.spec.quantized_init:
         symptom += ", FP8 parameters"
@@ -109,7 +109,7 @@ def check_reload(evidence: LibraryEvidence) -> Iterator[Verdict]:
     moments = _run_since_reload(events, base.moments)
     reloaded = replace(base, moments=tuple(moments[i] for i in kept))
     whole = replace(uninterrupted, moments=tuple(uninterrupted.moments[i] for i in kept))
-    verdict = _same(evidence, "R20", "eager", whole, reloaded, kept, THROUGH)
+    verdict = same(evidence, "R20", "eager", whole, reloaded, kept, THROUGH)
     if verdict.status == "diverged":
         case = msgspec.structs.replace(evidence.case, spec=through)
         plainly = replace(evidence, case=case, traces={"eager": uninterrupted})
@@ -139,7 +139,7 @@ def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> lis
     return found
 
 
-def _same(
+def same(
     evidence: LibraryEvidence,
     oracle: str,
     arm: str,

@@ -33,11 +33,11 @@ def check_machine(evidence: LibraryEvidence) -> Iterator[Verdict]:
             # the true maxima are the machine's only input
             yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
             continue
-        found = list(_judged(evidence, trace))
+        found = list(judged(evidence, trace))
         yield from found
         if not found:
-            judged = any(moment.state for moment in trace.moments)
-            yield plain("O14", arm, "state", "ok" if judged else "not_applicable")
+            kept = any(moment.state for moment in trace.moments)
+            yield plain("O14", arm, "state", "ok" if kept else "not_applicable")
 
 
 def _stateless(evidence: LibraryEvidence, trace: Trace) -> Verdict:
@@ -85,7 +85,7 @@ def _turns(evidence: LibraryEvidence, trace: Trace) -> Iterator[Turn]:
     return expected(run, steps, trace.moments, frozenset(evidence.deviations))
 
 
-def _judged(evidence: LibraryEvidence, trace: Trace) -> Iterator[Verdict]:
+def judged(evidence: LibraryEvidence, trace: Trace) -> Iterator[Verdict]:
     """The first divergence of each class, and which deviations were followed."""
     classes: set[str] = set()
     entries: dict[str, set[str]] = {}

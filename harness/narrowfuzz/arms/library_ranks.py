@@ -1,0 +1,62 @@
+"""Run a library's layers on ranks: processes, for what it keeps for a process threads would share.
+
+Each rank trains a model of its own on rows of its own. Gradients are not reduced: what ranks share
+is what the library itself shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from narrowfuzz.arm import Arm
+from narrowfuzz.arms.library import run_library
+from narrowfuzz.arms.processes import TRANSPORT, in_processes
+from narrowfuzz.case import Case
+from narrowfuzz.play.ranks import Disagree
+from narrowfuzz.stateful import Subject
+from narrowfuzz.trace import RunError, Trace
+
+
+def run_on_ranks(case: Case, subject: Subject, arm: Arm, prepare: Callable[[], None]) -> Trace:
+    """The trace with one for each rank; its error is that of a rank. ``prepare`` makes a process
+    ready for the library."""
+    ranks = case.spec.sharding.ranks
+    left, where = in_processes(
+        ranks, partial(_on_rank, case=case, subject=subject, arm=arm, prepare=prepare)
+    )
+    failed = [trace for trace in left.values() if trace.error is not None]
+    for trace in failed:
+        assert trace.error is not None
+        if TRANSPORT not in trace.error.message:  # the others miss the one that raised
+            return Trace(arm.name, error=trace.error)
+    if len(left) == ranks and not failed:
+        return Trace(arm.name, ranks=tuple(left[rank] for rank in range(ranks)))
+    event = min((trace.error.event for trace in failed if trace.error is not None), default=-1)
+    here = f"{__name__}.{run_on_ranks.__name__}"
+    return Trace(
+        arm.name, error=RunError("forward", Disagree.__name__, where, here, "", event=event)
+    )
+
+
+def _on_rank(
+    on: Callable[..., list[Any]],
+    case: Case,
+    subject: Subject,
+    arm: Arm,
+    prepare: Callable[[], None],
+) -> Trace:
+    """What this rank leaves."""
+    prepare()
+    own: list[Trace] = []
+
+    def main(rank: int, mesh: Any) -> None:
+        trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes, rank=rank)
+        if trace.error is not None:
+            trace = replace(trace, error=replace(trace.error, rank=rank))
+        own.append(trace)
+
+    on({"data": case.spec.sharding.data}, main)
+    return own[0]
