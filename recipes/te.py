@@ -39,8 +39,6 @@ _LAYERS_V2 = (*_LAYERS_V1, "layernorm_mlp", "grouped_linear", "transformer_layer
 _OURS: tuple[AnyCheckpoint, ...] = ("reentrant", "full")
 #: A user's own amax algorithm, equal to "max"; what is saved with a model must be picklable.
 _LARGEST = functools.partial(torch.amax, dim=0)
-#: All ranks -> the group that this one is alone in.
-_OF_ONE: dict[Any, Any] = {}
 
 
 def _te() -> Any:
@@ -81,28 +79,25 @@ def _recipe(settings: Any, *, kind: Kind) -> Any:
     )
 
 
-def _group(settings: Any) -> Any:
-    """Whom a rank shares its maxima with; None: there are no ranks."""
-    if not dist.is_initialized():
-        return None
-    world = dist.group.WORLD
-    if settings.reduces == "own" and world not in _OF_ONE:
-        _OF_ONE[world] = dist.new_subgroups(1)[0]
-    return _OF_ONE[world] if settings.reduces == "own" else world
+@functools.cache
+def _alone(world: Any) -> Any:
+    """The group of all ranks -> the one that this rank is alone in."""
+    return dist.new_subgroups(1)[0]
 
 
 @contextmanager
 def _autocast(settings: Any, *, kind: Kind, v1: bool) -> Iterator[None]:
-    recipe = group = None
+    recipe = group = None  # of no group all ranks share their maxima, where there are ranks
     if settings is not None:
-        recipe, group = _recipe(settings, kind=kind), _group(settings)
+        recipe = _recipe(settings, kind=kind)
+        if settings.reduces == "own" and dist.is_initialized():
+            group = _alone(dist.group.WORLD)
         os.environ["NVTE_UNFUSED_FP8_UPDATE"] = "0" if settings.fused else "1"
+    on = recipe is not None
     if v1:
-        region = _te().fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe, fp8_group=group)
+        region = _te().fp8_autocast(enabled=on, fp8_recipe=recipe, fp8_group=group)
     else:
-        region = _te().autocast(
-            enabled=recipe is not None, recipe=recipe, amax_reduction_group=group
-        )
+        region = _te().autocast(enabled=on, recipe=recipe, amax_reduction_group=group)
     with region:
         yield
 

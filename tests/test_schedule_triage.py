@@ -54,7 +54,7 @@ from te_on_cpu.environment import CHOICE, ensure
 HERE = Path(__file__).parent
 FAULTS = str(HERE / "schedule_faults.py")
 #: Lines of a script of our own small library, and of TransformerEngine, whose verbs are longer.
-MAX_LINES, MAX_TE_LINES = 299, 331
+MAX_LINES, MAX_TE_LINES = 299, 341
 #: Fault -> the rule that a script is written for.
 SHOWN_BY = {
     "no_commit": "O14",

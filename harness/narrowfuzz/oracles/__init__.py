@@ -258,9 +258,11 @@ BY_NAME = _RULES["library"] | _RULES["pipeline"] | _RULES["sharded"] | _RULES["c
 
 def kind_of(spec: Spec) -> Kind:
     """Whose rules judge this Spec's cases."""
-    if spec.layer or not spec.sharded:
-        return "library" if spec.layer else "converted"
-    return "pipeline" if spec.sharding.stages else "sharded"
+    if spec.layer:
+        return "library"
+    if spec.sharded:
+        return "pipeline" if spec.sharding.stages else "sharded"
+    return "converted"
 
 
 def rules_of(spec: Spec) -> dict[str, Oracle]:

@@ -180,14 +180,14 @@ def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     usual = evidence.policy(evidence.spec.settings)
     assert usual is not None
     kind = usual.forward if slot.direction == "forward" else usual.backward
-    scales = at.what == "cast"
+    held, scales = _held(evidence, verdict), at.what == "cast"
     edges = _at_edges(evidence, slot, cast=scales, moves=bool(owed))
     # of a schedule that runs in high precision there is nothing to hear
     unheard = _UNHEARD if any(m.casts or m.products for m in trace.moments) else ""
     check = unheard + (
-        f"slot = {name!r}\n{_held(evidence, verdict)}"
+        f"slot = {name!r}\n{_HELD}"
         f"moves = {owed!r}\n"
-        f"sentence, shows = followed(held, seen, moves, np.float32({FMAX[kind]}))\n"
+        f"sentence, shows = followed({held}, moves, np.float32({FMAX[kind]}))\n"
         "print(sentence)\nsys.exit(int(shows))"
     )
     kinds = sorted({kind for some in owed.values() for kind, *_ in some})
@@ -196,21 +196,19 @@ def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     return Look(check, constants, listens=True, states=True, edges=edges)
 
 
-_HELD = """\
-def held_of(run):
-    found = [s.get(slot) for s in run.states]
-    return [h and Slot(*(t.cpu().numpy() for t in h)) for h in found]
-
-
-"""
+_HELD = (
+    "states = lambda run: (s.get(slot) for s in run.states)\n"
+    "held = lambda run: [h and Slot(*(t.cpu().numpy() for t in h)) for h in states(run)]\n"
+)
 
 
 def _held(evidence: LibraryEvidence, verdict: Verdict) -> str:
-    """Text that defines ``held`` and ``seen``: of a rank as its group shares them."""
+    """What the slot held and what was seen of it, as source text: of a rank as its group shares
+    them."""
     if not (BY_NAME[verdict.arm].sharded and shares(evidence)):
-        return f"{_HELD}held, seen = held_of(run), maxima(run, slot)\n"
-    every = "[held_of(one) for one in ranks], [maxima(one, slot) for one in ranks]"
-    return f"{_HELD}held, seen = shared({every}, {verdict.at.rank})\n"
+        return "held(run), maxima(run, slot)"
+    every = "[held(one) for one in ranks], [maxima(one, slot) for one in ranks]"
+    return f"*shared({every}, {verdict.at.rank})"
 
 
 def _trace(evidence: LibraryEvidence, verdict: Verdict) -> Trace:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME, EAGER, SHARDED
+from narrowfuzz.arm import BY_NAME, EAGER
 from narrowfuzz.arms.pipeline import names, stages_of
 from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
@@ -194,6 +194,7 @@ def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
     if isinstance(expect, Same):
         want, holds = f"want = {_element(spec, recipe, expect.at, compiled=compiled)}", _SAME
         wanted = "{want}"
+        assert want != f"want = {got}", verdict  # that would hold of anything
     elif isinstance(expect, Within):
         lo, hi = (repr(float(read(end))) for end in (expect.lo, expect.hi))
         lo, hi = (end.replace("inf", "math.inf") for end in (lo, hi))
@@ -234,7 +235,7 @@ def _element(spec: Spec, recipe: Recipe, at: At, *, compiled: bool) -> str:
         group = spec.sharding.ranks
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
-    if BY_NAME.get(at.run, EAGER).stage == SHARDED.name:
+    if BY_NAME.get(at.run, EAGER).sharded:
         other = "compiler='', compile_with={}" if compiled else "on=on_ranks"
         run = f"on_ranks_here({other})[{at.rank}]"
     if at.run == ON_THE_FLY:
