@@ -196,7 +196,7 @@ def arms_of(oracle: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("oracle", "name"),
-    one_in(5, places()),
+    one_in(8, places()),
 )
 def test_every_rules_script_stands_alone(oracle: str, name: str) -> None:
     case = Case(spec=SPECS[name], data=DataSpec())

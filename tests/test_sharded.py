@@ -201,7 +201,7 @@ def test_a_fault_is_seen(
 
 @pytest.mark.parametrize(
     ("name", "recipe", "sharding", "fields", "rules"),
-    one_in(8, [FAULTS[i] for i in (20, 18, 19, 6, 0, 8, 11, 14, 15, 17)]),
+    one_in(10, [FAULTS[i] for i in (20, 18, 19, 6, 0, 8, 11, 14, 15, 17)]),
 )
 def test_a_script_shows_it(
     name: str,
