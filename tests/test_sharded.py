@@ -113,6 +113,8 @@ RESUMED: tuple[tuple[str, dict[str, Any]], ...] = (
     (TENSORWISE, {"data": 2, "gathers": "precomputed", "resumes": "same"}),
     (TENSORWISE, {"data": 3, "gathers": "codes", "resumes": "fewer"}),
     ("torchao.float8.rowwise", {"tensor": 2, "resumes": "swapped"}),
+    # as many rows on each of two ranks that share a sequence as there were on each of four
+    ("torch.fp32", {"data": 2, "tensor": 2, "sequence": True, "resumes": "fewer"}),
 )
 
 

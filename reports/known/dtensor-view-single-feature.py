@@ -1,5 +1,5 @@
-"""RowwiseParallel of a linear with one input feature dies on one token a sequence; alone it runs.
-"""
+"""RowwiseParallel of a linear with one input feature dies on one token a sequence, and with none on
+any; alone it runs."""
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -24,7 +24,7 @@ def attempt(tokens, features):
 
 
 bad = 0
-for tokens, features in ((1, 1), (4, 1), (1, 2)):
+for tokens, features in ((1, 1), (4, 1), (1, 2), (1, 0), (4, 0)):
     nn.Linear(features, 8)(torch.randn(2, tokens, features))
     told = attempt(tokens, features)
     print(f"nn.Linear({features}, 8) of [2, {tokens}, {features}] under RowwiseParallel: {told}")

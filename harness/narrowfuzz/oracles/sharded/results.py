@@ -3,7 +3,7 @@ precomputed scales, of graphs and of processes), S12 (of the stages of a pipelin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -164,12 +164,25 @@ def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
     if all(NORM in trace.outputs for trace in run.ranks):
         yield _agree(arm, NORM, 0, run.ranks)
     for rank, alone, group in evidence.groups():
+        laid_out = _as_laid_out(evidence, alone)
         for name, whole in alone.outputs.items():
             parts = [trace.outputs[name] for trace in group if name in trace.outputs]
             kind = name.partition("@")[0]
+            if kind in ("output", "grad_input") and name not in laid_out:
+                continue
             sharded = evidence.sharding.data > 1 and kind not in ("output", "grad_input")
             if name != NORM and not sharded and copies(parts, whole.shape):
                 yield _agree(arm, name, rank, group)
+
+
+def _as_laid_out(evidence: ShardedEvidence, alone: Trace) -> Collection[str]:
+    """The results of rows on the layout that the case begins with; on another, pieces of more rows
+    may have the shape of what was whole before."""
+    if not evidence.sharding.resumes:
+        return alone.outputs
+    forwards, backwards = evidence.first_step
+    before = before_steps(alone, "output", forwards)
+    return before | before_steps(alone, "grad_input", backwards)
 
 
 def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
