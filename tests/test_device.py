@@ -14,13 +14,22 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from narrowfuzz import device
-from narrowfuzz.arm import BY_NAME, EAGER_NATIVE, INDUCTOR
-from narrowfuzz.arms.ladder import approximate, natives, options_on, unavailable
+from hypothesis import given, settings
+from narrowfuzz import device, gpu
+from narrowfuzz.arm import (
+    BY_NAME,
+    EAGER_NATIVE,
+    INDUCTOR,
+    SHARDED,
+    SHARDED_GRAPHS,
+    SHARDED_PROCESSES,
+    Arm,
+)
+from narrowfuzz.arms.ladder import approximate, natives, on_ranks, options_on, unavailable
 from narrowfuzz.campaign import supervisor
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.device import Device, choose, default_workers, forks, torch_name
-from narrowfuzz.gpu import NEEDED, Gpu, Gpus, problem
+from narrowfuzz.gpu import ALL, NEEDED, Gpu, Gpus, problem
 from narrowfuzz.judge import Judge
 from narrowfuzz.ladders import measure, measured
 from narrowfuzz.ledger import Ledger
@@ -38,6 +47,7 @@ from narrowfuzz.numerics.accumulator import (
 from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.play.taps import KernelWatch, let_rng_pass
 from narrowfuzz.recipe import load_recipes
+from narrowfuzz.sharded_specs import sharded_specs
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
 TWO = Gpus("13.0", (FREE, FREE), driver="13.0")
@@ -70,8 +80,9 @@ def test_a_gpu_with_room_is_no_problem(name: str, workers: int) -> None:
 
 @pytest.fixture
 def visible(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], str]:
-    monkeypatch.setattr(device, "ask", lambda: TWO)
-    monkeypatch.delenv("NARROWFUZZ_GPUS", raising=False)
+    for module in (device, gpu):
+        monkeypatch.setattr(module, "ask", lambda: TWO)
+    monkeypatch.delenv(ALL, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def visible(name: str, worker: int) -> str:
@@ -113,6 +124,34 @@ def test_rungs_ask_for_what_their_device_needs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("narrowfuzz.arms.ladder.importlib.util.find_spec", lambda name: name)
     assert not unavailable(INDUCTOR, "cuda:1")
     assert unavailable(EAGER_NATIVE, "cuda") and not natives({EAGER_NATIVE.name}, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("arm", "device", "visible", "why"),
+    [
+        (SHARDED_PROCESSES, "cuda", "0,1", ""),
+        (SHARDED_GRAPHS, "cuda:1", "4,6", ""),
+        (SHARDED_PROCESSES, "cuda", "0", "a GPU for each rank, of at least two: there is 1"),
+        (SHARDED, "cuda", "0,1", "threads are no ranks"),
+        (SHARDED_PROCESSES, "simulated", "", "no simulated GPU"),
+        (SHARDED, "cpu", "", ""),
+        (SHARDED_PROCESSES, "cpu", "", ""),
+    ],
+)
+def test_ranks_on_gpus_are_processes_that_have_one_each(
+    monkeypatch: pytest.MonkeyPatch, arm: Arm, device: str, visible: str, why: str
+) -> None:
+    monkeypatch.setenv(ALL, visible)
+    said = unavailable(arm, device)
+    assert (why in said) if why else not said
+    assert on_ranks({arm.name}, device) == (not why)
+
+
+@given(sharded_specs([load_recipes()["torch.bf16"]], gpus=2))
+@settings(max_examples=60)
+def test_no_more_ranks_are_drawn_than_there_are_gpus(spec: Spec) -> None:
+    assert 1 <= spec.sharding.ranks <= 2
+    assert spec.sharding.processes or spec.sharding.stages
 
 
 def test_this_cpu_adds_as_fp32() -> None:

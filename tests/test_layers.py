@@ -90,7 +90,7 @@ MAY_IMPORT = {
     "coverage": LOW
     | {"sharding", "trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "vectors": {"environment"},
-    "arms": DATA | {"models", "play", "vectors"},
+    "arms": DATA | {"models", "play", "vectors", "gpu"},
     "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
     "oracles.state": {
         "moments",
@@ -148,6 +148,7 @@ MAY_IMPORT = {
     "campaign": JUDGED
     | {
         "__init__",
+        "gpu",
         "facts",
         "own_models",
         "overlay",

@@ -3,6 +3,7 @@ planted there, too."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from narrowfuzz.arms import processes
 from narrowfuzz.arms.processes import end, in_processes
 from narrowfuzz.plants.registry import planted
+from narrowfuzz.play.processes import _group
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,27 @@ def test_every_rank_gets_what_all_leave() -> None:
     left, where = in_processes(2, run)
     assert left[0] == left[1] == 2 * [([[1.0, 1.0], [2.0, 2.0]], 3.0)]
     assert "rank 1 has ended after" in where
+
+
+def test_a_group_on_gpus_is_nccls_and_waits_as_long_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Options:
+        _timeout = datetime.timedelta(0)
+
+    made: list[Options] = []
+
+    def nccl(store: Any, rank: int, ranks: int, options: Options) -> Any:
+        made.append(options)
+        return dist.ProcessGroupGloo(store, rank, ranks, options._timeout)
+
+    nccl.Options = Options  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
+    limit = datetime.timedelta(seconds=7)
+    group = _group("cuda", dist.HashStore(), 0, 1, limit)
+    assert made[0]._timeout == limit and group.size() == 1
+    assert group._device_types == [torch.device("cuda")]  # objects are gathered there
+    assert group.inner._get_backend(torch.device("cuda")) is not None
 
 
 def test_the_same_processes_serve_again() -> None:

@@ -78,7 +78,7 @@ INDUCTOR_STRICT = Arm(
 SHARDED = Arm("sharded", "eager, on ranks that are threads of one process", sharded=True)
 SHARDED_PROCESSES = Arm(
     "sharded_processes",
-    "eager, on ranks that are processes over gloo",
+    "eager, on ranks that are processes, over gloo, or NCCL on GPUs",
     sharded=True,
     processes=True,
 )

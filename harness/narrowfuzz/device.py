@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.gpu import ask, problem, seen_here
+from narrowfuzz.gpu import ALL, ask, gpus, problem, seen_here
 from narrowfuzz.numerics.accumulator import (
     CPU,
     HOPPER,
@@ -27,8 +27,6 @@ from narrowfuzz.numerics.accumulator import (
 #: ``simulated``: a Hopper GPU on the CPU. ``cuda:1`` names one GPU, ``cuda`` all that are there.
 DEVICES = ("cpu", "cuda", "simulated")
 _NAME = re.compile(r"cpu|simulated|cuda(:\d+)?")
-#: Environment: the GPUs that processes of this run choose from.
-_ALL = "NARROWFUZZ_GPUS"
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,8 @@ def choose(name: str, worker: int = 0) -> None:
     that has chosen may choose another."""
     if not name.startswith("cuda"):
         return
-    visible = os.environ.get(_ALL) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    there = [one for one in visible.split(",") if one] or [str(i) for i in range(len(ask().gpus))]
-    os.environ[_ALL] = ",".join(there)
+    there = gpus()
+    os.environ[ALL] = ",".join(there)
     number = int(name.partition(":")[2]) if ":" in name else worker % len(there)
     os.environ["CUDA_VISIBLE_DEVICES"] = there[number]
 

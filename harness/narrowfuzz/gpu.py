@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -13,6 +14,8 @@ from typing import Any
 #: Bytes that a worker needs: a CUDA context, library workspaces, the largest case.
 NEEDED = 3 * 2**29
 _SECONDS = 120.0
+#: Environment: the GPUs that processes of this run choose from.
+ALL = "NARROWFUZZ_GPUS"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ def problem(name: str, found: Gpus, workers: int) -> str:
                 " fills it, or ask for fewer --workers"
             )
     return ""
+
+
+def gpus() -> list[str]:
+    """The GPUs of this run, as CUDA_VISIBLE_DEVICES names them; a worker sees one of them itself.
+    Raises ValueError as ``ask``."""
+    visible = os.environ.get(ALL) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [one for one in visible.split(",") if one] or [str(i) for i in range(len(ask().gpus))]
 
 
 @functools.cache

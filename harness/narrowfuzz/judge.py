@@ -16,6 +16,7 @@ from torch.nn import Linear
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import SHARDED, Arm, base_of, climb, with_checkpoint
 from narrowfuzz.arms.ladder import approximate, unavailable
+from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.sharded import pieces_of, run_sharded, sharded_traces
 from narrowfuzz.arms.training import AFTER
@@ -33,7 +34,7 @@ from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes,
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.observe_library import observe_library, traces_of
+from narrowfuzz.observe_library import OnRanks, observe_library, traces_of
 from narrowfuzz.oracles import BY_NAME, ORACLES, kind_of, rules_of
 from narrowfuzz.oracles.applied import AnyEvidence, checks
 from narrowfuzz.oracles.contract import accepted
@@ -42,6 +43,7 @@ from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
+from narrowfuzz.stateful import Stateful
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
@@ -156,8 +158,11 @@ class Judge:
             self.ledger.deviations(case),
             recipe.refusal(case.spec, self.device.torch),
             focus,
-            recipe.prepare,
+            self._on_ranks(recipe),
         )
+
+    def _on_ranks(self, recipe: Stateful) -> OnRanks:
+        return partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch)
 
     def _observe(
         self,
@@ -251,7 +256,7 @@ class Judge:
                 return sharded_traces(spec, recipe, tensors, arms, self.device.torch)
             return self._run(spec, tensors, None)[0]
         subject = self.programs.subject(recipe)
-        return traces_of(case, subject, self.rungs(case.spec), recipe.prepare)
+        return traces_of(case, subject, self.rungs(case.spec), self._on_ranks(recipe))
 
     def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
         """True if other data of the same Spec and class shows the same, draw after draw."""

@@ -22,14 +22,18 @@ _COMPANY_EVERY = 4
 _LEAVES = "forward dropped"
 
 
+#: Runs a case on ranks.
+OnRanks = Callable[[Case, Subject, Arm], Trace]
+
+
 def traces_of(
-    case: Case, subject: Subject, arms: Iterable[Arm], prepare: Callable[[], None]
+    case: Case, subject: Subject, arms: Iterable[Arm], on_ranks: OnRanks
 ) -> dict[str, Trace]:
-    """The case's traces, by arm; ``prepare`` makes a process ready that is a rank."""
+    """The case's traces, by arm; those of ranks are run by ``on_ranks``."""
     traces: dict[str, Trace] = {}
     for arm in arms:
         if arm.sharded:
-            trace = run_on_ranks(case, subject, arm, prepare)
+            trace = on_ranks(case, subject, arm)
         else:
             trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes)
         traces[arm.name] = trace
@@ -45,12 +49,12 @@ def observe_library(
     deviations: Mapping[str, str],
     refusal: str,
     focus: int | None = None,
-    prepare: Callable[[], None] = lambda: None,
+    on_ranks: OnRanks = run_on_ranks,
 ) -> LibraryEvidence:
     """The case, run on these arms; with a ``focus`` mostly without running it again among the
-    remains of other models. ``prepare`` makes a process ready that is a rank."""
+    remains of other models. ``on_ranks`` runs an arm that is ranks."""
     case = _with(case, _event_by_event(case.spec))
-    every = traces_of(case, subject, arms, prepare)
+    every = traces_of(case, subject, arms, on_ranks)
     traces = {name: trace for name, trace in every.items() if not BY_NAME[name].sharded}
     company: Callable[[], Trace] | None = None
     whole = [arm for arm, trace in traces.items() if trace.error is None]

@@ -22,6 +22,8 @@ from narrowfuzz.specs import specs
 
 #: What may vary of a Spec that is sharded.
 FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", "model", "shape"})
+#: Ranks of a case.
+MOST = 4
 #: Data-parallel and tensor-parallel ranks, as often.
 _LAYOUTS = (
     (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2), (1, 2),
@@ -40,14 +42,17 @@ def sharded_specs(
     models: tuple[ModelName, ...] = SHARDABLE,
     *,
     largest: int = 64,
+    gpus: int = 0,
 ) -> Spec:
     """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or as the
-    stages of a pipeline."""
+    stages of a pipeline. With so many ``gpus`` ranks are processes, and each has its own."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
     if plain and draw(one_of(*[False] * 11, True)):
-        return draw(_pipelines(plain, models, largest=largest))
+        return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST))
     recipe = draw(one_of(*recipes))
-    data, tensor = draw(one_of(*(lay for lay in _LAYOUTS if _shards(recipe, *lay))))
+    most = gpus or MOST
+    laid_out = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
+    data, tensor = draw(one_of(*(lay for lay in laid_out if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
     able = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
     spec = draw(specs([recipe], vary=FACTORS, models=able or ("linear",), largest=largest))
@@ -71,7 +76,7 @@ def sharded_specs(
         units=draw(one_of("whole", "each")) if data else "whole",
         reduces_fp32=bool(data) and draw(one_of(False, True)),
         averages=not data or draw(one_of(True, True, False)),
-        processes=draw(one_of(*[False] * 9, True)),
+        processes=bool(gpus) or draw(one_of(*[False] * 9, True)),
     )
     compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     # scales that are precomputed after a step are used in the next
@@ -98,14 +103,20 @@ _PIPELINES: tuple[tuple[int, Literal["gpipe", "1f1b", "interleaved"], int], ...]
 
 @st.composite
 def _pipelines(
-    draw: st.DrawFn, recipes: Sequence[Recipe], models: tuple[ModelName, ...], *, largest: int
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    models: tuple[ModelName, ...],
+    *,
+    largest: int,
+    most: int,
 ) -> Spec:
     able = tuple(model for model in models if pipelined(model))
     vary = FACTORS - {"checkpoint"}
     spec = draw(specs(recipes, vary=vary, models=able or ("linear",), largest=largest))
     if not pipelined(spec.model):
         spec = msgspec.structs.replace(spec, model="linear")
-    stages, schedule, microbatches = draw(one_of(*_PIPELINES))
+    fit = (one for one in _PIPELINES if Sharding(stages=one[0], schedule=one[1]).ranks <= most)
+    stages, schedule, microbatches = draw(one_of(*fit))
     sharding = Sharding(stages=stages, schedule=schedule)
     return fitting(
         msgspec.structs.replace(

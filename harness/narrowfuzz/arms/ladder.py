@@ -11,6 +11,7 @@ from pathlib import Path
 
 from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
 from narrowfuzz.case import Compile
+from narrowfuzz.gpu import gpus
 from narrowfuzz.machine import onednn_stays
 from narrowfuzz.recipe import unknown
 
@@ -65,15 +66,26 @@ def natives(arms: Collection[str], device: str) -> bool:
 
 
 def on_ranks(arms: Collection[str], device: str) -> bool:
-    """May cases be laid out over ranks here, which are threads or processes of a CPU?"""
+    """May cases be laid out over ranks here?"""
     laid_out = (arm for name in arms if (arm := BY_NAME[name]).sharded)
     return any(not unavailable(arm, device) for arm in laid_out)
+
+
+def _no_ranks(arm: Arm, device: str) -> str:
+    """Why ranks that are these do not compute on a device that is no CPU, or "" if they do."""
+    if not arm.processes:
+        return "threads are no ranks there: torch runs a GPU's backward in a thread of its own"
+    if device == "simulated":
+        return "NCCL knows no simulated GPU"
+    if (here := len(gpus())) < 2:
+        return f"NCCL wants a GPU for each rank, of at least two: there is {here or 'none'}"
+    return ""
 
 
 def unavailable(arm: Arm, device: str = "cpu") -> str:
     """Why this machine cannot run the arm on the device, or "" if it can."""
     if arm.sharded and device != "cpu":
-        return "ranks are threads or processes that compute on the CPU"
+        return _no_ranks(arm, device)
     if arm.native:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler and device == "simulated":

@@ -20,12 +20,20 @@ from narrowfuzz.stateful import Subject
 from narrowfuzz.trace import RunError, Trace
 
 
-def run_on_ranks(case: Case, subject: Subject, arm: Arm, prepare: Callable[[], None]) -> Trace:
+def run_on_ranks(
+    case: Case,
+    subject: Subject,
+    arm: Arm,
+    prepare: Callable[[], None] = lambda: None,
+    device: str = "cpu",
+) -> Trace:
     """The trace with one for each rank; its error is that of a rank. ``prepare`` makes a process
     ready for the library."""
     ranks = case.spec.sharding.ranks
     left, where = in_processes(
-        ranks, partial(_on_rank, case=case, subject=subject, arm=arm, prepare=prepare)
+        ranks,
+        partial(_on_rank, case=case, subject=subject, arm=arm, prepare=prepare),
+        device,
     )
     failed = [trace for trace in left.values() if trace.error is not None]
     for trace in failed:

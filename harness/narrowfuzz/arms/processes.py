@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from narrowfuzz.gpu import gpus
 from narrowfuzz.play import processes
 
 #: Seconds after which ranks are stuck, and after one of them has ended.
@@ -58,7 +59,7 @@ _entered: list[Callable[[], AbstractContextManager[None]]] = []
 
 
 def in_processes(
-    ranks: int, run: Callable[[Callable[..., list[Any]]], Any]
+    ranks: int, run: Callable[[Callable[..., list[Any]]], Any], device: str = "cpu"
 ) -> tuple[dict[int, Any], str]:
     """What ``run(on)`` returns in each of so many processes, where ``on`` is ``on_processes`` as
     they meet: by rank, in the order in which they came to their end. And where each of them is, or
@@ -74,7 +75,7 @@ def in_processes(
         task = cloudpickle.dumps((run, str(Path(folder) / "store"), ranks))
         for rank in range(ranks):
             if rank not in _ranks:
-                _ranks[rank] = _start(rank)
+                _ranks[rank] = _start(rank, device)
             _ranks[rank].last.value = b"no collective"
             _ranks[rank].channel.send_bytes(task)
         left, where = _wait(ranks)
@@ -95,23 +96,28 @@ def end() -> None:
     _ranks.clear()
 
 
-def _start(number: int) -> _Rank:
+def _start(number: int, device: str) -> _Rank:
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["narrowfuzz.arms.sharded", "narrowfuzz.campaign.preload_torchao"]
-    )
+    modules = ["arms.sharded"]
+    if device == "cpu":  # torchao asks CUDA what is there, which no fork survives
+        modules.append("campaign.preload_torchao")
+    context.set_forkserver_preload([f"narrowfuzz.{name}" for name in modules])
     here, there = context.Pipe()
     last = context.Array("c", 200)
     enters = cloudpickle.dumps(tuple(_entered))
-    process = context.Process(target=_serve, args=(number, there, last, enters), daemon=True)
+    serve = (number, there, last, enters, device)
+    process = context.Process(target=_serve, args=serve, daemon=True)
     process.start()
     there.close()
     return _Rank(process, here, last)
 
 
-def _serve(number: int, channel: Connection, last: Any, enters: bytes) -> None:
+def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: str) -> None:
     """Run what comes until nobody is there who sends it."""
     import torch
+
+    if device == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus()[number]
 
     torch.set_num_threads(1)
     processes.entering.append(partial(_note, last))
@@ -126,7 +132,7 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes) -> None:
             os.environ |= {"RANK": str(number), "WORLD_SIZE": str(ranks)}
             try:
                 store = torch.distributed.FileStore(file, ranks)
-                left = run(partial(processes.on_processes, store=store))
+                left = run(partial(processes.on_processes, store=store, device=device))
             except Exception as error:  # noqa: BLE001 (it is raised where this was asked for)
                 left = error
             channel.send_bytes(cloudpickle.dumps(left))

@@ -111,6 +111,7 @@ def run_sharded(
     left, where = in_processes(
         spec.sharding.ranks,
         partial(_play, spec=spec, recipe=recipe, tensors=tensors, arm=arm, device=device),
+        device,
     )
     phase: ErrorPhase = "forward"
     for trace in left.values():

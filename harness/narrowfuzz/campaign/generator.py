@@ -29,6 +29,8 @@ from narrowfuzz.campaign.slices import Deck, Models, Slice
 from narrowfuzz.case import Case, Compile, ModelName, Spec, compile_key
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, pairs
+from narrowfuzz.device import forks
+from narrowfuzz.gpu import gpus
 from narrowfuzz.judge import Judgement
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe import Recipe
@@ -96,9 +98,11 @@ class Generator:
             )
             for kind in get_args(Compile)
         }
-        #: Those that run on ranks: threads of a CPU's process.
+        #: Those that run on ranks.
         arms = select_arms(config.arms)
         here = on_ranks(arms, config.device or "cpu")
+        #: Each has a rank of its own; 0: ranks compute on the CPU.
+        self.gpus = len(gpus()) if here and not forks(config.device or "cpu") else 0
         #: How many ranks a library's own layers run on: processes, and a machine has those.
         self.ranks = RARELY if SHARDED_PROCESSES.name in arms else (0,)
         if all(BY_NAME[name].sharded for name in arms):
@@ -183,7 +187,8 @@ class Generator:
 
     def sharded(self, more: Callable[[], bool], serve: Serve) -> None:
         """The same on ranks."""
-        some = batches(sharded_specs(self.shardable, self.shared), draws=_SHARDED_DRAWS)
+        specs = sharded_specs(self.shardable, self.shared, gpus=self.gpus)
+        some = batches(specs, draws=_SHARDED_DRAWS)
 
         def take(batch: tuple[Case, ...]) -> None:
             if more():

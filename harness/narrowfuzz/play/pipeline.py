@@ -56,6 +56,7 @@ def play_pipeline(
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, own = Trace(), [str(number) for number in range(rank, stages, ranks)]
+        device = torch.device(mesh.device_type)
         try:
             with torch.no_grad():
                 chain = convert(chained(build, stages))
@@ -65,9 +66,7 @@ def play_pipeline(
             if optimizer:
                 run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
             made: list[Any] = [
-                pipelining.PipelineStage(
-                    part, int(number), stages, torch.device("cpu"), group=mesh.get_group()
-                )
+                pipelining.PipelineStage(part, int(number), stages, device, group=mesh.get_group())
                 for number, part in parts.items()
             ]
             kind: Any = {
@@ -87,8 +86,8 @@ def play_pipeline(
                     given(tensors, "grad_output", f"{n}/{n}", n).reshape(output_shape)
                     for n in numbers
                 ]
-                fed = (torch.cat(x).to(dtype),) if rank == 0 else ()
-                last = {"target": torch.cat(g).to(dtype)} if rank == ranks - 1 else {}
+                fed = (torch.cat(x).to(device, dtype),) if rank == 0 else ()
+                last = {"target": torch.cat(g).to(device, dtype)} if rank == ranks - 1 else {}
                 y = pipeline.step(*fed, **last)
                 for n, part in zip(numbers, y.chunk(microbatches) if last else (), strict=False):
                     keep(trace, run, "output", part.detach().flatten(0, -2), n)

@@ -1,12 +1,14 @@
-"""Ranks as processes that share a process group over gloo, as torchrun starts them.
+"""Ranks as processes that share a process group, as torchrun starts them: over gloo, or over NCCL
+where each computes on a GPU of its own.
 
 Gloo refuses FP8, so codes go through it as the bytes that they are. That is ours, and the one thing
-that is: what it adds, and the order it does so in, is gloo's own.
+that is: what it adds, and the order it does so in, is its own.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import io
 import os
 import signal
@@ -21,7 +23,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
-#: Collectives that move numbers and add none: as one torch or another calls them, and as gloo does.
+#: Collectives that move numbers and add none: as one torch or another calls them, and as a group of
+#: torch's own does.
 _MOVES = {
     "all_gather_single": "_allgather_base",
     "all_to_all_single": "alltoall_base",
@@ -65,13 +68,13 @@ def _collective(name: str, adds: bool) -> Callable[..., Any]:
         for tell in entering:
             tell(f"{name} {group.count} of ranks {dist.get_process_group_ranks(group)}")
         sent = given if adds else pytree.tree_map(_bytes, given)
-        return getattr(group.gloo, name)(*sent, **options)
+        return getattr(group.inner, name)(*sent, **options)
 
     return call
 
 
 def _each(name: str) -> Callable[..., Any]:
-    """Several tensors, one after the other: gloo does not know them together."""
+    """Several tensors, one after the other: gloo does not take them together."""
 
     def call(group: Any, outputs: list[Any], inputs: list[Any], *options: Any) -> Any:
         one = getattr(group, name)
@@ -88,36 +91,45 @@ def _bytes(x: Any) -> Any:
     return x.view(torch.uint8) if codes else x
 
 
-def _begin(group: Any, gloo: Any, rank: int, ranks: int) -> None:
-    dist.ProcessGroup.__init__(group, rank, ranks)
-    group.gloo, group.count = gloo, 0
+def _begin(group: Any, inner: Any, device: str) -> None:
+    dist.ProcessGroup.__init__(group, inner.rank(), inner.size())
+    group.inner, group.device, group.count = inner, torch.device(device), 0
 
 
-#: Gloo's group, through which codes go as bytes.
-_OverGloo: Any = type(
-    "OverGloo",
+#: A group of torch's own, through which codes go as bytes, and whose collectives are noted.
+_Noted: Any = type(
+    "Noted",
     (dist.ProcessGroup,),
     {
-        **{name: _collective(gloos, adds=False) for name, gloos in _MOVES.items()},
-        **{name: _collective(gloos, adds=True) for name, gloos in _ADDS.items()},
+        **{name: _collective(inner, adds=False) for name, inner in _MOVES.items()},
+        **{name: _collective(inner, adds=True) for name, inner in _ADDS.items()},
         **{name: _each(own) for name, own in _TOGETHER.items()},
         "__init__": _begin,
-        "getBackendName": lambda group: "over_gloo",
+        "getBackendName": lambda group: _over(group.device.type),
+        "_device_types": property(lambda group: [group.device]),
         "group_name": property(lambda group: dist.distributed_c10d._world.pg_names[group]),
     },
 )
 
 
-def _over_gloo(store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+def _over(device: str) -> str:
+    """What torch knows these groups by."""
+    return f"narrowfuzz_{device}"
+
+
+def _group(device: str, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
     # a group, not the backend alone: its collectives unwrap libraries' own tensors
-    gloo = dist.ProcessGroup(store, rank, ranks)
-    backend, kind = (
-        dist.ProcessGroupGloo(store, rank, ranks, timeout),
-        dist.ProcessGroup.BackendType,
-    )
-    gloo._set_default_backend(kind.GLOO)
-    gloo._register_backend(torch.device("cpu"), kind.GLOO, backend)
-    return _OverGloo(gloo, rank, ranks)
+    inner, kind = dist.ProcessGroup(store, rank, ranks), dist.ProcessGroup.BackendType.GLOO
+    if device == "cpu":
+        backend: Any = dist.ProcessGroupGloo(store, rank, ranks, timeout)
+    else:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend = dist.ProcessGroupNCCL(store, rank, ranks, options)
+        kind = dist.ProcessGroup.BackendType.NCCL
+    inner._set_default_backend(kind)
+    inner._register_backend(torch.device(device), kind, backend)
+    return _Noted(inner, device)
 
 
 def start_ranks(ranks: int) -> None:
@@ -152,23 +164,29 @@ def on_processes(
     main: Callable[[int, Any], Any],
     store: Any = None,
     seconds: float = 60.0,
+    device: str = "cpu",
 ) -> list[Any]:
     """What ``main(rank, mesh)`` returns on every rank of a device mesh of this shape.
 
     Every rank is a process that calls this; torchrun's variables say which it is. Ranks find each
-    other by ``store``, or where torchrun says. Raises what it raises on this rank, which then has
-    the rank's number as ``rank``; others that wait for it raise after so many ``seconds``.
+    other by ``store``, or where torchrun says. On "cuda" each has a GPU of its own: the one that it
+    sees, or of several the one of its number. Raises what it raises on this rank, which then has
+    the rank's number as ``rank``; others that wait for it raise after so many ``seconds``, or die
+    where they wait for NCCL.
     """
-    if not hasattr(dist.Backend, "OVER_GLOO"):
-        dist.Backend.register_backend("over_gloo", _over_gloo, devices=["cpu"])
+    over = _over(device)
+    if over not in dist.Backend.backend_list:
+        dist.Backend.register_backend(over, functools.partial(_group, device), devices=[device])
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     limit = datetime.timedelta(seconds=seconds)
     hook = sys.excepthook  # init_process_group wraps it
     meets = _torchruns(rank, ranks) if store is None else store
-    dist.init_process_group("over_gloo", timeout=limit, world_size=ranks, rank=rank, store=meets)
+    dist.init_process_group(over, timeout=limit, world_size=ranks, rank=rank, store=meets)
     sys.excepthook = hook
     try:
-        mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+        mesh = init_device_mesh(device, tuple(shape.values()), mesh_dim_names=tuple(shape))
         left: list[Any] = [None] * ranks
         dist.all_gather_object(left, _packed(main(rank, mesh)))
     except Exception as error:
@@ -176,7 +194,7 @@ def on_processes(
         raise
     finally:
         dist.destroy_process_group()
-    return [torch.load(io.BytesIO(one), weights_only=False) for one in left]
+    return [torch.load(io.BytesIO(one), "cpu", weights_only=False) for one in left]
 
 
 #: The store that processes of torchrun share, and how often they have met by it.

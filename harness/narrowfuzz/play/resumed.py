@@ -42,7 +42,7 @@ def resumed_on(
     """
     names = [folder]
     dist.broadcast_object_list(names)
-    here, group = first_ranks(shape)
+    here, group = first_ranks(shape, mesh.device_type)
     end = events.index(("handover",))
     rest, state, first = events[end:], {}, dist.group.WORLD
 
@@ -91,14 +91,14 @@ def under(kind: str, results: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
     return {f"{kind}:{name}": t for name, t in results.items()}
 
 
-def first_ranks(shape: Mapping[str, int]) -> tuple[Any, Any]:
-    """A device mesh of this shape of the first ranks, and their group, which all ranks make; none
-    of no shape."""
+def first_ranks(shape: Mapping[str, int], on: str) -> tuple[Any, Any]:
+    """A device mesh of this shape of the first ranks, ``on`` this kind of device, and their group,
+    which all ranks make; none of no shape."""
     if not shape:
         return None, None
     sizes = tuple(shape.values())
     ranks = torch.arange(torch.Size(sizes).numel())
-    mesh = DeviceMesh("cpu", ranks.reshape(sizes), mesh_dim_names=tuple(shape))
+    mesh = DeviceMesh(on, ranks.reshape(sizes), mesh_dim_names=tuple(shape))
     return mesh, dist.new_group(ranks.tolist())
 
 

@@ -194,17 +194,18 @@ def _plays(
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
         more = "".join(f", {name}={own[name]}" for name in varying)
         begun = f"noted(Trace(), {names[begins]}, {fill}, "
-        yield from _call(run, begun, f", events{more})", look)
+        where = "" if constants["device"] == "'cpu'" else f", device={constants['device']}"
+        yield from _call(run, begun, f", events{more})", where, look)
 
 
-def _call(run: Run, begun: str, rest: str, look: Look) -> Iterator[str]:
+def _call(run: Run, begun: str, rest: str, where: str, look: Look) -> Iterator[str]:
     """The run, and where its trace is kept; its tensors stand between ``begun`` and ``rest``. Of
-    ranks the first goes on."""
+    ranks, which are told ``where`` they compute, the first goes on."""
     whose = f"of_rank(tensors, {run.rank})" if run.rank else "tensors"
     call, keeps = f"{begun}{whose}{rest}", f"{run.variable} = " if run.variable else ""
     if run.ranks:
         on_rank, shape = f"{begun}of_rank(tensors, rank){rest}", {"data": run.ranks}
-        call = f"on_processes({shape}, lambda rank, mesh: {on_rank}, seconds=20.0)"
+        call = f"on_processes({shape}, lambda rank, mesh: {on_rank}, seconds=20.0{where})"
         keeps = "ranks = "
     if look.runs and run.variable == "run":
         yield f"def again():\n    {call}"

@@ -119,7 +119,7 @@ start_ranks({spec.sharding.ranks})
 
 def on_ranks_here():
     return play_pipeline(
-        build, convert, tensors, on=partial(on_processes, seconds=60.0), dtype=dtype,
+        build, convert, tensors, on={_processes(device)}, dtype=dtype,
         {_keywords(stages_of(spec))})
 
 
@@ -164,7 +164,7 @@ start_ranks({spec.sharding.ranks})
 
 def on_ranks_here(**other):
     how_here = dict({_keywords(on_ranks | sharding_of(spec))})
-    how_here["on"] = partial(on_processes, seconds=60.0){resume}
+    how_here["on"] = {_processes(device)}{resume}
     return play_sharded(build, convert, tensors, events, **how, **{{**how_here, **other}})
 
 
@@ -174,6 +174,11 @@ def alone(piece):
         for name, t in tensors.items()}}
     return play(Trace(), build, convert, rows, events, **how, {_keywords(by_itself)})
 """
+
+
+def _processes(device: str) -> str:
+    where = "" if device == "cpu" else f", device={device!r}"
+    return f"partial(on_processes, seconds=60.0{where})"
 
 
 def _keywords(values: Mapping[str, Any]) -> str:
