@@ -125,6 +125,12 @@ def test_a_training_resumes_on_another_layout(recipe: str, sharding: dict[str, A
     assert ("S11", "ok") in {(v.oracle, v.status) for v in judged.verdicts}
 
 
+def test_probes_give_a_distributed_result_nothing_to_lay_out() -> None:
+    sharding = {"tensor": 1, "local_output": False}
+    judged = judge().judge(case("torch.fp32", sharding, m=1, k=1, n=0))
+    assert judged.ran and not judged.causes
+
+
 def test_meshes_of_earlier_cases_are_forgotten() -> None:
     """A mesh over fewer ranks is taken for an earlier one's, whose groups are gone."""
     for sharding in ({"data": 2, "tensor": 2, "resumes": "fewer"}, {"tensor": 2}):
