@@ -29,7 +29,7 @@ _LAYOUTS = (
     (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2), (1, 2),
 )  # fmt: skip
 #: Steps, and microbatches of each.
-_SCHEDULES = ((1, 1), (1, 1), (1, 1), (2, 1), (1, 2))
+_SCHEDULES = ((1, 1), (1, 1), (2, 1), (2, 1), (1, 2))
 _STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
 #: Models besides the linear that are drawn on ranks.
 SHARDABLE = tuple(name for name in MODELS if name != "linear" and shardable(name, ("fsdp",)))

@@ -54,7 +54,7 @@ _SWARM = 0.6
 #: ones the first is the simplest, and left out.
 _FEW_LINEARS, _FEW_MODELS, _FEW_SCHEDULES, _FEW_COMPILED, _FEW_SHARDED = 2, 8, 20, 2, 8
 #: Draws of a sharded Spec: what is wrong hangs on how it is laid out.
-_SHARDED_DRAWS = 2
+_SHARDED_DRAWS = 1
 #: Recipes, and models besides the linear, in one slice.
 _TOGETHER = 4
 _SCHEDULE_SECONDS = 10.0

@@ -16,14 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, Compile, Spec
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.registry import find_plant
+from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.power.cases import examples, ready
 from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.schedule.draw import ALWAYS
+from narrowfuzz.sharded_specs import sharded_specs
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import cases, often, rarely, schedule_cases
+from narrowfuzz.strategies import batches, cases, often, rarely, schedule_cases
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
 LIFTED, THERE = 4, 60
@@ -81,9 +85,12 @@ def _compare(
     compiled: bool,
     out: Connection,
 ) -> None:
-    here = ready(recipes, device, recipe_files)
+    here, fault = ready(recipes, device, recipe_files), find_plant(file, fault_id)
     ladders = rarely if device == "cpu" else often
-    drawn = draw(here.chosen, number, ladders=ladders)
+    if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
+        drawn = draw_on_ranks(here.chosen, number)
+    else:
+        drawn = draw(here.chosen, number, ladders=ladders)
     if compiled:
         models = [recipe for recipe in here.chosen if isinstance(recipe, Recipe)]
         drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
@@ -93,16 +100,15 @@ def _compare(
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()
-    fault = find_plant(file, fault_id)
     try:
-        planted = fault.plant()
-        planted.__enter__()
+        planting = planted(file, fault_id)
+        planting.__enter__()
     except Exception as error:  # noqa: BLE001 - told to the user
         out.send(Effect(f"raises {type(error).__name__} when planted: {error}", False))
         return
     under = seen()
     try:
-        planted.__exit__(None, None, None)
+        planting.__exit__(None, None, None)
     except Exception as error:  # noqa: BLE001 - told to the user
         out.send(Effect(f"raises {type(error).__name__} when lifted: {error}", True))
         return
@@ -125,6 +131,20 @@ def draw(
         drawn += examples(cases(models, compile=kind, ladders=ladders), number)
     if stateful:
         drawn += examples(schedule_cases(stateful), number)
+    return drawn
+
+
+def draw_on_ranks(recipes: Sequence[AnyRecipe], number: int) -> list[Case]:
+    """So many cases on ranks, of the models among the recipes that are sharded, and of the stateful
+    ones that run there; always the same."""
+    models = [recipe for recipe in recipes if isinstance(recipe, Recipe) and recipe.shards]
+    stateful = [recipe for recipe in recipes if isinstance(recipe, Stateful)]
+    drawn: list[Case] = []
+    if models:
+        some = batches(sharded_specs(models), draws=1)
+        drawn += [case for batch in examples(some, number) for case in batch]
+    if stateful:
+        drawn += examples(schedule_cases(stateful, ranks=ALWAYS), number)
     return drawn
 
 
