@@ -88,7 +88,13 @@ def _compare(
     here, fault = ready(recipes, device, recipe_files), find_plant(file, fault_id)
     ladders = rarely if device == "cpu" else often
     if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
-        drawn = draw_on_ranks(here.chosen, number)
+        # which rank raises first is chance
+        judge = here.judge(Ledger([]))
+        drawn = [
+            case
+            for case in draw_on_ranks(here.chosen, number)
+            if not any(trace.error for trace in judge.run_arms(case).values())
+        ]
     else:
         drawn = draw(here.chosen, number, ladders=ladders)
     if compiled:
