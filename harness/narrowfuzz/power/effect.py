@@ -130,8 +130,7 @@ def draw(
 ) -> list[Case]:
     """So many cases of the models among the recipes, and of the stateful ones, always the same; of
     a hundred direct ones so many have ladder data."""
-    models = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
-    stateful = [recipe for recipe in recipes if isinstance(recipe, Stateful)]
+    models, stateful = _parted(recipes)
     drawn: list[Case] = []
     if models:
         drawn += examples(cases(models, compile=kind, ladders=ladders), number)
@@ -143,15 +142,19 @@ def draw(
 def draw_on_ranks(recipes: Sequence[AnyRecipe], number: int) -> list[Case]:
     """So many cases on ranks, of the models among the recipes that are sharded, and of the stateful
     ones that run there; always the same."""
-    models = [recipe for recipe in recipes if isinstance(recipe, Recipe) and recipe.shards]
-    stateful = [recipe for recipe in recipes if isinstance(recipe, Stateful)]
+    models, stateful = _parted(recipes)
     drawn: list[Case] = []
-    if models:
-        some = batches(sharded_specs(models), draws=1)
+    if shards := [recipe for recipe in models if recipe.shards]:
+        some = batches(sharded_specs(shards), draws=1)
         drawn += [case for batch in examples(some, number) for case in batch]
     if stateful:
         drawn += examples(schedule_cases(stateful, ranks=ALWAYS), number)
     return drawn
+
+
+def _parted(recipes: Sequence[AnyRecipe]) -> tuple[list[Recipe], list[Stateful]]:
+    models = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
+    return models, [recipe for recipe in recipes if isinstance(recipe, Stateful)]
 
 
 def digest(value: Any) -> str:
