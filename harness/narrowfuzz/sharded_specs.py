@@ -24,9 +24,11 @@ from narrowfuzz.specs import specs
 FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", "model", "shape"})
 #: Ranks of a case.
 MOST = 4
-#: Data-parallel and tensor-parallel ranks, as often.
+#: Data-parallel and tensor-parallel ranks, as often. What later steps leave is judged to the bit of
+#: one rank alone.
 _LAYOUTS = (
-    (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2), (1, 2),
+    (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2),
+    (1, 2),
 )  # fmt: skip
 #: Steps, and microbatches of each.
 _SCHEDULES = ((1, 1), (1, 1), (2, 1), (2, 1), (1, 2))
