@@ -155,6 +155,10 @@ NEIGHBOURS = {
         },
         raising(_DISTRIBUTE, "RuntimeError"),
     ),
+    "dtensor-empty-weight-step": Neighbour(
+        {"recipe": "torch.fp32", "n": 0, "sharding": Sharding(tensor=1)},
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
     "fsdp-empty-parameter": Neighbour(
         {"recipe": "torch.bf16", "n": 0, "sharding": Sharding(data=2)},
         raising(_REDUCE, "RuntimeError"),

@@ -99,6 +99,13 @@ def test_a_pipeline_leaves_the_chains_bits(
     assert {("S12", "ok")} <= {(v.oracle, v.status) for v in judged.verdicts}
 
 
+def test_a_microbatch_begins_in_memory_as_it_does_in_the_chain() -> None:
+    # a second row of 11 numbers, in memory of the first, is added up in another order
+    sharding = {"stages": 2, "schedule": "gpipe"}
+    sizes = {"m": 1, "k": 11, "n": 11, "microbatches": 2}
+    assert not judge().judge(case("torch.fp32", sharding, **sizes)).causes
+
+
 @pytest.mark.parametrize("sharding", [{"data": 2}, {"data": 2, "tensor": 2}], ids=str)
 def test_graphs_on_ranks_leave_eagers_bits(sharding: dict[str, Any]) -> None:
     judged = judge().judge(case("torch.bf16", sharding, compile="aot_eager"))
