@@ -156,7 +156,7 @@ NEIGHBOURS = {
         raising(_DISTRIBUTE, "RuntimeError"),
     ),
     "dtensor-empty-weight-step": Neighbour(
-        {"recipe": "torch.fp32", "n": 0, "sharding": Sharding(tensor=1)},
+        {"recipe": "torch.fp32", "n": 0, "steps": 2, "sharding": Sharding(tensor=1)},
         raising(_DISTRIBUTE, "RuntimeError"),
     ),
     "fsdp-empty-parameter": Neighbour(

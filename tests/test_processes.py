@@ -111,6 +111,12 @@ def test_a_rank_that_dies_is_named_with_its_last_collective() -> None:
     assert on_two(lambda rank, mesh: rank)[0][0] == [0, 1]
 
 
+def test_a_process_that_does_not_come_up_is_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_serve", os._exit)
+    with pytest.raises(RuntimeError, match="ended before it began"):
+        on_two(lambda rank, mesh: None)
+
+
 def test_what_is_planted_is_planted_on_ranks() -> None:
     def main(rank: int, mesh: Any) -> str:
         return dist._functional_collectives.AsyncCollectiveTensor.trigger_wait.__qualname__

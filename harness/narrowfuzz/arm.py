@@ -155,11 +155,10 @@ def climb(spec: Spec) -> tuple[Arm, ...]:
             SHARDED_PROCESSES, spec.checkpoint
         )
     if spec.sharded:
-        if spec.sharding.stages:
-            return EAGER, SHARDED_PROCESSES
-        stages = [SHARDED]
+        # threads have no send and receive, by which stages of a pipeline meet
+        stages = [] if spec.sharding.stages else [SHARDED]
         graphs = [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []
-        stages += [SHARDED_PROCESSES] if spec.sharding.processes or graphs else []
+        stages += [SHARDED_PROCESSES] if spec.sharding.processes or graphs or not stages else []
         stages += graphs
         return EAGER, *(with_checkpoint(arm, spec.checkpoint) for arm in stages)
     rungs: list[Arm] = []

@@ -113,17 +113,19 @@ def _pipelines(
     most: int,
 ) -> Spec:
     able = tuple(model for model in models if pipelined(model))
-    vary = FACTORS - {"checkpoint"}
-    spec = draw(specs(recipes, vary=vary, models=able or ("linear",), largest=largest))
+    spec = draw(specs(recipes, vary=FACTORS, models=able or ("linear",), largest=largest))
     if not pipelined(spec.model):
         spec = msgspec.structs.replace(spec, model="linear")
     fit = (one for one in _PIPELINES if Sharding(stages=one[0], schedule=one[1]).ranks <= most)
     stages, schedule, microbatches = draw(one_of(*fit))
     sharding = Sharding(stages=stages, schedule=schedule)
+    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
     return fitting(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=draw(one_of(1, 2)), microbatches=microbatches,
             grad_mode="train", optimizer=draw(one_of("sgd", "adamw")),
+            checkpoint="full" if spec.checkpoint == "reentrant" else spec.checkpoint,
+            compile="aot_eager" if draw(one_of(*compiles)) else "none",
         )
     )  # fmt: skip
 

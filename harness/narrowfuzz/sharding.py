@@ -76,10 +76,10 @@ def _of_pipelines(spec: Spec) -> Iterator[str]:
         yield f"1f1b needs a microbatch for each of {sharding.stages} stages: give microbatches"
     if sharding.schedule == "interleaved" and spec.microbatches % ranks:
         yield f"interleaved needs microbatches in multiples of {ranks}, got {spec.microbatches}"
+    if spec.checkpoint == "reentrant":
+        yield "a stage hands inputs to its backward, which torch's reentrant checkpoint refuses"
     if not pipelined(spec.model):
         yield f"{spec.model} cannot follow on itself in a pipeline"
-    if spec.compile != "none" or spec.checkpoint != "none":
-        yield "stages are not compiled and recompute nothing"
 
 
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.arm import EAGER
-from narrowfuzz.arms.training import events_of, named, playing
+from narrowfuzz.arm import EAGER, Arm
+from narrowfuzz.arms.training import events_of, making, named, playing
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.models.zoo import parameter_shapes
@@ -41,19 +41,24 @@ def play_stages(
     spec: Spec,
     recipe: Recipe,
     tensors: Mapping[str, F32],
+    arm: Arm,
     device: str,
 ) -> list[Trace]:
     """Each rank trains its own stages."""
     build, convert = _made(spec, recipe, device)
     return play_pipeline(
-        build, convert, _given(spec, tensors), on=on, dtype=DTYPES[spec.dtype], **stages_of(spec)
-    )
+        build, convert, _given(spec, tensors), on=on, dtype=DTYPES[spec.dtype],
+        **stages_of(spec, arm, device),
+    )  # fmt: skip
 
 
-def stages_of(spec: Spec) -> dict[str, Any]:
+def stages_of(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
     """What ``play_pipeline`` takes by keyword, but for the dtype and what runs it."""
-    how = playing(spec, EAGER, "cpu")
-    return {name: how[name] for name in _OF_PIPELINE} | {
+    how = playing(spec, arm, device)
+    return {
+        **{name: how[name] for name in _OF_PIPELINE},
+        **making(spec, arm, device),
+        "watch": (),
         "stages": spec.sharding.stages,
         "schedule": spec.sharding.schedule,
         "steps": spec.steps,

@@ -66,16 +66,18 @@ def in_processes(
     was last. One that has ended has a few seconds' patience with the others; those that do not
     end are missing, and replaced.
 
-    Raises what of ours one of them raised.
+    Raises what of ours one of them raised, and RuntimeError where a process did not come up.
     """
     if _entered != processes.around:
         end()
         _entered[:] = processes.around
     with tempfile.TemporaryDirectory() as folder:
         task = cloudpickle.dumps((run, str(Path(folder) / "store"), ranks))
+        new = [rank for rank in range(ranks) if rank not in _ranks]
+        _ranks.update((rank, _start(rank, device)) for rank in new)
+        for rank in new:
+            _come_up(_ranks[rank])
         for rank in range(ranks):
-            if rank not in _ranks:
-                _ranks[rank] = _start(rank, device)
             _ranks[rank].last.value = b"no collective"
             _ranks[rank].channel.send_bytes(task)
         left, where = _wait(ranks)
@@ -112,6 +114,18 @@ def _start(number: int, device: str) -> _Rank:
     return _Rank(process, here, last)
 
 
+def _come_up(rank: _Rank) -> None:
+    """Wait until it serves: what ends before that is no case's doing."""
+    try:
+        rank.channel.recv_bytes()
+    except EOFError:
+        end()
+        raise RuntimeError(
+            "a rank's process ended before it began: a script whose cases run on ranks does so "
+            'under `if __name__ == "__main__":`, as multiprocessing asks'
+        ) from None
+
+
 def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: str) -> None:
     """Run what comes until nobody is there who sends it."""
     import torch
@@ -124,6 +138,7 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: s
     with contextlib.ExitStack() as stack:
         for enter in cloudpickle.loads(enters):
             stack.enter_context(enter())
+        channel.send_bytes(b"serves")
         while True:
             try:
                 run, file, ranks = cloudpickle.loads(channel.recv_bytes())

@@ -142,7 +142,7 @@ def _play(
     graphs = counters["stats"]["unique_graphs"]
     try:
         if spec.sharding.stages:
-            played = play_stages(on, spec, recipe, tensors, device)
+            played = play_stages(on, spec, recipe, tensors, arm, device)
         else:
             played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
     except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.play.converted import fill
+from narrowfuzz.play.converted import called, fill
 from narrowfuzz.play.player import (
     Trace,
     Training,
@@ -27,6 +27,18 @@ from narrowfuzz.play.player import (
 def chained(build: Callable[[], nn.Module], stages: int) -> nn.Module:
     """So many models, each on what the one before returns."""
     return nn.Sequential(*(build() for _ in range(stages)))
+
+
+class Stage(nn.Module):
+    """A part of the chain as it is called, on an input in memory of its own: how a product is added
+    may go by where rows begin."""
+
+    def __init__(self, part: nn.Module, call: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.part, self.call = part, call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x.clone())
 
 
 def play_pipeline(
@@ -45,10 +57,11 @@ def play_pipeline(
     tied: Mapping[str, str],
     optimizer: str,
     rate: float,
+    **how: Any,
 ) -> list[Trace]:
     """What training leaves on every rank: outputs on the last, and the gradients of its own stages
     on each. Microbatches are the rows of ``play``'s forwards, and their gradients add up. ``on``
-    runs a function on every rank."""
+    runs a function on every rank; ``how`` is what ``called`` takes, of each stage by itself."""
     from torch.distributed import pipelining
 
     per_rank = 2 if schedule == "interleaved" else 1
@@ -62,15 +75,16 @@ def play_pipeline(
                 chain = convert(chained(build, stages))
                 fill(chain, tensors, tied=tied, dtype=dtype)
             parts = {number: chain.get_submodule(number) for number in own}
-            if rank == 0:  # a row inside of a batch begins where one by itself does not
-                parts["0"].register_forward_pre_hook(_by_itself)
             run = Training(nn.ModuleDict(parts), backward=torch.autograd.backward)
             if optimizer:
                 run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
             made: list[Any] = [
-                pipelining.PipelineStage(part, int(number), stages, device, group=mesh.get_group())
+                pipelining.PipelineStage(
+                    Stage(part, called(Training(part), **how)), int(number), stages, device,
+                    group=mesh.get_group(),
+                )
                 for number, part in parts.items()
-            ]
+            ]  # fmt: skip
             kind: Any = {
                 "gpipe": pipelining.ScheduleGPipe,
                 "1f1b": pipelining.Schedule1F1B,
@@ -103,11 +117,6 @@ def play_pipeline(
         return trace
 
     return on({"stage": ranks}, main)
-
-
-def _by_itself(part: nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    """A microbatch in memory of its own: how a product is added may go by where rows begin."""
-    return (given[0].clone(),)
 
 
 def _sent_back(output: torch.Tensor, grad_output: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,7 @@ def write_sharded_script(
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
         pasted(_played(spec, verdict), (*SOURCES, ranks, processes, sharded, pipeline, resumed)),
-        _stages(spec, named(spec, tensors), device)
+        _stages(spec, verdict, named(spec, tensors), device)
         if spec.sharding.stages
         else _runs(spec, verdict, named(spec, tensors), device),
         _check(spec, recipe, verdict),
@@ -104,7 +104,7 @@ def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
     return ("play_sharded", *threads, *resumed_on, *_PLAYED)
 
 
-def _stages(spec: Spec, tensors: Mapping[str, Any], device: str) -> str:
+def _stages(spec: Spec, verdict: Verdict, tensors: Mapping[str, Any], device: str) -> str:
     """Text that defines ``on_ranks_here()`` and ``alone(piece)`` for a pipeline."""
     alone = playing(spec, EAGER, device) | {"tied": names(spec)}
     return f"""
@@ -117,10 +117,10 @@ events = {events_of(spec)!r}
 start_ranks({spec.sharding.ranks})
 
 
-def on_ranks_here():
+def on_ranks_here(**other):
+    how = dict({_keywords(stages_of(spec, BY_NAME[verdict.arm], device))})
     return play_pipeline(
-        build, convert, tensors, on={_processes(device)}, dtype=dtype,
-        {_keywords(stages_of(spec))})
+        build, convert, tensors, on={_processes(device)}, dtype=dtype, **{{**how, **other}})
 
 
 def alone(piece):

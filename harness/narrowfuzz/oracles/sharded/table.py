@@ -34,6 +34,10 @@ OF_PIPELINE: tuple[Oracle, ...] = (
         "S12", "stages of a pipeline", "exact", "C", "always", check_stages, _START, scope="case",
         of="pipeline",
     ),
+    Oracle(
+        "S9", "compiled on ranks", "exact", "C", "graphs are traced", check_compiled,
+        _START | {"S12"}, scope="case", of="pipeline",
+    ),
 )  # fmt: skip
 OF_SHARDED: tuple[Oracle, ...] = (
     Oracle(
