@@ -7,14 +7,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case, load_case
+from narrowfuzz.expect import Runs
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles.sharded.table import OF_PIPELINE, OF_SHARDED
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import run_script
+from narrowfuzz.verdict import Verdict
 from samples import one_in
 
 RECIPES = load_recipes()
@@ -140,6 +144,30 @@ def test_a_training_resumes_on_another_layout(recipe: str, sharding: dict[str, A
     judged = judge().judge(case(recipe, sharding, steps=2, optimizer="adamw", n=60, k=48))
     assert judged.ran and not judged.causes
     assert ("S11", "ok") in {(v.oracle, v.status) for v in judged.verdicts}
+
+
+def test_a_graph_is_not_of_the_mesh_of_a_run_before() -> None:
+    # DTensor remembers that one: the ledger's dtensor-graph-of-older-mesh
+    sharding = {"tensor": 2, "local_output": False, "processes": True}
+    for batch, compile in ((2, "none"), (3, "none"), (3, "aot_eager")):
+        fields = {"model": "mlp_gelu", "batch": batch, "compile": compile}
+        assert not judge().judge(case("torch.fp32", sharding, **fields)).causes
+
+
+def test_terms_on_both_sides_of_a_broken_graph_are_added_in_any_order() -> None:
+    # data on which the residual's gradient and the norm's two show it
+    spec = {"model": "llama_block", "m": 8, "k": 32, "n": 64, "compile": "aot_eager"}
+    sharding = {"data": 1, "units": "each", "reduces_fp32": True}
+    drawn = case("torch.fp32", sharding, **spec)
+    data = DataSpec(seed=33554431, values="binade_edges", input_exponent=-9)
+    judged = judge().judge(msgspec.structs.replace(drawn, data=data))
+    assert ("S9", "ok") in {(v.oracle, v.status) for v in judged.verdicts} and not judged.causes
+
+
+def test_a_case_on_no_ranks_shows_no_rule_of_ranks() -> None:
+    alone = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())
+    seen = Verdict("S9", "sharded_aot_eager", "output", "diverged", "differs", At(), "1", Runs("E"))
+    assert _still(judge(), alone, seen) is None
 
 
 def test_probes_give_a_distributed_result_nothing_to_lay_out() -> None:

@@ -65,6 +65,9 @@ def _what(finding: Finding) -> str:
         lines.append(f"The worst output or gradient is off by {worst} more than the recipe costs.")
     if finding.needs:
         lines.append(f"It needs: {', '.join(finding.needs)}.")
+    if finding.first_bad:
+        told = "\n".join(finding.first_bad)
+        lines.append(f"Where its first bad value stands:\n\n```\n{told}\n```\n")
     lines += [f"It goes away with: {what}." for what in finding.avoided]
     if finding.flake != "always":
         lines.append(f"It repeats: {finding.flake}.")

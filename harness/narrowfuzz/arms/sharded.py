@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
@@ -137,8 +138,9 @@ def _play(
     arguments = _arguments(spec, recipe, tensors, arm, device) | sharding_of(spec)
     if spec.sharding.resumes:
         arguments["resume"] = partial(resumed_on, **resuming(spec))
-    if arm.compiler:  # Dynamo gives up compiling a function that it has compiled for many Specs
-        torch._dynamo.reset()
+    if arm.compiler:
+        torch._dynamo.reset()  # it gives up compiling what it has compiled for many Specs
+        _clear_sharding_prop_cache()  # or results are laid out over the mesh of a run before
     graphs = counters["stats"]["unique_graphs"]
     try:
         if spec.sharding.stages:

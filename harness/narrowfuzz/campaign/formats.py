@@ -54,6 +54,8 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
         "model": spec.model,
         "device": finding.device,
         "needs": finding.needs,
+        "needless": finding.needless,
+        "first_bad": finding.first_bad,
         "avoided": finding.avoided,
         "repeats": finding.flake,
         "case": f"findings/{finding.id}/case.json",

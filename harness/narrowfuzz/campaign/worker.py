@@ -46,6 +46,7 @@ from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import identity, planted
 from narrowfuzz.recipe import Recipe, load_every, of_kind, processes, runnable, select
 from narrowfuzz.stateful import Stateful
+from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
 from narrowfuzz.triage.triage import triage
@@ -366,6 +367,9 @@ class Worker:
             scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
             shown=lambda found: self.out.send(("shown", found)),
         )  # fmt: skip
+        result = with_first_bad(
+            result, plant=self.config.plant, device=self.judge.device.name, seconds=left
+        )
         self.out.send(("finding", result))
         wanted = fingerprint(verdict, self.judge.family(case.spec))
         if not result.confirmed or result.finding.fingerprint != wanted:

@@ -130,6 +130,10 @@ class Finding(msgspec.Struct, kw_only=True):
     needs: list[str] = msgspec.field(default_factory=list)
     #: Of a refusal: what it goes away with, each tried.
     avoided: list[str] = msgspec.field(default_factory=list)
+    #: What of the case as it was drawn it does without.
+    needless: list[str] = msgspec.field(default_factory=list)
+    #: Of NaN or infinity: where ``watch`` sees the first, in its script.
+    first_bad: list[str] = msgspec.field(default_factory=list)
     #: Other divergences that chance made of it: no script shows them.
     seen_as: list[str] = msgspec.field(default_factory=list)
 
@@ -216,6 +220,9 @@ def report(finding: Finding, replay: str) -> str:
         lines += [f"    {line}" for line in finding.story.lines]
     if finding.needs:
         lines.append(f"  needs: {', '.join(finding.needs)}")
+    if finding.needless:
+        lines.append(f"  does not need: {', '.join(finding.needless)}")
+    lines += [f"  {line}" for line in finding.first_bad]
     lines += [f"  goes away with: {what}" for what in finding.avoided]
     if finding.flake != "always":
         lines.append(f"  repeats: {finding.flake}")

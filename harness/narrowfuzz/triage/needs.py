@@ -53,6 +53,13 @@ def needs_of(case: Case, verdict: Verdict) -> list[str]:
     return sorted(found)
 
 
+def needless_of(drawn: Case, minimal: Case, verdict: Verdict) -> list[str]:
+    """The conditions of a case as it was drawn that its smallest case is without, whatever their
+    values."""
+    kept = {need.partition("=")[0] for need in needs_of(minimal, verdict)}
+    return [need for need in needs_of(drawn, verdict) if need.partition("=")[0] not in kept]
+
+
 def _changed(
     struct: msgspec.Struct, kind: type[msgspec.Struct], leave: frozenset[str]
 ) -> list[tuple[str, object]]:

@@ -38,7 +38,7 @@ from narrowfuzz.triage.finding import (
 )
 from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.minimise import Minimised, minimise
-from narrowfuzz.triage.needs import needs_of
+from narrowfuzz.triage.needs import needless_of, needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
@@ -195,9 +195,10 @@ def _smallest(
 def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
     """The divergence as the case shows it now. Code is generated for the guilty rung first, and
     only where that shows it for one beneath, which may be the first to show it."""
-    spec, rules = case.spec, _rules(case, verdict)
-    if not _playable(judge, spec):
+    spec = case.spec
+    if not _playable(judge, spec) or verdict.oracle not in rules_of(spec):
         return None
+    rules = _rules(case, verdict)
     wanted = fingerprint(verdict, judge.family(spec))
     stage, beneath = ARMS[verdict.arm].stage, judge.beneath(spec, verdict.arm)
     if not beneath:
@@ -249,6 +250,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         why_suspected=proof.why,
         # what a drawn case has is not what it takes
         needs=needs_of(minimal, verdict) if search else [],
+        needless=needless_of(case, minimal, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
         story=story,

@@ -60,18 +60,10 @@ def run_script(
 ) -> ScriptRun:
     """Run ``path`` on a device; with ``plant`` = (file or "", id), under what is
     planted so."""
-    command = [sys.executable, str(path)]
-    if plant is not None or device == "simulated":
-        command[1:1] = ["-m", "narrowfuzz.plants", device, *(plant or ("", ""))]
+    command = script_command(path, plant=plant, device=device)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
         vectors.tell(Path(cache))
-        env = dict(
-            os.environ,
-            OMP_NUM_THREADS="1",
-            TORCHINDUCTOR_CACHE_DIR=cache,
-            TORCHINDUCTOR_COMPILE_THREADS="1",
-            PYTHONPATH=_python_path(),
-        )
+        env = script_environment(Path(cache))
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout, env=env, check=False
@@ -79,6 +71,24 @@ def run_script(
         except subprocess.TimeoutExpired:
             return ScriptRun(None, f"no verdict within {timeout:.0f} s")
     return ScriptRun(done.returncode, tidy(done.stdout + done.stderr))
+
+
+def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) -> list[str]:
+    """What runs a script on a device, under what is planted."""
+    if plant is None and device != "simulated":
+        return [sys.executable, str(path)]
+    planted = ["-m", "narrowfuzz.plants", device, *(plant or ("", ""))]
+    return [sys.executable, *planted, str(path)]
+
+
+def script_environment(cache: Path) -> dict[str, str]:
+    """The variables of a script's process, which compiles into ``cache``."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PYTHONPATH": _python_path(),
+    }
 
 
 def tidy(output: str) -> str:

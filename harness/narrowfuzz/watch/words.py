@@ -40,6 +40,11 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
 
 
+def of_first(first: FirstBad) -> Iterator[str]:
+    """Where the first bad value stood, and what was shown of its cause."""
+    return _first("first", first, "")
+
+
 def _first(word: str, first: FirstBad, more: str) -> Iterator[str]:
     at = first.at
     parts = [f"step {at.event}", f"rank {at.rank}", at.phase or "outside of a pass"]

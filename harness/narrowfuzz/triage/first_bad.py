@@ -1,0 +1,58 @@
+"""Where the first bad value of a finding stands: its script, as ``narrowfuzz watch`` sees it run.
+
+What comes out as NaN or infinity was made somewhere: in which step and phase, on which rank, by
+which operator, from which operands, and did the operator make it again of the same operands?
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from narrowfuzz.triage.finding import Triaged
+from narrowfuzz.triage.verify import script_command, script_environment
+from narrowfuzz.watch.read import REPORT
+from narrowfuzz.watch.records import Report
+from narrowfuzz.watch.words import of_first
+
+_SECONDS = 120.0
+
+
+def with_first_bad(
+    found: Triaged, *, plant: tuple[str, str] | None, device: str, seconds: float = _SECONDS
+) -> Triaged:
+    """The same, and of what a script shows to end in NaN or infinity, though no such data went in,
+    where the first one stood."""
+    finding = found.finding
+    if not found.confirmed or finding.reach == "inf_nan" or math.isfinite(float(finding.effect)):
+        return found
+    lines = first_bad(found.script, plant=plant, device=device, seconds=seconds)
+    return replace(found, finding=msgspec.structs.replace(finding, first_bad=lines))
+
+
+def first_bad(
+    script: str, *, plant: tuple[str, str] | None, device: str, seconds: float
+) -> list[str]:
+    """What ``watch`` says of a script's first bad value; nothing if it names none in time."""
+    with tempfile.TemporaryDirectory(prefix="narrowfuzz-first-") as name:
+        folder = Path(name)
+        path, out = folder / "repro.py", folder / "watched"
+        path.write_text(script)
+        watch = [sys.executable, "-m", "narrowfuzz", "watch", "--out", str(out), "--"]
+        try:
+            subprocess.run(
+                watch + script_command(path, plant=plant, device=device), capture_output=True,
+                timeout=seconds, env=script_environment(folder), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return []
+        if not (out / REPORT).exists():
+            return []
+        report = msgspec.json.decode((out / REPORT).read_bytes(), type=Report)
+    return list(of_first(report.first)) if report.first is not None else []
