@@ -35,7 +35,7 @@ def _recipe(dtype: Dtype) -> Recipe:
         convert=_keep,
         refusal=_never_refuses,
         autocast=lambda device: ROUNDED,
-        shards=() if dtype == "fp16" else ("fsdp", "tensor"),
+        shards=() if dtype == "fp16" else ("fsdp", "tensor", "context"),
         leaves_out={
             f"dtype={other}": f"torch.{other} takes it" for other in _DTYPES if other != dtype
         },

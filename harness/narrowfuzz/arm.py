@@ -89,6 +89,12 @@ SHARDED_GRAPHS = Arm(
     sharded=True,
     processes=True,  # threads share one Dynamo, and disturb each other in it
 )
+SHARDED_CONTEXT = Arm(
+    "sharded_context",
+    "eager, on such processes, which share the rows of each sequence",
+    sharded=True,
+    processes=True,
+)
 INDUCTOR = Arm("inductor", "Inductor as users run it", "inductor", fuses="chains", reorders=True)
 
 _STAGES = (
@@ -96,6 +102,7 @@ _STAGES = (
     SHARDED,
     SHARDED_PROCESSES,
     SHARDED_GRAPHS,
+    SHARDED_CONTEXT,
     EAGER_NATIVE,
     AOT_EAGER,
     PARTITIONED,
@@ -155,6 +162,8 @@ def climb(spec: Spec) -> tuple[Arm, ...]:
             SHARDED_PROCESSES, spec.checkpoint
         )
     if spec.sharded:
+        if spec.sharding.context:
+            return EAGER, with_checkpoint(SHARDED_CONTEXT, spec.checkpoint)
         # threads have no send and receive, by which stages of a pipeline meet
         stages = [] if spec.sharding.stages else [SHARDED]
         graphs = [SHARDED_GRAPHS] if spec.compile == "aot_eager" else []

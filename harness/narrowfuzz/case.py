@@ -114,6 +114,10 @@ class Sharding(
     stages: Annotated[int, Meta(ge=0, le=4)] = 0
     #: The order of a pipeline's microbatches; interleaved, each rank has two stages.
     schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    #: Ranks that share the rows of each sequence, and pass on its keys and values; 0: none do.
+    context: Annotated[int, Meta(ge=0, le=4)] = 0
+    #: How these go around: gathered at once, or from one rank to the next.
+    rotates: Literal["allgather", "alltoall"] = "allgather"
     #: After the first step its state is saved, and another model loads it: laid out the same, on
     #: one data-parallel rank less, with data- and tensor-parallel ranks swapped, or on each rank by
     #: itself.
@@ -129,6 +133,8 @@ class Sharding(
         """How many there are; 0: it is not sharded."""
         if self.stages:
             return self.stages // 2 if self.schedule == "interleaved" else self.stages
+        if self.context:
+            return self.context
         return max(self.data, 1) * max(self.tensor, 1) if self.data or self.tensor else 0
 
     @property

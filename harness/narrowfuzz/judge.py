@@ -225,6 +225,7 @@ class Judge:
             refusal=next(filter(None, (
                 recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec)
             )), ""),
+            twin=(lambda: twin_outputs(spec, tensors)) if spec.sharding.context else None,
             plan_of=self.plan_of_converted,
             layers=layer_names(spec),
         )  # fmt: skip

@@ -153,7 +153,7 @@ class Recipe:
     based_on: str = ""
     #: It is laid out over ranks by "fsdp" and "tensor" parallelism, which may communicate "codes"
     #: of one scale a tensor; (): it is not drawn on ranks.
-    shards: tuple[Literal["fsdp", "tensor", "codes"], ...] = ()
+    shards: tuple[Literal["fsdp", "tensor", "codes", "context"], ...] = ()
     #: The package whose own models it runs; "": it runs those of no package.
     models_of: str = ""
     #: Backends that no compiler sees, and no ranks.

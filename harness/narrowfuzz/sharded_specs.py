@@ -17,7 +17,7 @@ from narrowfuzz.case import ModelName, Sharding, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.choices import one_of
 from narrowfuzz.recipe import Recipe
-from narrowfuzz.sharding import fitting, pipelined, shardable
+from narrowfuzz.sharding import contextual, fitting, pipelined, shardable
 from narrowfuzz.specs import specs
 
 #: What may vary of a Spec that is sharded.
@@ -51,13 +51,17 @@ def sharded_specs(
     plain = [recipe for recipe in recipes if not recipe.models_of]
     if plain and draw(one_of(*[False] * 11, True)):
         return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST))
+    # PyTorch's context parallelism knows a GPU's attention alone
+    able = [recipe for recipe in plain if "context" in recipe.shards] if gpus else []
+    if able and draw(one_of(*[False] * 11, True)):
+        return draw(_contexts(able, models, largest=largest, most=gpus))
     recipe = draw(one_of(*recipes))
     most = gpus or MOST
     laid_out = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
     data, tensor = draw(one_of(*(lay for lay in laid_out if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
-    able = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
-    spec = draw(specs([recipe], vary=FACTORS, models=able or ("linear",), largest=largest))
+    these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
+    spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
     if spec.dtype == "fp16":  # its gradients are divided before they are added
         spec = msgspec.structs.replace(spec, dtype="bf16")
     if tensor and not MODELS[spec.model].shared:
@@ -126,6 +130,29 @@ def _pipelines(
             grad_mode="train", optimizer=draw(one_of("sgd", "adamw")),
             checkpoint="full" if spec.checkpoint == "reentrant" else spec.checkpoint,
             compile="aot_eager" if draw(one_of(*compiles)) else "none",
+        )
+    )  # fmt: skip
+
+
+@st.composite
+def _contexts(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    models: tuple[ModelName, ...],
+    *,
+    largest: int,
+    most: int,
+) -> Spec:
+    able = tuple(filter(contextual, models)) or ("attention",)
+    spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest))
+    ranks = draw(one_of(*(n for n in (2, 2, 4, 1) if n <= most)))
+    sharding = Sharding(context=ranks, rotates=draw(one_of("allgather", "alltoall")))
+    steps, microbatches = draw(one_of(*_SCHEDULES))
+    return fitting(
+        msgspec.structs.replace(
+            spec, model=spec.model if contextual(spec.model) else "attention", sharding=sharding,
+            attention="flash", steps=steps, microbatches=microbatches, grad_mode="train",
+            optimizer=draw(one_of("sgd", "adamw")),
         )
     )  # fmt: skip
 

@@ -23,6 +23,10 @@ def fitting(spec: Spec) -> Spec:
     for by, given in MODELS[spec.model].laid.items():
         if getattr(sharding, by):
             sharding = msgspec.structs.replace(sharding, **given)
+    if sharding.context:  # each rank takes a piece of the beginning and one of the end
+        pieces = 2 * sharding.context if sharding.context > 1 else 1
+        batch, m = max(spec.batch, 1), _up(spec.m, pieces)
+        return msgspec.structs.replace(spec, sharding=sharding, batch=batch, m=m)
     if sharding.stages:  # each takes what the one before leaves, and there are rows to send
         m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
         return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)
@@ -66,6 +70,25 @@ def pipelined(model: str) -> bool:
     return row.kind != "norm" and not (row.takes_ids or row.random or row.own or row.package)
 
 
+def contextual(model: str) -> bool:
+    """May ranks share the rows of this model's sequences?"""
+    row = MODELS[model]
+    return row.attends and not (row.takes_ids or row.random or row.own or row.package)
+
+
+def _of_contexts(spec: Spec, shards: Collection[str]) -> Iterator[str]:
+    sharding = spec.sharding
+    if sharding != Sharding(context=sharding.context, rotates=sharding.rotates):
+        yield f"ranks that share sequences are laid out in no other way, got {sharding}"
+    if "context" not in shards:
+        yield f"{spec.recipe} scales by rows that ranks share: none of its scales is one process's"
+    if not contextual(spec.model) or spec.attention != "flash":
+        able = ", ".join(filter(contextual, MODELS))
+        yield f"ranks share no sequences of {spec.model}; they do of {able}, with flash attention"
+    if spec.compile != "none":
+        yield "ranks that share sequences are not compiled"
+
+
 def _of_pipelines(spec: Spec) -> Iterator[str]:
     sharding, ranks = spec.sharding, spec.sharding.ranks
     if sharding != Sharding(stages=sharding.stages, schedule=sharding.schedule):
@@ -88,6 +111,8 @@ def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
         yield f"{sharding} has no ranks: give data, tensor or stages"
     if sharding.stages:
         yield from _of_pipelines(spec)
+    if sharding.context:
+        yield from _of_contexts(spec, shards)
     if sharding.ranks > MOST_RANKS:
         yield f"{sharding.ranks} ranks: a process has at most {MOST_RANKS}"
     for by, asked in (("fsdp", sharding.data), ("tensor", sharding.tensor)):

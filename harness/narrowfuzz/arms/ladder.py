@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, Arm
+from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED_CONTEXT, Arm
 from narrowfuzz.case import Compile
 from narrowfuzz.gpu import gpus
 from narrowfuzz.machine import onednn_stays
@@ -82,10 +82,24 @@ def _no_ranks(arm: Arm, device: str) -> str:
     return ""
 
 
+def _no_context() -> str:
+    """Why context parallelism has no attention on a CPU, or "" if it has."""
+    import torch
+    from torch.distributed.tensor import experimental
+
+    parts = getattr(experimental, "_context_parallel", None) or experimental
+    handled = getattr(parts._attention, "custom_ops", {})
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    said = f"the context parallelism of PyTorch {torch.__version__} knows no attention of a CPU"
+    return "" if attention in handled else said
+
+
 def unavailable(arm: Arm, device: str = "cpu") -> str:
     """Why this machine cannot run the arm on the device, or "" if it can."""
     if arm.sharded and device != "cpu":
         return _no_ranks(arm, device)
+    if arm.stage == SHARDED_CONTEXT.name:
+        return _no_context()
     if arm.native:
         return "oneDNN is a CPU's" if device != "cpu" else onednn_stays()
     if arm.compiler and device == "simulated":

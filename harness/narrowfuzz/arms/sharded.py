@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.arm import EAGER, Arm
+from narrowfuzz.arms.context import play_rows
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.pipeline import play_alone, play_stages
@@ -145,6 +146,8 @@ def _play(
     try:
         if spec.sharding.stages:
             played = play_stages(on, spec, recipe, tensors, arm, device)
+        elif spec.sharding.context:
+            played = play_rows(on, spec, recipe, tensors, arm, device)
         else:
             played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
     except Exception as error:

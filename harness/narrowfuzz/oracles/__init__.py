@@ -45,7 +45,7 @@ from narrowfuzz.oracles.relations_values import (
     check_scaling,
 )
 from narrowfuzz.oracles.repeat import check_repeat
-from narrowfuzz.oracles.sharded.table import OF_PIPELINE, OF_SHARDED
+from narrowfuzz.oracles.sharded.table import OF_CONTEXT, OF_PIPELINE, OF_SHARDED
 from narrowfuzz.oracles.special import check_finite, check_nan_provenance
 from narrowfuzz.oracles.whole import check_ratio, check_strict
 
@@ -250,10 +250,13 @@ OF_CONVERTED: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 
-ORACLES = (*OF_CONVERTED, *OF_SHARDED, *OF_PIPELINE, *OF_LIBRARY)
+ORACLES = (*OF_CONVERTED, *OF_SHARDED, *OF_PIPELINE, *OF_CONTEXT, *OF_LIBRARY)
 _RULES = {of: {rule.name: rule for rule in ORACLES if rule.of == of} for of in get_args(Kind)}
 #: By name; of a rule that several kinds of case have, the one for converted models.
-BY_NAME = _RULES["library"] | _RULES["pipeline"] | _RULES["sharded"] | _RULES["converted"]
+BY_NAME = (
+    _RULES["library"] | _RULES["pipeline"] | _RULES["context"] | _RULES["sharded"]
+    | _RULES["converted"]
+)  # fmt: skip
 
 
 def kind_of(spec: Spec) -> Kind:
@@ -261,6 +264,8 @@ def kind_of(spec: Spec) -> Kind:
     if spec.layer:
         return "library"
     if spec.sharded:
+        if spec.sharding.context:
+            return "context"
         return "pipeline" if spec.sharding.stages else "sharded"
     return "converted"
 

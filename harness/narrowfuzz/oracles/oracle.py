@@ -14,7 +14,7 @@ from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.trace import Level
 from narrowfuzz.verdict import Status, Strength, Verdict
 
-Kind = Literal["converted", "sharded", "pipeline", "library"]
+Kind = Literal["converted", "sharded", "pipeline", "context", "library"]
 Check = Callable[[Any], Iterator[Verdict]]
 
 

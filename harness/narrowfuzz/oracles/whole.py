@@ -122,10 +122,11 @@ def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
         if evidence.twin is None:
             yield plain("O9", arm, "output", "not_applicable", "a random model has no twin")
             continue
-        yield _ratio(evidence, arm, trace, eager)
+        yield error_ratio(evidence, arm, trace, eager)
 
 
-def _ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
+def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
+    """O9 of one run, against eager's."""
     judged = False
     for name in sorted(evidence.exact, key=_rank):
         got, base = trace.outputs.get(name), eager.outputs.get(name)

@@ -91,7 +91,7 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
         parts = ", ".join(f"{variable}.results" for name, variable in runs.items() if name)
         return f"not_the_sum(trace.results, {parts})"
     if isinstance(expect, Near):
-        return _beyond(spec, verdict)
+        return beyond_text(spec, verdict)
     if at.what == "attention":
         # where q, k or v moved, the sums may well have stayed
         limit = expect.limit if isinstance(expect, Own) else ""
@@ -109,7 +109,7 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
     return ""
 
 
-def _beyond(spec: Spec, verdict: Verdict) -> str:
+def beyond_text(spec: Spec, verdict: Verdict) -> str:
     """O9's own limit: the same multiple of eager's error, the same floor."""
     at, (large, floor) = verdict.at, ratio_limit(spec)
     row = list(at.index[:1])

@@ -14,20 +14,22 @@ import msgspec
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER
+from narrowfuzz.arms.context import rows_of
 from narrowfuzz.arms.pipeline import names, stages_of
 from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Own, Runs, Same, Within, read
+from narrowfuzz.expect import Near, Own, Runs, Same, Within, read
 from narrowfuzz.models.zoo import layer_names
 from narrowfuzz.oracles.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
-from narrowfuzz.play import pipeline, processes, ranks, resumed, sharded
+from narrowfuzz.play import context, pipeline, processes, ranks, resumed, sharded
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_element import Places
+from narrowfuzz.triage.script_look import beyond_text
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
     Tensors,
@@ -39,6 +41,7 @@ from narrowfuzz.triage.script_parts import (
 from narrowfuzz.triage.script_played import SOURCES
 from narrowfuzz.verdict import Verdict
 
+_RANKS = (ranks, processes, sharded, pipeline, context, resumed)
 #: What the text of a script calls.
 _PLAYED = ("start_ranks", "on_processes", "play", "Trace", "call_of", "rows", "unpacked")
 _RAISES = """\
@@ -87,18 +90,29 @@ def write_sharded_script(
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(_played(spec, verdict), (*SOURCES, ranks, processes, sharded, pipeline, resumed)),
-        _stages(spec, verdict, named(spec, tensors), device)
-        if spec.sharding.stages
-        else _runs(spec, verdict, named(spec, tensors), device),
+        pasted(
+            _played(spec, verdict),
+            (*SOURCES, *_RANKS),
+        ),
+        _laid_out(spec, verdict, named(spec, tensors), device),
         _check(spec, recipe, verdict),
     )
     return text
 
 
+def _laid_out(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
+    if spec.sharding.stages:
+        return _stages(spec, verdict, tensors, device)
+    if spec.sharding.context:
+        return _rows(spec, verdict, tensors, device)
+    return _runs(spec, verdict, tensors, device)
+
+
 def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
     if spec.sharding.stages:
         return ("play_pipeline", "chained", *_PLAYED)
+    if spec.sharding.context:
+        return ("play_context", "beyond", *_PLAYED)
     threads = ("on_ranks",) if verdict.oracle == "S10" else ()
     resumed_on = ("resumed_on",) if spec.sharding.resumes else ()
     return ("play_sharded", *threads, *resumed_on, *_PLAYED)
@@ -129,6 +143,33 @@ def alone(piece):
 
     return play(Trace(), chain, convert, tensors, events, dtype=dtype, {_keywords(alone)})
 """
+
+
+def _rows(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
+    """Text that defines ``on_ranks_here()`` and ``alone(piece)`` for ranks that share sequences."""
+    return f"""
+def build():
+    return {MODELS[spec.model].expression(spec)}.to(dtype)
+
+
+tensors = {packed(tensors)}
+events = {events_of(spec)!r}
+start_ranks({spec.sharding.ranks})
+
+
+def on_ranks_here():
+    return play_context(
+        build, convert, tensors, on={_processes(device)}, dtype=dtype,
+        {_keywords(rows_of(spec, BY_NAME[verdict.arm], device))})
+
+
+def alone(piece, dtype=dtype):
+    def made():
+        return build().to(dtype)
+
+    given = {{name: t.to(dtype) for name, t in tensors.items()}}
+    return play(Trace(), made, convert, given, events, dtype=dtype, {{keywords}})
+""".replace("{keywords}", _keywords(playing(spec, EAGER, device)))
 
 
 def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
@@ -194,6 +235,13 @@ def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
         return _UNQUANTISED
     if verdict.symptom in (OTHER_SHAPE, NO_WHOLE):
         return _shapes(spec, verdict)
+    if isinstance(expect, Near):
+        return f"""
+trace = on_ranks_here()[0]{_OTHERS}
+exact, eager = alone(0, torch.float64), alone(0)
+told, bad = {beyond_text(spec, verdict)}
+print("{verdict.at}:", told)
+sys.exit(bad)"""
     compiled = BY_NAME[verdict.arm].compiled
     got = _element(spec, recipe, verdict.at, compiled=compiled)
     if isinstance(expect, Same):
@@ -236,7 +284,7 @@ def _element(spec: Spec, recipe: Recipe, at: At, *, compiled: bool) -> str:
     """The number there, on the rank that the address names, or in one process. Graphs are held
     against processes that have none, processes against threads."""
     group = max(spec.sharding.tensor, 1)
-    if spec.sharding.stages:
+    if spec.sharding.stages or spec.sharding.context:
         group = spec.sharding.ranks
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"

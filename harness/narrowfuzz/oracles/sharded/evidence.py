@@ -81,10 +81,10 @@ class ShardedEvidence:
 
     def groups(self) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
         """For each data-parallel rank the first rank of its tensor-parallel group, its piece in one
-        process, and the group's traces; of a pipeline the one group that all ranks are."""
+        process, and the group's traces; of a pipeline or a context the one group that all are."""
         assert self.sharded is not None
         alone, size = self.traces[EAGER.name].ranks, max(self.sharding.tensor, 1)
-        if self.sharding.stages:
+        if self.sharding.stages or self.sharding.context:
             size = self.sharding.ranks
         for piece, one in enumerate(alone):
             first = piece * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from narrowfuzz.oracles.gemm import check_bias_gradient, check_gemm_grads, check_gemm_output
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.sharded.census import check_quantised
+from narrowfuzz.oracles.sharded.context import check_context
 from narrowfuzz.oracles.sharded.contract import check_contract
 from narrowfuzz.oracles.sharded.operands import check_operands
 from narrowfuzz.oracles.sharded.products import check_products
@@ -37,6 +38,24 @@ OF_PIPELINE: tuple[Oracle, ...] = (
     Oracle(
         "S9", "compiled on ranks", "exact", "C", "graphs are traced", check_compiled,
         _START | {"S12"}, scope="case", of="pipeline",
+    ),
+)  # fmt: skip
+OF_CONTEXT: tuple[Oracle, ...] = (
+    Oracle(
+        "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
+        scope="case", reads=("run",), of="context",
+    ),
+    Oracle(
+        "S1", "one process's bits", "exact", "C", "one rank", check_equal, _START, scope="case",
+        of="context",
+    ),
+    Oracle(
+        "O9", "error-ratio", "ratio", "C", "one process and float64 are finite", check_context,
+        _START, scope="case", of="context",
+    ),
+    Oracle(
+        "S4", "ranks agree", "exact", "C", "several ranks hold it in full", check_agreement,
+        _START | {"O9"}, scope="case", of="context",
     ),
 )  # fmt: skip
 OF_SHARDED: tuple[Oracle, ...] = (

@@ -1,0 +1,114 @@
+"""Trains a model whose ranks share the rows of each sequence: PyTorch's context parallelism.
+
+As in the player, every function is written to be specialised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import (
+    context_parallel_unshard,
+    set_rotate_method,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from narrowfuzz.play.converted import called, fill
+from narrowfuzz.play.player import (
+    Trace,
+    Training,
+    given,
+    in_order,
+    keep,
+    keep_state,
+    optimizing,
+    step,
+)
+
+#: The kernels whose keys and values can go around.
+_KERNELS = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
+]  # fmt: skip
+#: The dimension of the rows.
+_ROWS = 1
+
+
+def play_context(
+    build: Callable[[], nn.Module],
+    convert: Callable[[nn.Module], nn.Module],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    on: Callable[..., list[Trace]],
+    context: int,
+    rotates: str,
+    steps: int,
+    microbatches: int,
+    dtype: torch.dtype,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    tied: Mapping[str, str],
+    optimizer: str,
+    rate: float,
+    **how: Any,
+) -> list[Trace]:
+    """What training leaves on every rank: outputs and input gradients put together from all, and
+    gradients added up. Keys and values go around as ``rotates`` says, "allgather" or "alltoall".
+    ``on`` runs a function on every rank; ``how`` is what ``called`` takes."""
+
+    def main(rank: int, mesh: Any) -> Trace:
+        trace, device = Trace(), torch.device(mesh.device_type)
+        try:
+            with torch.no_grad():
+                model = convert(build())
+                fill(model, tensors, tied=tied, dtype=dtype)
+            run = Training(model, backward=torch.autograd.backward)
+            run.call = called(run, **how)
+            if optimizer:
+                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+            set_rotate_method(rotates)
+            for turn in range(steps):
+                for n in range(turn * microbatches, (turn + 1) * microbatches):
+                    x = given(tensors, "input", n).roll(n, 0).reshape(input_shape)
+                    g = given(tensors, "grad_output", f"{n}/{n}", n).reshape(output_shape)
+                    _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
+                for parameter in run.model.parameters():
+                    if parameter.grad is not None:
+                        dist.all_reduce(parameter.grad, group=mesh.get_group())
+                if optimizer:
+                    step(trace, run, True, keeps=True)
+        except Exception as error:
+            error.phase = trace.phase  # type: ignore[attr-defined]
+            raise
+        keep_state(trace, run, rate=rate)
+        trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
+        return trace
+
+    return on({"context": context}, main)
+
+
+def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: torch.Tensor) -> None:
+    """One forward and backward on this rank's rows, which ``context_parallel`` picks in place."""
+    with contextlib.ExitStack() as stack:
+        if x.is_cuda:
+            stack.enter_context(sdpa_kernel(_KERNELS))
+        stack.enter_context(
+            context_parallel(
+                mesh, buffers=[x, g], buffer_seq_dims=[_ROWS, _ROWS], no_restore_buffers={x, g}
+            )
+        )
+        with torch.enable_grad():  # context_parallel is entered without
+            x.requires_grad_()
+            trace.phase, run.forward = "forward", n
+            y = run.call(x)
+            trace.phase = "backward"
+            run.backward([y], [g.to(y.dtype)])
+        assert x.grad is not None
+        whole = context_parallel_unshard(mesh, [y.detach(), x.grad], [_ROWS, _ROWS])
+    keep(trace, run, "output", whole[0].flatten(0, -2), n)
+    keep(trace, run, "grad_input", whole[1].flatten(0, -2), n)

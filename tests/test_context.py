@@ -1,0 +1,128 @@
+"""Ranks that share the rows of each sequence: PyTorch's own ring attention, on a CPU by a bridge of
+the tests; it knows none of its own, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from context_bridge import bridged
+from hypothesis import given, settings
+from narrowfuzz.arm import BY_NAME
+from narrowfuzz.arms import processes as ranks
+from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec
+from narrowfuzz.judge import Judge, Judgement, tensors_of
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles.sharded.table import OF_CONTEXT
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.play import processes
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.sharded_specs import sharded_specs
+from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.verify import run_script
+
+RECIPES = load_recipes()
+BRIDGE = Path(__file__).parent / "context_bridge.py"
+
+
+def case(sharding: dict[str, Any], recipe: str = "torch.fp32", **fields: Any) -> Case:
+    sizes = {"m": 16, "k": 32, "n": 32, "batch": 2, "heads": 2, "model": "attention"} | fields
+    return Case(
+        spec=Spec(recipe=recipe, sharding=Sharding(**sharding), **sizes), data=DataSpec(seed=3)
+    )
+
+
+def judged(case: Case) -> Judgement:
+    return Judge(RECIPES, Ledger([])).judge(case)
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    processes.around.append(bridged)
+    with bridged():
+        yield
+    processes.around.remove(bridged)
+    ranks.end()
+
+
+def test_a_cpu_has_none_and_says_so() -> None:
+    said = unavailable(BY_NAME["sharded_context"])
+    assert "context parallelism of PyTorch" in said and "no attention of a CPU" in said
+    assert "GPU" in unavailable(BY_NAME["sharded_context"], "simulated")
+
+
+CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({"context": 1}, {}, "S1"),
+    ({"context": 2}, {"steps": 2, "optimizer": "adamw"}, "O9"),
+    ({"context": 4, "rotates": "alltoall"}, {"model": "llama_block"}, "O9"),
+    ({"context": 2}, {"checkpoint": "selective", "recipe": "torch.bf16"}, "O9"),
+    ({"context": 2}, {"microbatches": 2, "model": "two_blocks", "checkpoint": "full"}, "S4"),
+)
+
+
+@pytest.mark.parametrize(("sharding", "fields", "rule"), CLEAN, ids=str)
+def test_a_clean_training_is_silent(
+    on_cpu: None, sharding: dict[str, Any], fields: dict[str, Any], rule: str
+) -> None:
+    seen = judged(case(sharding, **fields))
+    assert seen.ran and not seen.causes
+    assert (rule, "ok") in {(v.oracle, v.status) for v in seen.verdicts}
+
+
+FAULTS = (
+    ("context-merged-alike", {"O9"}),
+    ("context-rows-out-of-order", {"O9"}),
+    ("context-own-keys-again", {"O9"}),
+)
+
+
+@pytest.mark.parametrize(("fault", "rules"), FAULTS)
+def test_a_fault_is_seen(on_cpu: None, fault: str, rules: set[str]) -> None:
+    with planted("", fault):
+        seen = {verdict.oracle for verdict in judged(case({"context": 2})).causes}
+    assert seen >= rules
+
+
+def test_every_rule_judges_something(on_cpu: None) -> None:
+    ran = [judged(case(sharding)) for sharding in ({"context": 1}, {"context": 2})]
+    told = {v.oracle for one in ran for v in one.verdicts if v.status == "ok"}
+    assert told == {rule.name for rule in OF_CONTEXT}
+
+
+def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
+    shown, converting = case({"context": 2}), RECIPES["torch.fp32"]
+    with planted("", "context-merged-alike"):
+        verdict = judged(shown).causes[0]
+    assert isinstance(converting, Recipe)
+    text = write_sharded_script(shown, verdict, converting, tensors_of(shown, converting))
+    (path := tmp_path / "repro.py").write_text(text)
+    assert run_script(path, plant=(str(BRIDGE), "bridge-merged-alike")).shown
+    assert run_script(path, plant=(str(BRIDGE), "bridge")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"recipe": "torchao.float8.tensorwise"}, "scales by rows"),
+        ({"model": "mlp_gelu"}, "share no sequences"),
+        ({"attention": "math"}, "flash"),
+        ({"sharding": {"context": 2, "data": 2}}, "no other way"),
+        ({"m": 18}, "evenly"),
+        ({"compile": "aot_eager"}, "not compiled"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+    sharding = fields.pop("sharding", {"context": 2})
+    spec = case(sharding, **fields).spec
+    with pytest.raises(ValueError, match=says):
+        RECIPES[spec.recipe].check(spec)
+
+
+@given(sharded_specs([RECIPES["torch.bf16"]], gpus=4).filter(lambda spec: spec.sharding.context))
+@settings(max_examples=20)
+def test_they_are_drawn_where_there_are_gpus(spec: Spec) -> None:
+    RECIPES["torch.bf16"].check(spec)
+    assert spec.sharding.ranks <= 4
