@@ -3,6 +3,8 @@ the tests; it knows none of its own, and says so."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from context_bridge import bridged
 from hypothesis import given, settings
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms import processes as ranks
-from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.arms.ladder import none_runs, unavailable
 from narrowfuzz.case import Case, DataSpec, Sharding, Spec
 from narrowfuzz.judge import Judge, Judgement, tensors_of
 from narrowfuzz.ledger import Ledger
@@ -52,6 +54,16 @@ def test_a_cpu_has_none_and_says_so() -> None:
     said = unavailable(BY_NAME["sharded_context"])
     assert "context parallelism of PyTorch" in said and "no attention of a CPU" in said
     assert "GPU" in unavailable(BY_NAME["sharded_context"], "simulated")
+
+
+def test_a_run_of_it_alone_is_refused_on_a_cpu() -> None:
+    assert "no attention of a CPU" in none_runs(["sharded_context*"], "cpu")
+    assert not none_runs(["sharded_context", "sharded"], "cpu")
+    for command in (["run", "--arm", "sharded_context"], ["score", "--only", "context-*"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", "narrowfuzz", *command], capture_output=True, text=True
+        )
+        assert ended.returncode == 2 and "run here" in ended.stderr
 
 
 CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (

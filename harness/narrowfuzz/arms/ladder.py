@@ -28,6 +28,15 @@ def select_arms(globs: Sequence[str]) -> frozenset[str]:
     return frozenset(chosen or BY_NAME)
 
 
+def none_runs(globs: Sequence[str], device: str) -> str:
+    """Why none of the arms that match these globs runs here, or "" if one does."""
+    lacking = {name: unavailable(BY_NAME[name], device) for name in sorted(select_arms(globs))}
+    if not all(lacking.values()):
+        return ""
+    name, why = next(iter(lacking.items()))
+    return f"{name} cannot run here: {why}"
+
+
 def rungs_of(arms: Collection[str], device: str = "cpu") -> tuple[Compile, ...]:
     """The values of ``Spec.compile`` with which one of these arms runs here; eager if none does.
     What runs on ranks alone has none."""

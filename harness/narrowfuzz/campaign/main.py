@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.ladder import none_runs, select_arms
 from narrowfuzz.campaign.accepted import accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
@@ -84,6 +84,8 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     choose(asked.device)
     settle()
     where = enter(asked.device)
+    if why := none_runs(asked.arms, where.torch):
+        raise ValueError(why)
     models, own = _models(asked.models)
     chosen, lacking = _recipes(asked, where.torch)
     loaded = _printed_ledger(where.torch, asked.ledgers) if asked.ledger else Ledger([])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.arms.ladder import none_runs, select_arms
 from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
 from narrowfuzz.device import check_device, choose, default_workers
 from narrowfuzz.environment import prepare, versions
@@ -67,6 +67,13 @@ def score_command(asked: Asked) -> int:
     if not plants and not problems:
         raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
     page = console()
+    lacking_here = {plant.id: none_runs(plant.arms, asked.device) for _, plant in plants}
+    for id, why in lacking_here.items():
+        if why:
+            page.print(f"not hunted: {id}: {why}", soft_wrap=True)
+    plants = [item for item in plants if not lacking_here[item[1].id]]
+    if not plants and not problems:
+        raise ValueError("nothing of what was asked for can run here")
     limits = asked.limits
 
     def run(target: Target, tally: Tally) -> Hunted | Controlled:
