@@ -76,6 +76,14 @@ def test_the_same_processes_serve_again() -> None:
     assert time.monotonic() - begun < 5.0
 
 
+def test_processes_are_replaced_before_what_they_keep_is_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "MOST_RUNS", 2)
+    first, second, third = (on_two(lambda rank, mesh: os.getpid())[0][0] for _ in range(3))
+    assert first == second and not {*first} & {*third}
+
+
 def test_what_a_rank_raises_is_raised_here() -> None:
     def main(rank: int, mesh: Any) -> None:
         if rank == 1:

@@ -214,3 +214,46 @@ def test_a_run_that_ended_too_early_shows_nothing() -> None:
         (Report(trained=True, steps=2, exit_code=1, first=first, counts=True), "still there"),
     ):
         assert _rerun(UNCHANGED, report, first).came == came
+
+
+#: In the run of the number that it is told, a low bit of one result flips: it makes no bad value.
+FLIPPED = """
+import sys, torch
+from pathlib import Path
+runs, flips = Path(sys.argv[1]), int(sys.argv[2])
+number = int(runs.read_text()) + 1 if runs.exists() else 1
+runs.write_text(str(number))
+calls = []
+@torch.library.custom_op("sick::copy", mutates_args=())
+def copy(x: torch.Tensor) -> torch.Tensor:
+    calls.append(out := x.clone())
+    if len(calls) == 2 and number == flips:
+        out.view(torch.int32).view(-1)[5] ^= 1
+    return out
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for step in range(3):
+    model(copy(torch.randn(4, 8))).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("flips", "others"), [(1, 2), (3, 2), (9, 0)])
+def test_a_run_that_makes_other_numbers_alone_is_named(
+    tmp_path: Path, flips: int, others: int
+) -> None:
+    done = watch(
+        tmp_path / "run", sys.executable, "-c", FLIPPED, str(tmp_path / "runs"), str(flips),
+        options=("--full", "--repeat", "2", "--fail"),
+    )  # fmt: skip
+    told = document(tmp_path / "run")
+    assert done.returncode == bool(others), done.stderr
+    if not others:
+        assert "made the same numbers, bit for bit" in told["notes"][-1]
+        return
+    parted = told["divergence"]
+    assert (parted["at"]["name"], parted["at"]["event"]) == ("sick.copy", 2)
+    assert parted["cause"] == "hardware or race"
+    assert parted["because"].endswith(f"run {flips} of 3; 2 others made the same numbers")

@@ -28,6 +28,9 @@ from narrowfuzz.play import processes
 
 #: Seconds after which ranks are stuck, and after one of them has ended.
 PATIENCE, AFTER_ONE = 120.0, 5.0
+#: Runs after which processes are replaced. What compiled over a mesh is kept alive by its guards,
+#: torch._dynamo.reset() or not, and with it the mesh's groups, each with three threads of gloo.
+MOST_RUNS = 100
 #: What gloo says where it has waited too long for another rank, or that is gone.
 TRANSPORT = "gloo/transport"
 
@@ -50,6 +53,7 @@ class _Rank:
     channel: Connection
     #: The collective that it entered last.
     last: Any
+    runs: int = 0
 
 
 #: By rank; they live as long as this process, or until something else is planted.
@@ -68,7 +72,7 @@ def in_processes(
 
     Raises what of ours one of them raised, and RuntimeError where a process did not come up.
     """
-    if _entered != processes.around:
+    if _entered != processes.around or any(r.runs >= MOST_RUNS for r in _ranks.values()):
         end()
         _entered[:] = processes.around
     with tempfile.TemporaryDirectory() as folder:
@@ -79,6 +83,7 @@ def in_processes(
             _come_up(_ranks[rank])
         for rank in range(ranks):
             _ranks[rank].last.value = b"no collective"
+            _ranks[rank].runs += 1
             _ranks[rank].channel.send_bytes(task)
         left, where = _wait(ranks)
     if len(left) < ranks:

@@ -39,6 +39,29 @@ def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | N
     return _told(new, old, consequences, [r for r, *_ in own[1:]])
 
 
+def apart(runs: Sequence[Sequence[Rank]]) -> FirstBad | None:
+    """Where the first of several runs of one training parts from the others, which differ from one
+    another nowhere; None if all are equal. Without a majority it is where any two part."""
+    alike: list[list[int]] = []
+    for number, run in enumerate(runs):
+        for group in alike:
+            if divergence(run, runs[group[0]]) is None:
+                group.append(number)
+                break
+        else:
+            alike.append([number])
+    if len(alike) == 1:
+        return None
+    alike.sort(key=len)
+    most, sick = alike[-1], alike[0][0]
+    found = divergence(runs[sick], runs[most[0]])
+    assert found is not None
+    told = f"run {sick + 1} of {len(runs)}; {len(most)} others made the same numbers"
+    if len(most) == len(alike[-2]):
+        told = f"run {sick + 1} of {len(runs)}; no majority of runs tells which of them is wrong"
+    return msgspec.structs.replace(found, because=f"{found.because}; {told}")
+
+
 def _step(seen: Seen) -> int:
     return seen.step
 

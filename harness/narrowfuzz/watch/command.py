@@ -21,6 +21,7 @@ import msgspec
 
 from narrowfuzz.exits import CLEAN, FOUND
 from narrowfuzz.watch import FOLDER, FULL
+from narrowfuzz.watch.against import apart
 from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write
 from narrowfuzz.watch.records import Cause, FirstBad, Report, Rerun
 from narrowfuzz.watch.removals import REMOVALS, UNCHANGED, Change, variant
@@ -63,6 +64,8 @@ def watch_command(asked: Asked) -> int:
         if changes:
             report.reruns = tuple(_changed(asked, folder, first, changes))
         write(folder, report)
+    elif asked.repeat and asked.full and report.trained and report.divergence is None:
+        write(folder, report := _compared(asked, folder, report))
     for line in lines(report, folder):
         print(f"narrowfuzz watch: {line}", file=sys.stderr)
     sys.stderr.flush()
@@ -150,6 +153,21 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
         report.first, cause=cause, because=f"{report.first.because}; {told}"
     )
     return msgspec.structs.replace(report, first=first)
+
+
+def _compared(asked: Asked, folder: Path, report: Report) -> Report:
+    """Where nothing was bad, run it again: which run makes other numbers than most?"""
+    runs = [folder]
+    for number in range(1, asked.repeat + 1):
+        again = prepared(folder / f"again-{number}")
+        if _run(asked, again, again / "output.log") == -signal.SIGINT:
+            return report
+        runs.append(again)
+    parted = apart([read(run) for run in runs])
+    if parted is None:
+        same = f"run {asked.repeat} times more, it made the same numbers, bit for bit"
+        return msgspec.structs.replace(report, notes=(*report.notes, same))
+    return msgspec.structs.replace(report, divergence=parted)
 
 
 def _place(first: FirstBad) -> str:
