@@ -338,6 +338,27 @@ def _second_moment_not_loaded() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _nan_on_second_rank() -> Iterator[None]:
+    """The second rank's linears begin their results with a NaN."""
+    import torch
+    import torch.distributed as dist
+
+    def make(linear: Any) -> Any:
+        def sick(*args: Any, **kwargs: Any) -> Any:
+            result = linear(*args, **kwargs)
+            local = getattr(result, "_local_tensor", result).detach()
+            if dist.is_initialized() and dist.get_rank() == 1 and local.numel():
+                first = local.view(-1)[:1]
+                first.copy_((-first.abs() - 1).log())
+            return result
+
+        return sick
+
+    with replaced(torch.nn.functional, "linear", make):
+        yield
+
+
 PLANTS = [
     Plant(
         id=id, family="sharding", title=title, source=source, recipes=recipes, plant=plant,
@@ -389,6 +410,11 @@ PLANTS = [
             "bias-gradient-of-one-rank", "one rank doubles the gradient of a shared bias",
             "torchtitan#951: one rank's values differ", _ALL, _bias_gradient_of_one_rank,
             ("linear",),
+        ),
+        (
+            "rank-makes-nan", "one rank's linears begin their results with a NaN",
+            "torchtitan#951: NaN in the first step, and nobody knows which rank's",
+            ("torch.fp32", "torch.bf16"), _nan_on_second_rank, (),
         ),
         (
             "collective-not-waited-for", "what a collective still makes is read before it has",

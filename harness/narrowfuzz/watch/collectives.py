@@ -185,8 +185,16 @@ class Collectives:
         boxed = named.get("process_group")
         if boxed is None:
             return ()
-        group = torch.distributed.ProcessGroup.unbox(boxed)
-        return tuple(distributed.get_process_group_ranks(group))
+        return _ranks_of(torch.distributed.ProcessGroup.unbox(boxed))
+
+
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks of a group; of one that only a group in Python knows, that one's; else none."""
+    known = torch.distributed.distributed_c10d._world.pg_group_ranks
+    for outer, ranks in known.items():
+        if outer is group or any(part is group for part in getattr(outer, "__dict__", {}).values()):
+            return tuple(ranks)
+    return ()
 
 
 def _short(what: Operator) -> str:

@@ -1,0 +1,99 @@
+"""Where a finding's first NaN stands: its script, as ``watch`` sees it, on one rank or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.plants.registry import planted
+from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.triage.finding import Finding, Triaged
+from narrowfuzz.triage.first_bad import first_bad, with_first_bad
+from narrowfuzz.triage.needs import needless_of
+from narrowfuzz.triage.script_sharded import write_sharded_script
+
+MADE = """
+import sys, torch
+x = torch.ones(4, requires_grad=True)
+y = torch.log(x - 2)
+y.sum().backward()
+sys.exit(1)
+"""
+
+
+def told(script: str, plant: tuple[str, str] | None = None) -> list[str]:
+    return first_bad(script, plant=plant, device="cpu", seconds=100.0)
+
+
+def test_it_names_operator_operands_and_what_came_again() -> None:
+    lines = told(MADE)
+    assert lines[0] == "first NaN: step 1, rank 0, forward, operator aten.log"
+    assert "self (float32 4): finite" in lines[1]
+    assert "it gave the same bits" in lines[-1]
+
+
+def test_of_a_script_without_one_it_says_nothing() -> None:
+    assert told("import torch; torch.ones(3).sum()") == []
+
+
+@pytest.mark.parametrize("sharding", [{"data": 2, "tensor": 2}, {"data": 2}], ids=str)
+def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:
+    spec = Spec(recipe="torch.bf16", m=32, k=32, n=32, sharding=Sharding(**sharding))
+    case, recipe = Case(spec=spec, data=DataSpec(seed=3)), load_recipes()["torch.bf16"]
+    assert isinstance(recipe, Recipe)
+    plant = ("", "rank-makes-nan")
+    with planted(*plant):
+        verdict = Judge({recipe.name: recipe}, Ledger([])).judge(case).causes[0]
+    script = write_sharded_script(case, verdict, recipe, tensors_of(case, recipe))
+    first = told(script, plant)[0]
+    assert first.startswith("first NaN: step 1, rank 1, forward") and first.endswith("aten.log")
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({}, True),
+        ({"effect": 0.5}, False),
+        ({"reach": "inf_nan"}, False),
+        ({"why_suspected": "its script passes"}, False),
+    ],
+)
+def test_only_of_what_is_confirmed_and_made_of_numbers(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], asked: bool
+) -> None:
+    found = _finding(**({"effect": "inf", "reach": "gaussian"} | fields))
+    seen = with_first_bad(Triaged(found, MADE), plant=None, device="cpu").finding
+    assert bool(seen.first_bad) == asked
+
+
+def _finding(**fields: Any) -> Finding:
+    case = Case(spec=Spec(recipe="torch.bf16"), data=DataSpec())
+    return Finding(
+        id="1", fingerprint="x", severity="low", recipe="torch.bf16", oracle="O5", arm="eager",
+        role="output", symptom="not finite", sentence="", strength="exact", case=case,
+        minimal=case, flake="always", **fields,
+    )  # fmt: skip
+
+
+def test_what_the_drawn_case_has_and_the_smallest_has_not_is_not_needed() -> None:
+    minimal = Case(spec=Spec(recipe="torch.bf16", sharding=Sharding(data=2)), data=DataSpec())
+    drawn = msgspec.structs.replace(
+        minimal,
+        spec=msgspec.structs.replace(
+            minimal.spec, bias=True, sharding=Sharding(data=4, units="each")
+        ),
+    )
+    verdict: Any = SimpleNamespace(arm="sharded")
+    assert needless_of(drawn, minimal, verdict) == ["bias=True", "units=each"]
+
+
+def test_its_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told(MADE)
+    assert not list(tmp_path.iterdir())
