@@ -8,10 +8,12 @@ and CUDA kernels and multiplies with cuBLAS: it is told to emulate all three, as
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 from narrowfuzz.case import Spec
+from narrowfuzz.catalog import MODELS
 
 from .promises import linears, release, version
 
@@ -20,16 +22,20 @@ def convert(
     model: Any, spec: Spec, *, recipe: str, filters: tuple[str, ...], only: tuple[str, ...] = ()
 ) -> Any:
     """Every decoder in a model built anew, as torchtitan's converter wants it."""
+    from torch import nn
     from torchtitan.models.common.decoder import Decoder
 
-    for name, module in [*model.named_modules()]:
-        if isinstance(module, Decoder):
-            made = _converted(module, name, spec, recipe=recipe, filters=filters, only=only)
-            above, _, last = name.rpartition(".")
-            if not name:
-                model = made
-            else:
-                setattr(model.get_submodule(above), last, made)
+    decoders = [(name, m) for name, m in model.named_modules() if isinstance(m, Decoder)]
+    if not decoders:
+        linear = next((n for n, m in model.named_modules() if isinstance(m, nn.Linear)), "it")
+        raise ValueError("only linears inside of a torchtitan Decoder are supported, whose "
+                         f"configuration is converted: {linear} is in none")  # fmt: skip
+    for name, decoder in decoders:
+        made = _converted(decoder, name, spec, recipe=recipe, filters=filters, only=only)
+        above, _, last = name.rpartition(".")
+        if not name:
+            return made
+        setattr(model.get_submodule(above), last, made)
     return model
 
 
@@ -134,9 +140,12 @@ def refusal(
     filters: tuple[str, ...],
     only: tuple[str, ...] = (),
 ) -> str:
-    """What the MX casts of some layer refuse: sizes that are not of whole blocks."""
+    """A user's model that has no decoder; and what the MX casts of some layer refuse: sizes that
+    are not of whole blocks."""
     from narrowfuzz.recipe import named
 
+    if spec.model in MODELS and MODELS[spec.model].own and not _has_decoder(spec):
+        return "only linears inside of a torchtitan Decoder are supported"
     for name, (out, features) in linears(spec).items() if recipe == "mxfp8" else ():
         if not _among(name, filters) or not named(name, only):
             continue
@@ -146,6 +155,15 @@ def refusal(
                 layer = name.removeprefix("model.")
                 return f"{what} of {layer} must be a multiple of 32, the MX block, got {size}"
     return ""
+
+
+@cache
+def _has_decoder(spec: Spec) -> bool:
+    import torch
+    from torchtitan.models.common.decoder import Decoder
+
+    model = MODELS[spec.model].build(spec, dtype=torch.float32, device="meta")
+    return any(isinstance(module, Decoder) for module in model.modules())
 
 
 def unavailable_mx(backend: str, device: str) -> str:

@@ -123,7 +123,8 @@ class TorchtitanDecoder(nn.Module):
         self, mesh: Any, *, data: int, tensor: int, narrow_styles: bool, averages: bool
     ) -> None:
         """Lay it out over ranks as ``parallelize_llama`` does with the backend "partial_dtensor":
-        shared parameters are DTensors, as they were up to 0.2."""
+        shared parameters are DTensors, as they were up to 0.2. The FSDP of torch 2.13 cannot read
+        the notes on plain tensors of the default one, "spmd_types"."""
         import torch.testing._internal.distributed.fake_pg  # axes of one rank have such groups
         from torchtitan.distributed import parallel_dims
         from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
