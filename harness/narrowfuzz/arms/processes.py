@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from narrowfuzz.content import folders
 from narrowfuzz.gpu import gpus
 from narrowfuzz.play import processes
 
@@ -71,6 +72,8 @@ def in_processes(
     if _entered != processes.around:
         end()
         _entered[:] = processes.around
+    for module in folders:  # what a recipe's folder defines goes as its code, too
+        cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory() as folder:
         task = cloudpickle.dumps((run, str(Path(folder) / "store"), ranks))
         for rank in range(ranks):
