@@ -22,8 +22,12 @@ def convert(
     model: Any, spec: Spec, *, recipe: str, filters: tuple[str, ...], only: tuple[str, ...] = ()
 ) -> Any:
     """Every decoder in a model built anew, as torchtitan's converter wants it."""
+    import copy
+
+    from narrowfuzz.recipe import named
     from torch import nn
     from torchtitan.models.common.decoder import Decoder
+    from torchtitan.models.common.linear import Linear
 
     decoders = [(name, m) for name, m in model.named_modules() if isinstance(m, Decoder)]
     if not decoders:
@@ -31,7 +35,11 @@ def convert(
         raise ValueError("only linears inside of a torchtitan Decoder are supported, whose "
                          f"configuration is converted: {linear} is in none")  # fmt: skip
     for name, decoder in decoders:
-        made = _converted(decoder, name, spec, recipe=recipe, filters=filters, only=only)
+        config = copy.deepcopy(decoder.config)
+        every = [fqn for fqn, _, _, _ in config.traverse(Linear.Config)]
+        left_out = [fqn for fqn in every if not named(f"{name}.{fqn}".lstrip("."), only)]
+        config = _converted(config, left_out, spec, recipe=recipe, filters=filters)
+        made = _built(config, decoder, recipe=recipe)
         above, _, last = name.rpartition(".")
         if not name:
             return made
@@ -40,70 +48,50 @@ def convert(
 
 
 def _converted(
-    decoder: Any,
-    name: str,
-    spec: Spec,
-    *,
-    recipe: str,
-    filters: tuple[str, ...],
-    only: tuple[str, ...],
-) -> Any:
-    """A decoder of the converted configuration that has the parameters of this one."""
-    import copy
-
-    import torch
-    from torchtitan.models.common.linear import Linear
-
-    config = copy.deepcopy(decoder.config)
-    laid = {fqn: c.sharding_config for fqn, c, _, _ in config.traverse(Linear.Config)}
-    config = _configured(config, name, spec, recipe=recipe, filters=filters, only=only)
-    for fqn, c, _, _ in config.traverse(Linear.Config):
-        c.sharding_config = laid[fqn]
-    with torch.device("meta"):
-        made = config.build().train(decoder.training)
-    there = dict(decoder.named_modules())
-    for part_name, part in made.named_modules():
-        part._parameters.update(there[part_name]._parameters)
-        part._buffers.update(there[part_name]._buffers)
-        if recipe == "mxfp8" and hasattr(part, "kernel_preference"):
-            part.kernel_preference = type(part.kernel_preference).EMULATED
-    return made
-
-
-def _configured(
-    config: Any,
-    name: str,
-    spec: Spec,
-    *,
-    recipe: str,
-    filters: tuple[str, ...],
-    only: tuple[str, ...],
+    config: Any, left_out: list[str], spec: Spec, *, recipe: str, filters: tuple[str, ...]
 ) -> Any:
     """torchtitan's converter on a configuration; layers are named to it as users name them."""
     import dataclasses
 
-    from narrowfuzz.recipe import named
     from torchtitan.components.quantization import float8, mx
     from torchtitan.models.common.linear import Linear
 
-    every = [fqn for fqn, _, _, _ in config.traverse(Linear.Config)]
-    chosen = {fqn for fqn in every if named(f"{name}.{fqn}", only)}
     home: Any = mx if recipe == "mxfp8" else float8
     with patch.object(home, "has_cuda_capability", lambda major, minor: True):
         if recipe == "mxfp8":
-            if only:
-                chosen &= {fqn for fqn in every if _among(fqn, filters)}
-                if not chosen:
-                    return config  # an empty list of layers would be all
-            fqns = sorted(chosen) if only else list(filters)
+            fqns = [*filters]
+            if left_out:
+                every = [fqn for fqn, _, _, _ in config.traverse(Linear.Config)]
+                fqns = [fqn for fqn in every if _among(fqn, filters) and fqn not in left_out]
+                if not fqns:
+                    return config  # no names would be all layers
             told: Any = {"fqns": fqns, "model_compile_enabled": True}  # else it warns
             return mx.MXFP8LinearConverter.Config(**told).build().convert(config)
-        left_out = [*filters, *(fqn for fqn in every if fqn not in chosen)]
-        made = float8.Float8LinearConverter.Config(recipe_name=recipe, filter_fqns=left_out).build()
+        told = {"recipe_name": recipe, "filter_fqns": [*filters, *left_out]}
+        made = float8.Float8LinearConverter.Config(**told).build()
         # its own `emulate` forgets the recipe
         emulate = spec.backend == "emulated"
         made.torchao_config = dataclasses.replace(made.torchao_config, emulate=emulate)
         return made.convert(config)
+
+
+def _built(config: Any, decoder: Any, *, recipe: str) -> Any:
+    """A decoder of the converted configuration, with the parameters and the layout of this one."""
+    import torch
+    from torchtitan.models.common.linear import Linear
+
+    laid = {fqn: c.sharding_config for fqn, c, _, _ in decoder.config.traverse(Linear.Config)}
+    for fqn, layer, _, _ in config.traverse(Linear.Config):
+        layer.sharding_config = laid[fqn]
+    with torch.device("meta"):
+        made = config.build().train(decoder.training)
+    there = dict(decoder.named_modules())
+    for name, part in made.named_modules():
+        part._parameters.update(there[name]._parameters)
+        part._buffers.update(there[name]._buffers)
+        if recipe == "mxfp8" and hasattr(part, "kernel_preference"):
+            part.kernel_preference = type(part.kernel_preference).EMULATED
+    return made
 
 
 def _among(name: str, filters: tuple[str, ...]) -> bool:
