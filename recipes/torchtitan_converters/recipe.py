@@ -5,7 +5,8 @@ users write. What it converts to is torchao's, so plans, taps and all that is kn
 torchao's recipes. Two things are not as on the machine that torchtitan wants: it may run without a
 GPU, and MX products are emulated.
 
-    torch        MXFP8, all casts torchao's own PyTorch code
+    torch        MXFP8, all casts torchao's own PyTorch code; of 0.3 "linear", as torchao's recipes
+                 call it
     interpreted  MXFP8 with the cast along dim1 as torchtitan has it by default: a Triton kernel,
                  which Triton's interpreter runs once for each shape. That shows whether it runs or
                  refuses; numbers are the PyTorch cast's, as the interpreter rounds otherwise than
@@ -138,8 +139,8 @@ def _all_of_configurations() -> list[Recipe]:
             "fqns",
             recipe="mxfp8",
             filters=filters,
-            backends=("torch",),
-            # torchao's emulation loses how a DTensor is sharded, which torchtitan asserts
+            backends=("linear",),  # torchao's MXFP8Linear, emulated
+            # which loses how a DTensor is sharded, and torchtitan asserts that
             shards=("fsdp",),
             unavailable=configurations.unavailable_mx,
         )
