@@ -213,10 +213,8 @@ def test_a_folder_is_completed_by_what_nobody_has_and_never_by_torch(
     )
 
 
-@pytest.fixture(scope="module")
-def laid() -> dict[str, str]:
-    """An environment over torchtitan 0.1.0 and torchao 0.11.0, or a skip where there is none."""
-    releases = ("torchtitan==0.1.0", "torchao==0.11.0")
+def _laid(*releases: str) -> dict[str, str]:
+    """An environment over these releases, or a skip where there are none."""
     try:
         folders = [str(overlay.folder_of(release)) for release in releases]
     except ValueError as why:
@@ -225,6 +223,17 @@ def laid() -> dict[str, str]:
     return {
         **os.environ, "PYTHONPATH": path, overlay.LAID: " ".join(releases), "TRITON_INTERPRET": "1",
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def laid() -> dict[str, str]:
+    return _laid("torchtitan==0.1.0", "torchao==0.11.0")
+
+
+@pytest.fixture(scope="module")
+def configured() -> dict[str, str]:
+    """The release whose converters change configurations."""
+    return _laid("torchtitan==0.3.0", "torchao==0.18.0")
 
 
 def _narrowfuzz(env: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
@@ -269,6 +278,79 @@ def test_filtered_or_cast_by_pytorch_it_trains_and_is_judged(
         file.write_bytes(dump_case(Case(spec=spec, data=DataSpec())))
         ran = _narrowfuzz(laid, "replay", str(file))
         assert ran.returncode == 0 and "sound" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.mark.heavy
+def test_what_converts_configurations_builds_what_it_should(configured: dict[str, str]) -> None:
+    checks = Path(__file__).parent / "titan_configured_checks.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_functions=check_*", str(checks)]
+    options = ["-p", "no:cacheprovider"]
+    done = subprocess.run([*command, *options], env=configured, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+#: A case on a block of it, made in a process that has it.
+_BLOCK = """
+import sys
+from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case
+from narrowfuzz.sharding import fitting
+spec = fitting(Spec(model="titan_8b", m=128, k=512, n=2048, dtype="bf16", {fields}))
+sys.stdout.buffer.write(dump_case(Case(spec=spec, data=DataSpec())))
+"""
+_ROWWISE = 'recipe="torchtitan.float8.rowwise", backend="real"'
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "fields",
+    [
+        'recipe="torchtitan.mxfp8", backend="linear", checkpoint="selective"',
+        f'{_ROWWISE}, checkpoint="selective", compile="aot_eager"',
+        'recipe="torchtitan.float8.rowwise_gw_hp", backend="emulated"',
+        'recipe="torchtitan.mxfp8", backend="linear", sharding=Sharding(data=2)',
+        f"{_ROWWISE}, sharding=Sharding(data=2, tensor=2)",
+        f"{_ROWWISE}, sharding=Sharding(tensor=2, processes=True)",
+    ],
+)
+def test_what_converts_configurations_trains_and_is_judged(
+    configured: dict[str, str], tmp_path: Path, fields: str
+) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", _BLOCK.format(fields=fields)], env=configured, capture_output=True
+    )
+    file = tmp_path / "case.json"
+    file.write_bytes(made.stdout)
+    ran = _narrowfuzz(configured, "replay", str(file))
+    assert ran.returncode == 0 and "sound" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.mark.heavy
+def test_its_script_of_a_finding_fails_alone(configured: dict[str, str], tmp_path: Path) -> None:
+    """torchao's rowwise_with_gw_hp under inference mode, which the ledger knows."""
+    case = tmp_path / "case.json"
+    fields = 'recipe="torchtitan.float8.rowwise_gw_hp", backend="real", grad_mode="inference"'
+    make = [sys.executable, "-c", _BLOCK.format(fields=fields)]
+    case.write_bytes(subprocess.run(make, env=configured, capture_output=True).stdout)
+    script = tmp_path / "repro.py"
+    code = f"""
+from pathlib import Path
+from narrowfuzz.case import load_case
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.triage.script import write_script
+case, recipes = load_case(Path({str(case)!r}).read_bytes()), load_recipes()
+cause = Judge(recipes, Ledger([])).judge(case).causes[0]
+Path({str(script)!r}).write_text(write_script(case, cause, recipes[case.spec.recipe]))
+"""
+    wrote = subprocess.run([sys.executable, "-c", code], env=configured, capture_output=True)
+    assert not wrote.returncode, wrote.stderr
+    assert "narrowfuzz" not in script.read_text().replace("--with", "")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=configured, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "forward raises AssertionError" in done.stdout
 
 
 def test_each_filter_is_a_recipe_that_is_drawn() -> None:

@@ -190,24 +190,31 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
-def _old() -> bool:
-    """Is this a torchtitan before 0.2?"""
+def _titan_release() -> tuple[int, ...]:
+    """The first two numbers of torchtitan's version; those of the oldest where it is not there."""
     try:
-        return importlib.metadata.version("torchtitan") < "0.2"
+        return tuple(map(int, importlib.metadata.version("torchtitan").split(".")[:2]))
     except importlib.metadata.PackageNotFoundError:
-        return True
+        return 0, 1
 
 
-#: What ``apply_tp`` says of the linears of a block.
+_OLD = _titan_release() < (0, 2)
+#: From 0.3 on a model is built of a tree of configurations, and its query, key and value are one.
+_CONFIGURED = _titan_release() >= (0, 3)
+#: What torchtitan's plan says of the linears of a block.
 _TITAN_BLOCK: dict[str, Literal["colwise", "rowwise"]] = {
-    "attention.wq": "colwise", "attention.wk": "colwise", "attention.wv": "colwise",
+    **dict.fromkeys(
+        ("attention.qkv_linear.wqkv",) if _CONFIGURED
+        else ("attention.wq", "attention.wk", "attention.wv"), "colwise",
+    ),
     "attention.wo": "rowwise", "feed_forward.w1": "colwise", "feed_forward.w3": "colwise",
     "feed_forward.w2": "rowwise",
 }  # fmt: skip
-#: What ``apply_fsdp`` and ``apply_tp`` leave no choice of, as torchtitan's defaults call them: its
-#: loss takes logits in parts. From 0.2 on the training loop divides.
+_TITAN_LAST = "model.lm_head" if _CONFIGURED else "model.output"
+#: What torchtitan's FSDP and its plan leave no choice of, as its defaults call them: its loss takes
+#: logits in parts. From 0.2 on the training loop divides.
 _TITAN_LAID: dict[str, dict[str, Any]] = {
-    "data": {"units": "each", "reduces_fp32": True, "averages": _old(), "gathers": "values"},
+    "data": {"units": "each", "reduces_fp32": True, "averages": _OLD, "gathers": "values"},
     "tensor": {"sequence": True, "local_output": False},
 }
 
@@ -221,14 +228,15 @@ def _titan(
         "bias": False, "dynamic": False,
     }  # fmt: skip
     return Model(
-        name, title, "TorchtitanLlama", lambda spec: (flavor, spec.n, spec.m, changes), "block",
-        wide=True, takes_ids=True, attends=True, normalises=True, last="model.output",
+        name, title, "TorchtitanDecoder" if _CONFIGURED else "TorchtitanLlama",
+        lambda spec: (flavor, spec.n, spec.m, changes), "block",
+        wide=True, takes_ids=True, attends=True, normalises=True, last=_TITAN_LAST,
         regions=tuple(f"model.layers.{i}" for i in range(blocks)), smaller=(), fixed=fixed,
         package="torchtitan", compiled=blocks == 1, laid=_TITAN_LAID,
         shared=(*(
             (f"model.layers.{i}.{linear}", style) for i in range(blocks)
             for linear, style in _TITAN_BLOCK.items()
-        ), ("model.output", "colwise")),
+        ), (_TITAN_LAST, "colwise")),
     )  # fmt: skip
 
 
@@ -241,7 +249,7 @@ _BLOCK: dict[str, Any] = {
 #: real ones; the debug model's vocabulary is its test tokenizer's, from 0.2 on padded.
 OF_PACKAGES: tuple[Model, ...] = (
     _titan("titan_debug", "torchtitan's llama3 debug model", "debugmodel", 256,
-           2000 if _old() else 2048, blocks=6),
+           2000 if _OLD else 2048, blocks=6),
     _titan("titan_8b", "one block as in torchtitan's llama3 8B", "8B", 512, 2048, blocks=1,
            **_BLOCK),
     _titan("titan_405b", "one block with the feed-forward of torchtitan's llama3 405B", "405B", 512,

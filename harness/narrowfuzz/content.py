@@ -15,6 +15,7 @@ import time
 import zlib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -22,6 +23,9 @@ _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parents[1]
 #: The name of the source folder. A file that imports it means the package.
 _OLD_NAME = "harness"
+
+#: The modules that folders of content have been executed as: no process but this one has them.
+folders: list[ModuleType] = []
 
 T = TypeVar("T")
 
@@ -96,6 +100,7 @@ def _packaged(folder: Path, file: Path) -> dict[str, Any]:
     module = module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    folders.append(module)
     return vars(module)
 
 

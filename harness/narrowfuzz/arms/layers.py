@@ -100,6 +100,6 @@ def _rows(t: torch.Tensor) -> F32:
 def _is_linear(module: nn.Module) -> bool:
     """True unless somebody gave this linear a forward of its own."""
     # scaled_linear stands for a library that has no linear of its own
-    libraries = ("torch.", "torchao.", "narrowfuzz.arms.scaled_linear")
+    libraries = ("torch.", "torchao.", "torchtitan.", "narrowfuzz.arms.scaled_linear")
     user_made = not type(module).__module__.startswith(libraries)
     return not user_made and "forward" not in vars(module) and hasattr(module, "weight")

@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from narrowfuzz.content import folders
 from narrowfuzz.gpu import gpus
 from narrowfuzz.play import processes
 
@@ -75,6 +76,8 @@ def in_processes(
     if _entered != processes.around or any(r.runs >= MOST_RUNS for r in _ranks.values()):
         end()
         _entered[:] = processes.around
+    for module in folders:  # what a recipe's folder defines goes as its code, too
+        cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory() as folder:
         task = cloudpickle.dumps((run, str(Path(folder) / "store"), ranks))
         new = [rank for rank in range(ranks) if rank not in _ranks]

@@ -1,12 +1,16 @@
 """torchtitan's own Llama 3, as one of our models: token ids in, rows of logits out.
 
-torchtitan is imported when one is built: it is there only where it is under test.
+torchtitan is imported when one is built: it is there only where it is under test. A model of 0.1
+and 0.2 is made of arguments, and one of 0.3 of a tree of configurations, which its converters
+change before the model is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -70,13 +74,121 @@ class TorchtitanLlama(nn.Module):
                 self.model, mesh["data"], param_dtype=kind, reduce_dtype=torch.float32,
                 pp_enabled=False,
             )  # fmt: skip
-            for part in self.model.modules() if not averages else ():
-                if isinstance(part, FSDPModule):  # a group that is not NCCL's knows no factor
-                    part.set_force_sum_reduction_for_comms(True)
+            if not averages:
+                summed(self.model)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Its table of rotations is complex, whatever the parameters are."""
-        table = self.model._buffers.pop("freqs_cis")
-        super()._apply(fn, recurse)
-        self.model._buffers["freqs_cis"] = table.to(self.model.tok_embeddings.weight.device)
+        with rotations_kept(self.model):
+            super()._apply(fn, recurse)
         return self
+
+
+class TorchtitanDecoder(nn.Module):
+    """The same of 0.3: the decoder that its configuration builds, which keeps that.
+
+    torchtitan's language models call FlexAttention, which has no backward on CPUs. This one calls
+    torchtitan's own SDPA module, which is causal and takes no mask: for one document the same.
+    """
+
+    def __init__(self, flavor: str, vocabulary: int, rows: int, changes: dict[str, Any]) -> None:
+        super().__init__()
+        from torchtitan.distributed.activation_checkpoint import SelectiveAC
+        from torchtitan.models import llama3
+        from torchtitan.models.common.attention import ScaledDotProductAttention
+        from torchtitan.models.llama3.sharding import set_llama3_sharding_config
+
+        config = llama3.llama3_configs[flavor](attn_backend="flex")
+        if changes:
+            narrow(config, **changes)
+        config.vocab_size = config.tok_embeddings.num_embeddings = vocabulary
+        config.lm_head.out_features = vocabulary
+        for layer in config.layers:
+            rope, attention = layer.attention.rope, ScaledDotProductAttention.Config()
+            layer.attention.rope = dataclasses.replace(rope, max_seq_len=rows)
+            layer.attention.inner_attention = attention
+        set_llama3_sharding_config(config, enable_sp=True)
+        self.model = config.build()
+        block: Any = SelectiveAC.Config().build()._wrap_block(nn.Identity())
+        self.checkpoint = block.checkpoint_fn  # made here: a compiler need not see how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(x.reshape(-1, x.shape[-1]))
+        return logits.reshape(*x.shape, -1)
+
+    def selective(self, function: Any, *args: Any, **named: Any) -> Any:
+        """A block that is recomputed but for the operators that torchtitan keeps."""
+        return self.checkpoint(function, *args, **named)
+
+    def shard(
+        self, mesh: Any, *, data: int, tensor: int, narrow_styles: bool, averages: bool
+    ) -> None:
+        """Lay it out over ranks as ``parallelize_llama`` does with the backend "partial_dtensor":
+        shared parameters are DTensors, as they were up to 0.2. The FSDP of torch 2.13 cannot read
+        the notes on plain tensors of the default one, "spmd_types"."""
+        import torch.testing._internal.distributed.fake_pg  # axes of one rank have such groups
+        from torchtitan.distributed import parallel_dims
+        from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+        from torchtitan.distributed.utils import set_spmd_backend
+
+        set_spmd_backend("partial_dtensor")
+        parallel_dims.device_type = mesh.device_type  # "cuda" where no GPU is
+        dims = parallel_dims.ParallelDims(
+            dp_replicate=1, dp_shard=max(data, 1), cp=1, tp=max(tensor, 1), pp=1, ep=1,
+            world_size=mesh.size(), spmd_backend="partial_dtensor",
+        )  # fmt: skip
+        if tensor:
+            self.model.parallelize(dims)
+        if data:
+            apply_fsdp_to_decoder(
+                self.model, dims.get_mesh(["fsdp"]), reduce_dtype=torch.float32, pp_enabled=False,
+                param_dtype=self.model.tok_embeddings.weight.dtype,
+            )  # fmt: skip
+            summed(self.model)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        with rotations_kept(self.model):
+            super()._apply(fn, recurse)
+        return self
+
+
+def narrow(
+    config: Any, *, dim: int, n_layers: int, n_heads: int, n_kv_heads: int, multiple_of: int
+) -> None:
+    """Make a decoder of this width and these heads, whose feed-forward has the proportions of the
+    configuration's."""
+    from torchtitan.models.llama3 import _build_llama3_layers
+
+    block = config.layers[0]
+    hidden = -(-block.feed_forward.w1.out_features * dim // (config.dim * multiple_of))
+    config.layers = _build_llama3_layers(
+        n_layers=n_layers, dim=dim, n_heads=n_heads, n_kv_heads=n_kv_heads,
+        hidden_dim=hidden * multiple_of, attn_backend="flex",
+        rope=dataclasses.replace(block.attention.rope, dim=dim // n_heads),
+    )  # fmt: skip
+    config.dim = config.tok_embeddings.embedding_dim = dim
+    config.norm.normalized_shape = config.lm_head.in_features = dim
+
+
+def summed(model: nn.Module) -> None:
+    """Gradients of FSDP are added up: a group that is not NCCL's knows no factor."""
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(True)
+
+
+@contextlib.contextmanager
+def rotations_kept(model: nn.Module) -> Iterator[None]:
+    """Tables of rotations are complex, whatever the parameters are; they follow these to their
+    device."""
+    tables = [
+        (part, name, table) for part in model.modules() for name, table in part._buffers.items()
+        if table is not None and table.is_complex()
+    ]  # fmt: skip
+    for part, name, _ in tables:
+        part._buffers[name] = None
+    try:
+        yield
+    finally:
+        device = next(model.parameters()).device
+        for part, name, table in tables:
+            part._buffers[name] = table.to(device)
