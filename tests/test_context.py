@@ -25,6 +25,7 @@ from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.sharded_specs import sharded_specs
 from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.verify import run_script
+from samples import one_in
 
 RECIPES = load_recipes()
 BRIDGE = Path(__file__).parent / "context_bridge.py"
@@ -56,9 +57,13 @@ def test_a_cpu_has_none_and_says_so() -> None:
     assert "GPU" in unavailable(BY_NAME["sharded_context"], "simulated")
 
 
-def test_a_run_of_it_alone_is_refused_on_a_cpu() -> None:
+def test_it_alone_is_refused_on_a_cpu() -> None:
     assert "no attention of a CPU" in none_runs(["sharded_context*"], "cpu")
     assert not none_runs(["sharded_context", "sharded"], "cpu")
+
+
+@pytest.mark.heavy
+def test_no_command_runs_it_alone_on_a_cpu() -> None:
     for command in (["run", "--arm", "sharded_context"], ["score", "--only", "context-*"]):
         ended = subprocess.run(
             [sys.executable, "-m", "narrowfuzz", *command], capture_output=True, text=True
@@ -75,7 +80,7 @@ CLEAN: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("sharding", "fields", "rule"), CLEAN, ids=str)
+@pytest.mark.parametrize(("sharding", "fields", "rule"), one_in(3, CLEAN))
 def test_a_clean_training_is_silent(
     on_cpu: None, sharding: dict[str, Any], fields: dict[str, Any], rule: str
 ) -> None:
@@ -91,19 +96,21 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize(("fault", "rules"), FAULTS)
+@pytest.mark.parametrize(("fault", "rules"), one_in(3, FAULTS))
 def test_a_fault_is_seen(on_cpu: None, fault: str, rules: set[str]) -> None:
     with planted("", fault):
         seen = {verdict.oracle for verdict in judged(case({"context": 2})).causes}
     assert seen >= rules
 
 
+@pytest.mark.heavy
 def test_every_rule_judges_something(on_cpu: None) -> None:
     ran = [judged(case(sharding)) for sharding in ({"context": 1}, {"context": 2})]
     told = {v.oracle for one in ran for v in one.verdicts if v.status == "ok"}
     assert told == {rule.name for rule in OF_CONTEXT}
 
 
+@pytest.mark.heavy
 def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
     shown, converting = case({"context": 2}), RECIPES["torch.fp32"]
     with planted("", "context-merged-alike"):

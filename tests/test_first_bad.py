@@ -17,6 +17,7 @@ from narrowfuzz.triage.finding import Finding, Triaged
 from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of
 from narrowfuzz.triage.script_sharded import write_sharded_script
+from samples import one_in
 
 MADE = """
 import sys, torch
@@ -42,7 +43,7 @@ def test_of_a_script_without_one_it_says_nothing() -> None:
     assert told("import torch; torch.ones(3).sum()") == []
 
 
-@pytest.mark.parametrize("sharding", [{"data": 2, "tensor": 2}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("sharding", one_in(2, [{"data": 2, "tensor": 2}, {"data": 2}]))
 def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:
     spec = Spec(recipe="torch.bf16", m=32, k=32, n=32, sharding=Sharding(**sharding))
     case, recipe = Case(spec=spec, data=DataSpec(seed=3)), load_recipes()["torch.bf16"]
@@ -93,6 +94,7 @@ def test_what_the_drawn_case_has_and_the_smallest_has_not_is_not_needed() -> Non
     assert needless_of(drawn, minimal, verdict) == ["bias=True", "units=each"]
 
 
+@pytest.mark.heavy
 def test_its_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     told(MADE)

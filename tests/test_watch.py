@@ -16,6 +16,7 @@ from narrowfuzz.address import At
 from narrowfuzz.watch.command import Asked, _rerun, watch_command
 from narrowfuzz.watch.records import FirstBad, Report
 from narrowfuzz.watch.removals import UNCHANGED
+from samples import one_in
 
 WATCH = [sys.executable, "-m", "narrowfuzz", "watch"]
 
@@ -240,7 +241,7 @@ for step in range(3):
 """
 
 
-@pytest.mark.parametrize(("flips", "others"), [(1, 2), (3, 2), (9, 0)])
+@pytest.mark.parametrize(("flips", "others"), one_in(3, [(1, 2), (3, 2), (9, 0)]))
 def test_a_run_that_makes_other_numbers_alone_is_named(
     tmp_path: Path, flips: int, others: int
 ) -> None:
