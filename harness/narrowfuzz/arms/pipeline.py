@@ -20,18 +20,18 @@ from narrowfuzz.play.pipeline import chained, play_pipeline
 from narrowfuzz.play.player import Trace
 from narrowfuzz.recipe import Recipe
 
-#: What of ``playing`` a pipeline takes.
-_OF_PIPELINE = ("input_shape", "output_shape", "optimizer", "rate")
+#: What of ``playing`` plain steps take.
+_STEPPING = ("input_shape", "output_shape", "optimizer", "rate", "tied")
 
 
 def play_alone(
     trace: Trace, spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: str
 ) -> None:
     """The chain trains in one process."""
-    build, convert = _made(spec, recipe, device)
+    build, convert = made(spec, recipe, device)
     how = playing(spec, EAGER, device) | {"tied": names(spec)}
     play(
-        trace, lambda: chained(build, spec.sharding.stages), convert, _given(spec, tensors),
+        trace, lambda: chained(build, spec.sharding.stages), convert, given_of(spec, tensors),
         events_of(spec), dtype=DTYPES[spec.dtype], **how,
     )  # fmt: skip
 
@@ -45,26 +45,27 @@ def play_stages(
     device: str,
 ) -> list[Trace]:
     """Each rank trains its own stages."""
-    build, convert = _made(spec, recipe, device)
+    build, convert = made(spec, recipe, device)
     return play_pipeline(
-        build, convert, _given(spec, tensors), on=on, dtype=DTYPES[spec.dtype],
+        build, convert, given_of(spec, tensors), on=on, dtype=DTYPES[spec.dtype],
         **stages_of(spec, arm, device),
     )  # fmt: skip
 
 
 def stages_of(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
     """What ``play_pipeline`` takes by keyword, but for the dtype and what runs it."""
-    how = playing(spec, arm, device)
-    return {
-        **{name: how[name] for name in _OF_PIPELINE},
-        **making(spec, arm, device),
-        "watch": (),
+    return stepping(spec, arm, device) | {
         "stages": spec.sharding.stages,
         "schedule": spec.sharding.schedule,
-        "steps": spec.steps,
-        "microbatches": spec.microbatches,
         "tied": names(spec),
     }
+
+
+def stepping(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
+    """What a training by plain steps takes by keyword, whatever its ranks share."""
+    how = playing(spec, arm, device)
+    steps = {"watch": (), "steps": spec.steps, "microbatches": spec.microbatches}
+    return {name: how[name] for name in _STEPPING} | making(spec, arm, device) | steps
 
 
 def names(spec: Spec) -> dict[str, str]:
@@ -73,14 +74,17 @@ def names(spec: Spec) -> dict[str, str]:
     return {f"{stage}.{name}": name for stage in range(spec.sharding.stages) for name in every}
 
 
-def _made(
+def made(
     spec: Spec, recipe: Recipe, device: str
 ) -> tuple[Callable[[], nn.Module], Callable[[nn.Module], nn.Module]]:
+    """What builds a model, and what converts it."""
+
     def build() -> nn.Module:
         return MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
 
     return build, lambda model: recipe.convert(model, spec)
 
 
-def _given(spec: Spec, tensors: Mapping[str, F32]) -> dict[str, torch.Tensor]:
+def given_of(spec: Spec, tensors: Mapping[str, F32]) -> dict[str, torch.Tensor]:
+    """The tensors as the player takes them."""
     return {name: torch.from_numpy(x.copy()) for name, x in named(spec, tensors).items()}
