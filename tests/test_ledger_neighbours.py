@@ -93,6 +93,19 @@ def cast_sums_doubled() -> Iterator[None]:
         table[op] = original
 
 
+def reduced_wrong(change: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[object]]:
+    """What a rank brings of each gradient to FSDP's sum is changed before it is added."""
+
+    def make(copy_in: Any) -> Any:
+        return lambda gradients, *args: copy_in([change(g) for g in gradients], *args)
+
+    def plant() -> AbstractContextManager[object]:
+        home = importlib.import_module(_REDUCE.partition(":")[0])
+        return replaced(home, "foreach_reduce_scatter_copy_in", make)
+
+    return plant
+
+
 _FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
 _ROWWISE = {"recipe": "torchao.float8.rowwise", "backend": "emulated"}
 _GW_HP = {"recipe": "torchao.float8.rowwise_gw_hp", "backend": "emulated"}
@@ -129,6 +142,19 @@ NEIGHBOURS = {
     "float8-gather-unties-weights": Neighbour(
         _FLOAT8 | {"model": "tied_embedding", "sharding": Sharding(data=2, gathers="codes")},
         raising(_REDUCE, "RuntimeError"),
+    ),
+    "float8-gather-unties-weights, another parameter": Neighbour(
+        _FLOAT8 | {"model": "tied_embedding", "sharding": Sharding(data=2, gathers="codes")},
+        reduced_wrong(lambda gradient: gradient / 2 if gradient.ndim == 1 else gradient),
+    ),
+    "float8-gather-unties-weights, first step": Neighbour(
+        _FLOAT8
+        | {
+            "model": "tied_embedding",
+            "steps": 2,
+            "sharding": Sharding(data=1, gathers="codes"),
+        },
+        reduced_wrong(lambda gradient: gradient / 2 if gradient.ndim == 1 else gradient),
     ),
     "float8-gw-hp-cpu-autocast": Neighbour(
         _GW_HP | {"dtype": "fp32", "autocast": True},
