@@ -139,6 +139,16 @@ NEIGHBOURS = {
         _FLOAT8 | {"n": 2, "m": 33, "sharding": Sharding(data=3, gathers="codes")},
         raising(_SHARD, "RuntimeError"),
     ),
+    "float8-gather-uneven-shards, resumed": Neighbour(
+        _FLOAT8
+        | {
+            "m": 48,
+            "n": 64,
+            "steps": 2,
+            "sharding": Sharding(data=4, gathers="precomputed", resumes="fewer"),
+        },
+        raising(_GATHER, "RuntimeError"),
+    ),
     "float8-gather-unties-weights": Neighbour(
         _FLOAT8 | {"model": "tied_embedding", "sharding": Sharding(data=2, gathers="codes")},
         raising(_REDUCE, "RuntimeError"),
@@ -170,6 +180,14 @@ NEIGHBOURS = {
         _FLOAT8 | {"bias": True, "sharding": Sharding(tensor=2, narrow_styles=True)},
         cast_sums_doubled,
     ),
+    "float8-styles-compiled-tangent": Neighbour(
+        _FLOAT8
+        | {
+            "compile": "aot_eager",
+            "sharding": Sharding(data=1, tensor=1, narrow_styles=True, units="each"),
+        },
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
     "dtensor-view-single-feature": Neighbour(
         {
             "recipe": "torch.bf16",
@@ -195,6 +213,38 @@ NEIGHBOURS = {
     "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
     "mx-even-tensor-parallel": Neighbour(
         _FLOOR | {"recipe": "torchao.mxfp8.even", "k": 64, "n": 64, "sharding": Sharding(tensor=2)},
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
+    "mx-even-tensor-parallel, in backward": Neighbour(
+        _FLOOR
+        | {
+            "recipe": "torchao.mxfp8.even",
+            "k": 64,
+            "n": 64,
+            "sharding": Sharding(tensor=1, style="rowwise"),
+        },
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
+    "mx-even-tensor-parallel, a mask": Neighbour(
+        _FLOOR
+        | {
+            "recipe": "torchao.mxfp8.even",
+            "k": 64,
+            "n": 64,
+            "sharding": Sharding(tensor=2, style="rowwise"),
+        },
+        raising(_DISTRIBUTE, "IndexError"),
+    ),
+    "mx-even-tensor-parallel, resumed": Neighbour(
+        _FLOOR
+        | {
+            "recipe": "torchao.mxfp8.even",
+            "m": 64,
+            "k": 64,
+            "n": 64,
+            "steps": 2,
+            "sharding": Sharding(data=1, resumes="swapped"),
+        },
         raising(_DISTRIBUTE, "RuntimeError"),
     ),
     "mx-ignores-autocast": Neighbour(
