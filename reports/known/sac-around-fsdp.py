@@ -1,5 +1,4 @@
-"""Selective checkpointing around modules that fully_shard shards one by one: the backward raises.
-"""
+"""Selective checkpointing around modules that fully_shard shards one by one: the backward raises."""
 import os, sys, tempfile
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -19,8 +18,7 @@ ONE, TWO = DeviceMesh("cpu", [rank]), init_device_mesh("cpu", (2,))
 
 
 def policy(ctx, op, *args, **kwargs):
-    keep = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 FULL = partial(checkpoint, use_reentrant=False)
@@ -38,13 +36,9 @@ class Block(nn.Module):
 
 def attempt(checkpointed, blocks, mesh):
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(blocks)))
-    if mesh is not None:
-        for module in list(model.modules()):
-            if isinstance(module, nn.Linear):
-                fully_shard(module, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    x = torch.randn(4, 8, requires_grad=True)
+    model, x = nn.Sequential(*(Block() for _ in range(blocks))), torch.randn(4, 8, requires_grad=True)
+    for module in [m for m in model.modules() if isinstance(m, nn.Linear)] + [model]:
+        mesh is None or fully_shard(module, mesh=mesh)
     try:
         checkpointed(model, x).sum().backward()
     except Exception as error:
