@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike, ValueClass
 from narrowfuzz.facts import Context, check_predicate, holds
 from narrowfuzz.machine import Machine
@@ -151,14 +152,68 @@ def test_a_predicate_of_a_case_on_ranks(predicate: dict[str, Any], expected: boo
     assert holds(predicate, Context(case, MACHINE)) is expected
 
 
+def _on_ranks(sharding: Sharding, **fields: Any) -> Context:
+    spec = Spec(**({"recipe": "torch.bf16", "sharding": sharding} | fields))
+    return Context(Case(spec=spec, data=DataSpec()), MACHINE)
+
+
 @pytest.mark.parametrize(
-    ("ranks", "n", "expected"),
-    [(2, 64, False), (2, 33, True), (3, 64, True), (3, 48, False), (1, 33, False)],
+    ("sharding", "fields", "uneven", "empty"),
+    [
+        (Sharding(data=2), {"n": 64}, False, False),
+        (Sharding(data=2), {"n": 33}, True, False),
+        (Sharding(data=2), {"n": 64, "k": 33}, False, False),  # columns are not cut
+        (Sharding(data=2), {"n": 64, "k": 33, "model": "mlp_gelu"}, True, False),
+        (Sharding(data=3), {"n": 64}, True, False),
+        (Sharding(data=3), {"n": 48}, False, False),
+        (Sharding(data=1), {"n": 33}, False, False),
+        (Sharding(data=3), {"n": 2}, True, True),
+        (Sharding(data=3), {"n": 4}, True, True),  # 2, 2, 0
+        (Sharding(data=3), {"n": 5}, True, False),
+        (Sharding(data=2), {"n": 0}, False, True),
+        (Sharding(data=2, tensor=2), {"n": 66}, True, False),
+        (Sharding(data=2, tensor=2, style="rowwise"), {"n": 66}, False, False),
+        (Sharding(data=4, resumes="fewer"), {"n": 64}, True, False),
+        (Sharding(data=4, resumes="same"), {"n": 64}, False, False),
+        (Sharding(data=1, tensor=3, resumes="swapped"), {"n": 64}, True, False),
+        (Sharding(data=3, resumes="fewer"), {"n": 2}, True, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_that_ranks_do_not_share_evenly(
+    sharding: Sharding, fields: dict[str, Any], uneven: bool, empty: bool
+) -> None:
+    context = _on_ranks(sharding, **fields)
+    assert holds({"uneven": True}, context) is uneven
+    assert holds({"empty_shard": True}, context) is empty
+
+
+def test_a_librarys_own_layers_share_no_rows() -> None:
+    context = _on_ranks(Sharding(data=2), recipe="te.delayed", model="library_linear", n=33)
+    assert holds({"uneven": False, "empty_shard": False}, context)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "expected"),
+    [
+        ({"tensor_ranks": 0}, True),
+        ({"tensor_ranks": 2}, True),
+        ({"fsdp_ranks": 2, "tensor_ranks": 0}, True),
+        ({"fsdp_ranks": 2, "tensor_ranks": 2}, False),  # of one layout
+        ({"fsdp_ranks": ">=3"}, False),
+    ],
+    ids=str,
 )
-def test_rows_that_ranks_do_not_share_evenly(ranks: int, n: int, expected: bool) -> None:
-    sharding = Sharding(data=ranks)
-    case = Case(spec=Spec(recipe="torch.bf16", k=48, n=n, sharding=sharding), data=DataSpec())
-    assert holds({"uneven": True}, Context(case, MACHINE)) is expected
+def test_a_predicate_holds_of_either_layout_of_a_case_that_resumes(
+    predicate: dict[str, Any], expected: bool
+) -> None:
+    assert holds(predicate, _on_ranks(Sharding(data=2, resumes="swapped"))) is expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("w.grad", True), ("w.grad@1", True), ("w", False)])
+def test_the_result_that_a_verdict_is_about(name: str, expected: bool) -> None:
+    verdict = Verdict("S2", "sharded", "grad_parameter", "diverged", at=At(name=name))
+    assert holds({"result": "w.grad*"}, Context(CASE, MACHINE, verdict=verdict)) is expected
 
 
 def test_a_fact_of_the_verdict_never_holds_where_there_is_none() -> None:

@@ -93,6 +93,19 @@ def cast_sums_doubled() -> Iterator[None]:
         table[op] = original
 
 
+def reduced_wrong(change: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[object]]:
+    """What a rank brings of each gradient to FSDP's sum is changed before it is added."""
+
+    def make(copy_in: Any) -> Any:
+        return lambda gradients, *args: copy_in([change(g) for g in gradients], *args)
+
+    def plant() -> AbstractContextManager[object]:
+        home = importlib.import_module(_REDUCE.partition(":")[0])
+        return replaced(home, "foreach_reduce_scatter_copy_in", make)
+
+    return plant
+
+
 _FLOAT8 = {"recipe": "torchao.float8.tensorwise", "backend": "emulated"}
 _ROWWISE = {"recipe": "torchao.float8.rowwise", "backend": "emulated"}
 _GW_HP = {"recipe": "torchao.float8.rowwise_gw_hp", "backend": "emulated"}
@@ -126,9 +139,32 @@ NEIGHBOURS = {
         _FLOAT8 | {"n": 2, "m": 33, "sharding": Sharding(data=3, gathers="codes")},
         raising(_SHARD, "RuntimeError"),
     ),
+    "float8-gather-uneven-shards, resumed": Neighbour(
+        _FLOAT8
+        | {
+            "m": 48,
+            "n": 64,
+            "steps": 2,
+            "sharding": Sharding(data=4, gathers="precomputed", resumes="fewer"),
+        },
+        raising(_GATHER, "RuntimeError"),
+    ),
     "float8-gather-unties-weights": Neighbour(
         _FLOAT8 | {"model": "tied_embedding", "sharding": Sharding(data=2, gathers="codes")},
         raising(_REDUCE, "RuntimeError"),
+    ),
+    "float8-gather-unties-weights, another parameter": Neighbour(
+        _FLOAT8 | {"model": "tied_embedding", "sharding": Sharding(data=2, gathers="codes")},
+        reduced_wrong(lambda gradient: gradient / 2 if gradient.ndim == 1 else gradient),
+    ),
+    "float8-gather-unties-weights, first step": Neighbour(
+        _FLOAT8
+        | {
+            "model": "tied_embedding",
+            "steps": 2,
+            "sharding": Sharding(data=1, gathers="codes"),
+        },
+        reduced_wrong(lambda gradient: gradient / 2 if gradient.ndim == 1 else gradient),
     ),
     "float8-gw-hp-cpu-autocast": Neighbour(
         _GW_HP | {"dtype": "fp32", "autocast": True},
@@ -143,6 +179,14 @@ NEIGHBOURS = {
     "float8-styles-bias-gradient": Neighbour(
         _FLOAT8 | {"bias": True, "sharding": Sharding(tensor=2, narrow_styles=True)},
         cast_sums_doubled,
+    ),
+    "float8-styles-compiled-tangent": Neighbour(
+        _FLOAT8
+        | {
+            "compile": "aot_eager",
+            "sharding": Sharding(data=1, tensor=1, narrow_styles=True, units="each"),
+        },
+        raising(_DISTRIBUTE, "RuntimeError"),
     ),
     "dtensor-view-single-feature": Neighbour(
         {
@@ -169,6 +213,38 @@ NEIGHBOURS = {
     "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
     "mx-even-tensor-parallel": Neighbour(
         _FLOOR | {"recipe": "torchao.mxfp8.even", "k": 64, "n": 64, "sharding": Sharding(tensor=2)},
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
+    "mx-even-tensor-parallel, in backward": Neighbour(
+        _FLOOR
+        | {
+            "recipe": "torchao.mxfp8.even",
+            "k": 64,
+            "n": 64,
+            "sharding": Sharding(tensor=1, style="rowwise"),
+        },
+        raising(_DISTRIBUTE, "RuntimeError"),
+    ),
+    "mx-even-tensor-parallel, a mask": Neighbour(
+        _FLOOR
+        | {
+            "recipe": "torchao.mxfp8.even",
+            "k": 64,
+            "n": 64,
+            "sharding": Sharding(tensor=2, style="rowwise"),
+        },
+        raising(_DISTRIBUTE, "IndexError"),
+    ),
+    "mx-even-tensor-parallel, resumed": Neighbour(
+        _FLOOR
+        | {
+            "recipe": "torchao.mxfp8.even",
+            "m": 64,
+            "k": 64,
+            "n": 64,
+            "steps": 2,
+            "sharding": Sharding(data=1, resumes="swapped"),
+        },
         raising(_DISTRIBUTE, "RuntimeError"),
     ),
     "mx-ignores-autocast": Neighbour(

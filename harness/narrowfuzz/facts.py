@@ -7,6 +7,9 @@ A condition is ``true`` or ``false``, a number, or a text: a glob, ``!=`` before
 >=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a
 fact that is a set (features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list
 for all it says.
+
+A case that resumes has two layouts over ranks, and each has facts of its own: a predicate holds of
+the case if it holds of one of them.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ from __future__ import annotations
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
+import msgspec
+
 from narrowfuzz.case import Case, Spec
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.schedule.story import FEATURES, features
@@ -55,10 +61,28 @@ def _of_sharding(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.case.spec) if context.case.spec.sharded else None
 
 
+def _rows(spec: Spec) -> set[int]:
+    """Rows of the weights that FSDP's ranks share, after tensor parallelism has cut what it shares
+    by output features. A wide linear has n; other models lead back to k, which are rows as well."""
+    model, ranks = MODELS.get(spec.model), max(spec.sharding.tensor, 1)
+    if model is None:  # a library's own layers, which no rank shares
+        return set()
+    if not model.wide or model.takes_ids:
+        return {spec.n // ranks, spec.k}
+    return {spec.n // ranks if "colwise" in model.styles(spec).values() else spec.n}
+
+
 def _uneven(spec: Spec) -> bool:
     """Has a linear of these features rows that FSDP's ranks do not share evenly?"""
-    pieces = spec.sharding.data * max(spec.sharding.tensor, 1)
-    return spec.sharding.data > 1 and bool(spec.k % pieces or spec.n % pieces)
+    data = spec.sharding.data
+    return data > 1 and any(rows % data for rows in _rows(spec))
+
+
+def _empty_shard(spec: Spec) -> bool:
+    """Does one of FSDP's ranks get no row of a linear? Each gets as many as the first, which is
+    rounded up, until none are left: of 4 rows the third of three ranks has none."""
+    data = spec.sharding.data
+    return data > 1 and any(-(-rows // data) * (data - 1) >= rows for rows in _rows(spec))
 
 
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
@@ -92,7 +116,7 @@ _SPEC = (
 #: Fact -> the field of a sharding.
 _OF_SHARDING = {
     "fsdp_ranks": "data", "tensor_ranks": "tensor", "gathers": "gathers",
-    "narrow_styles": "narrow_styles", "stages": "stages",
+    "narrow_styles": "narrow_styles", "stages": "stages", "units": "units",
 }  # fmt: skip
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
@@ -114,9 +138,12 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     **{name: _of_library(attrgetter(f"settings.{name}")) for name in Settings.__struct_fields__},
     **{name: _of_sharding(attrgetter(f"sharding.{of}")) for name, of in _OF_SHARDING.items()},
     "uneven": _of_sharding(_uneven),
+    "empty_shard": _of_sharding(_empty_shard),
     "features": lambda context: features(context.case.spec),
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),
+    #: The result that it is about: output, embedding.weight.grad@1.
+    "result": _of_verdict(lambda v: v.at.name),
     "device": lambda context: context.device,
     **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
 }
@@ -139,8 +166,20 @@ def check_predicate(predicate: Predicate) -> None:
 
 
 def holds(predicate: Predicate, context: Context) -> bool:
-    """True if every condition of the predicate holds."""
-    return all(_meets(FACTS[name](context), wanted) for name, wanted in predicate.items())
+    """True if every condition of the predicate holds, of one layout."""
+    return any(
+        all(_meets(FACTS[name](laid_out), wanted) for name, wanted in predicate.items())
+        for laid_out in _layouts(context)
+    )
+
+
+def _layouts(context: Context) -> Iterator[Context]:
+    """The same of a case as it begins and, if it does, as it resumes."""
+    yield context
+    spec = context.case.spec
+    if spec.sharding.resumes:
+        spec = msgspec.structs.replace(spec, sharding=spec.sharding.resumed)
+        yield replace(context, case=msgspec.structs.replace(context.case, spec=spec))
 
 
 def may_hold(predicate: Predicate, known: Mapping[str, Fact]) -> bool:

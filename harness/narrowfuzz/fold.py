@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.case import Case
 from narrowfuzz.oracles import rules_of
 from narrowfuzz.oracles.causes import explained
+from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.verdict import BAD, Verdict, fingerprint
 
 
@@ -56,7 +57,7 @@ def fold(
         if verdict.status == "known":
             roots.append(verdict)
         elif verdict.status in BAD:
-            root = explained(verdict, roots, rules, single=single)
+            root = explained(verdict, _above(verdict, roots, rules), rules, single=single)
             if root is None:
                 entry = known_as(verdict)
                 verdict = verdict.known(entry) if entry else verdict
@@ -70,3 +71,13 @@ def fold(
     causes = tuple(v for v in roots if v.status in BAD)
     known = tuple(v for v in roots if v.status == "known")
     return Judgement(case, family, tuple(folded), causes, known, ran)
+
+
+def _above(
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
+) -> Sequence[Verdict]:
+    """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
+    of another: the ledger is asked of each."""
+    if rules[verdict.oracle].of != "sharded" or verdict.oracle == "contract":
+        return roots
+    return [root for root in roots if (root.status, root.oracle) != ("known", verdict.oracle)]

@@ -3,6 +3,7 @@ import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
 import logging
+import subprocess
 logging.disable(logging.CRITICAL)
 import torch
 from torch import nn
@@ -32,4 +33,9 @@ for name, x in (("contiguous", channels_first.t().contiguous()), ("transposed", 
     wrong = int((~((got - expected).abs() <= 0.01 * expected.abs().max())).sum())
     print(f"{name} x: largest gradient {got.abs().max():.3g}, eager {expected.abs().max():.3g}; {wrong} of {got.numel()} wrong")
     bad += wrong
+asked = ("g++", "-march=native", "-Q", "--help=target")
+tuned = subprocess.run(asked, capture_output=True, text=True).stdout
+if not bad and not any(line.split() == ["-mtune=", "generic"] for line in tuned.splitlines()):
+    print("cannot tell: g++ does not tune for generic here")
+    sys.exit(125)
 sys.exit(bool(bad))

@@ -3,8 +3,11 @@
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
+import tempfile
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
 from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
 from torchao.quantization import quantize_
@@ -13,8 +16,7 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 def mq(lin, mode):
     seq = nn.Sequential(lin)
-    quantize_(seq, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED,
-                                         scale_calculation_mode=mode))
+    quantize_(seq, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED, scale_calculation_mode=mode))
     return seq[0]
 
 
@@ -33,4 +35,25 @@ for mode in (Mode.FLOOR, Mode.RCEIL):
         print(f"{mode} {dt}: mean output {y.mean().item():.3f} (rule: about 100), bias.grad "
               f"{None if db is None else db[0].item()} (rule: 32.0), bias type {type(m.bias.data).__name__}")
         bad += abs(y.mean().item() - 100) > 5 or db is None
+
+torch.serialization.add_safe_globals([MXFP8TrainingOpConfig, Mode, KernelPreference, type(m.weight.data)])  # another entry's
+
+
+def state(trained):
+    model = nn.Sequential(mq(nn.Linear(64, 32), Mode.FLOOR))
+    optimizer = torch.optim.AdamW(model.parameters())
+    if trained:
+        model(torch.randn(32, 64)).sum().backward()
+        optimizer.step()
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+
+
+with tempfile.TemporaryDirectory() as folder:
+    dcp.save(state(trained=True), checkpoint_id=folder, no_dist=True)
+    try:
+        dcp.load(state(trained=False), checkpoint_id=folder, no_dist=True)
+    except dcp.api.CheckpointException as error:
+        said = " ".join(str(error).split())
+        print("torch.distributed.checkpoint:", said[said.rfind("Missing key") :][:80])
+        bad += "Missing key" in said
 sys.exit(bool(bad))

@@ -37,5 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
         dcp.load(model.state_dict(), checkpoint_id=folder, no_dist=True)
         print("torch.distributed.checkpoint: loads")
     except dcp.api.CheckpointException as error:
-        print("torch.distributed.checkpoint:", type(error.failures[0][0]).__name__)
+        named = type(error.failures[0][0]).__name__
+        print("torch.distributed.checkpoint:", named)
+        bad += named == "UnpicklingError"
 sys.exit(bool(bad))

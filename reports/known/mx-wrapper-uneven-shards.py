@@ -1,4 +1,4 @@
-"""MXFP8TrainingOpConfig's weights under fully_shard: rows that the ranks do not share evenly raise on the short rank.
+"""MXFP8TrainingOpConfig's and Float8TrainingOpConfig's weights under fully_shard: rows that the ranks do not share evenly raise on the short rank.
 """
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig, MXFP8TrainingOpConfig
 from torchao.quantization import quantize_
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
@@ -19,13 +19,16 @@ dist.init_process_group("fake", rank=RANKS - 1, world_size=RANKS, store=FakeStor
 mesh = init_device_mesh("cpu", (RANKS,))
 
 
-def attempt(rows, quantised):
+CONFIGS = (None, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED), Float8TrainingOpConfig())
+
+
+def attempt(rows, config):
     model = nn.Sequential(nn.Linear(32, rows, bias=False, dtype=torch.bfloat16))
-    if quantised:
-        quantize_(model, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED))
+    if config:
+        quantize_(model, config)
     fully_shard(model, mesh=mesh)
     try:
-        model(torch.randn(32, 32, dtype=torch.bfloat16)).sum().backward()
+        model.unshard()
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
     return "ok"
@@ -33,8 +36,8 @@ def attempt(rows, quantised):
 
 bad = 0
 for rows in (96, 64):
-    for quantised in (False, True):
-        got = attempt(rows, quantised)
-        print(f"{rows} rows on {RANKS} ranks, quantised={quantised}: {got}")
-        bad += quantised and "unevenly sharded" in got
+    for config in CONFIGS:
+        got = attempt(rows, config)
+        print(f"{rows} rows on {RANKS} ranks, {type(config).__name__}: {got}")
+        bad += "unevenly sharded" in got
 sys.exit(bool(bad))
