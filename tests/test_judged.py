@@ -32,7 +32,7 @@ def verdict(oracle: str, status: Status, layer: str = "") -> Verdict:
 
 
 def test_rules_about_casts_and_multiplies_count_and_no_others() -> None:
-    assert {"O2", "O3", "O5", "O15", "O13", "O20"} <= RULES
+    assert {"O2", "O3", "O5", "O15", "O13", "O20", "S1", "S2", "S12"} <= RULES
     assert not RULES & {"contract", "O1", "O8", "O9", "O12", "R5"}
 
 

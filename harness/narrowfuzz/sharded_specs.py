@@ -89,9 +89,10 @@ def sharded_specs(
     schedules = _STEPPED if sharding.gathers == "precomputed" else _SCHEDULES
     steps, microbatches = draw(one_of(*schedules))
     if steps > 1:
-        sharding = msgspec.structs.replace(
-            sharding, resumes=draw(one_of("", *_resumes(spec.model, recipe, sharding)))
-        )
+        resumes = draw(one_of("", *_resumes(spec.model, recipe, sharding)))
+        # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
+        more = {"data": 3} if (resumes, data, tensor) == ("fewer", 2, 0) and most > 2 else {}
+        sharding = msgspec.structs.replace(sharding, resumes=resumes, **more)
     return fitting(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",

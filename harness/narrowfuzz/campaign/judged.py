@@ -1,7 +1,8 @@
 """How much of what was asked for a run has judged: a green end means as much as that.
 
 A recipe, arm and model have been judged together once a rule about quantising or multiplying said
-anything of them, "as promised" or not. What cannot run here is not counted, it is listed apart.
+anything of them, "as promised" or not, or one that holds ranks to one process or to each other.
+What cannot run here is not counted, it is listed apart.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from narrowfuzz.sharding import shardable
 from narrowfuzz.trainings import not_reentrant
 from narrowfuzz.verdict import Verdict
 
-#: The rules that look at a cast, or hold a multiply to its operands.
-RULES = frozenset(rule.name for rule in ORACLES if rule.level == "A" and not rule.reruns)
+#: The rules that look at a cast, or hold a multiply to its operands, or ranks to one process.
+RULES = frozenset(
+    rule.name
+    for rule in ORACLES
+    if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
+)
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
