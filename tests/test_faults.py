@@ -50,6 +50,7 @@ def owners() -> Iterator[Any]:
     from torch.distributed.checkpoint import filesystem, state_dict
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param
     from torch.distributed.pipelining import schedules
+    from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
     from torch.distributed.tensor.parallel import style
     from torch.optim import optimizer
     from torch.utils import checkpoint
@@ -70,6 +71,8 @@ def owners() -> Iterator[Any]:
     registry.lookup_backend("aot_eager")
     yield from (_fsdp_collectives, _fsdp_param.FSDPParam, style.ColwiseParallel)
     yield from (AsyncCollectiveTensor, filesystem, state_dict, schedules, schedules.ScheduleGPipe)
+    yield from (_attention._SDPAMerger, _attention._AllGatherRotater)
+    yield _load_balancer._HeadTailLoadBalancer
     yield from (style.RowwiseParallel, registry._COMPILER_FNS, fsdp_utils, torch.nn.utils)
     yield from (torch.Tensor, torch.autograd, torch.nn.functional, torch.optim.Optimizer)
     yield from (checkpoint, checkpoint._CachedTorchDispatchMode, partitioners, GraphLowering)

@@ -93,7 +93,7 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
     climbed = {
         arm.name
         for c, k in COMBINATIONS
-        for on in (ALONE, Sharding(data=2))
+        for on in (ALONE, Sharding(data=2), Sharding(context=2))
         for arm in climb(Spec(recipe="r", compile=c, checkpoint=k, kernels="both", sharding=on))
     }
     assert climbed == {arm.name for arm in LADDER[1:]}
@@ -101,12 +101,12 @@ def test_every_rung_but_the_reference_is_climbed_by_some_spec() -> None:
 
 
 def test_names_are_unique_and_tell_stage_and_checkpoint() -> None:
-    assert len(LADDER) == 37 and len({arm.name for arm in LADDER}) == 37
+    assert len(LADDER) == 41 and len({arm.name for arm in LADDER}) == 41
     assert BY_NAME.keys() - {arm.name for arm in LADDER} == {*OF_LIBRARY, *OF_LIBRARY_ON_RANKS}
     for arm in LADDER[1:]:
         assert arm.name == arm.stage + SUFFIX[arm.checkpoint or "none"]
         assert "+" not in arm.stage and arm.stage in BY_NAME
-        eager = ("eager", "eager_native", "sharded", "sharded_processes")
+        eager = ("eager", "eager_native", "sharded", "sharded_processes", "sharded_context")
         assert (arm.stage in eager) == (arm.compiler == "")
         assert arm.sharded == arm.stage.startswith("sharded")
         assert arm.native == (arm.stage == "eager_native")
@@ -187,13 +187,17 @@ def test_chosen_arms_say_which_rungs_a_campaign_takes(
     assert rungs_of(arms) == rungs
 
 
+#: PyTorch has no context parallelism for CPUs.
+NO_CPUS = {"sharded_context"}
+
+
 def test_where_onednn_cannot_be_switched_off_its_absence_is_no_rung(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert natives(BY_NAME, "cpu") and not natives({"eager"}, "cpu")
     assert not natives(BY_NAME, "cuda")
     monkeypatch.setattr(ladder, "onednn_stays", lambda: "oneDNN stays")
-    assert {arm.stage for arm in LADDER if unavailable(arm)} == {"eager_native"}
+    assert {arm.stage for arm in LADDER if unavailable(arm)} == {"eager_native", *NO_CPUS}
     assert unavailable(EAGER_NATIVE) == "oneDNN stays" and not natives(BY_NAME, "cpu")
 
 
@@ -201,7 +205,8 @@ def test_without_a_compiler_for_cpu_code_only_inductors_rungs_are_out_of_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
-    assert {arm.stage for arm in LADDER if unavailable(arm)} == {"inductor", "inductor_strict"}
+    lacking = {arm.stage for arm in LADDER if unavailable(arm)}
+    assert lacking == {"inductor", "inductor_strict", *NO_CPUS}
     assert "install g++" in unavailable(INDUCTOR) and not unavailable(EAGER)
     assert rungs_of({"inductor"}) == ("none",)
     assert rungs_of(BY_NAME) == ("none", "aot_eager", "aot_eager_decomp_partition")

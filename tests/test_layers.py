@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "environment": {"machine"},
     "machine": {"play"},  # what switches kernels: it asks both
     "severity": set(),
-    "facts": {"case", "machine", "schedule", "verdict"},
+    "facts": {"case", "catalog", "machine", "schedule", "verdict"},
     "verified": {"content"},
     "trials": {"ledger", "machine", "triage"},
     "moments": {"address", "numerics"},
@@ -142,7 +142,7 @@ MAY_IMPORT = {
         "programs",
     },
     "overlay": {"te_on_cpu"},
-    "triage": JUDGED | {"overlay", "plants", "vectors"},
+    "triage": JUDGED | {"overlay", "plants", "vectors", "watch"},
     "watch": {"__init__", "address", "content", "exits"},
     "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME, EAGER
+from narrowfuzz.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.arms.context import rows_of
 from narrowfuzz.arms.pipeline import names, stages_of
 from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
@@ -101,11 +101,17 @@ def write_sharded_script(
 
 
 def _laid_out(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
-    if spec.sharding.stages:
-        return _stages(spec, verdict, tensors, device)
-    if spec.sharding.context:
-        return _rows(spec, verdict, tensors, device)
-    return _runs(spec, verdict, tensors, device)
+    """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
+    shared = _stages if spec.sharding.stages else _rows if spec.sharding.context else _runs
+    return f"""
+def build():
+    return {MODELS[spec.model].expression(spec)}.to(dtype)
+
+
+tensors = {packed(tensors)}
+events = {events_of(spec)!r}
+start_ranks({spec.sharding.ranks})
+{shared(spec, BY_NAME[verdict.arm], device)}"""
 
 
 def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
@@ -118,21 +124,12 @@ def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
     return ("play_sharded", *threads, *resumed_on, *_PLAYED)
 
 
-def _stages(spec: Spec, verdict: Verdict, tensors: Mapping[str, Any], device: str) -> str:
-    """Text that defines ``on_ranks_here()`` and ``alone(piece)`` for a pipeline."""
+def _stages(spec: Spec, arm: Arm, device: str) -> str:
     alone = playing(spec, EAGER, device) | {"tied": names(spec)}
     return f"""
-def build():
-    return {MODELS[spec.model].expression(spec)}.to(dtype)
-
-
-tensors = {packed(tensors)}
-events = {events_of(spec)!r}
-start_ranks({spec.sharding.ranks})
-
 
 def on_ranks_here(**other):
-    how = dict({_keywords(stages_of(spec, BY_NAME[verdict.arm], device))})
+    how = dict({_keywords(stages_of(spec, arm, device))})
     return play_pipeline(
         build, convert, tensors, on={_processes(device)}, dtype=dtype, **{{**how, **other}})
 
@@ -145,62 +142,38 @@ def alone(piece):
 """
 
 
-def _rows(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
-    """Text that defines ``on_ranks_here()`` and ``alone(piece)`` for ranks that share sequences."""
+def _rows(spec: Spec, arm: Arm, device: str) -> str:
     return f"""
-def build():
-    return {MODELS[spec.model].expression(spec)}.to(dtype)
-
-
-tensors = {packed(tensors)}
-events = {events_of(spec)!r}
-start_ranks({spec.sharding.ranks})
-
 
 def on_ranks_here():
     return play_context(
         build, convert, tensors, on={_processes(device)}, dtype=dtype,
-        {_keywords(rows_of(spec, BY_NAME[verdict.arm], device))})
+        {_keywords(rows_of(spec, arm, device))})
 
 
 def alone(piece, dtype=dtype):
-    def made():
-        return build().to(dtype)
-
     given = {{name: t.to(dtype) for name, t in tensors.items()}}
-    return play(Trace(), made, convert, given, events, dtype=dtype, {{keywords}})
-""".replace("{keywords}", _keywords(playing(spec, EAGER, device)))
+    return play(
+        Trace(), lambda: build().to(dtype), convert, given, events, dtype=dtype,
+        {_keywords(playing(spec, EAGER, device))})
+"""
 
 
-def _runs(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
-    """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
-    how = playing(spec, BY_NAME[verdict.arm], device)
-    plainly = playing(on_its_own(spec), EAGER, device)
+def _runs(spec: Spec, arm: Arm, device: str) -> str:
+    how, plainly = playing(spec, arm, device), playing(on_its_own(spec), EAGER, device)
     for name in ("input_shape", "output_shape"):
         del how[name]
     shared = {name: value for name, value in how.items() if plainly.get(name) == value}
     on_ranks = {name: value for name, value in how.items() if name not in shared}
     by_itself = {name: value for name, value in plainly.items() if name not in shared}
-    looks = f"watch={layer_names(spec)!r}, tap=tap"
-    if BY_NAME[verdict.arm].compiled:  # nobody looks inside
-        looks = "watch=()"
+    # nobody looks inside of what is compiled
+    looks = "watch=()" if arm.compiled else f"watch={layer_names(spec)!r}, tap=tap"
     resume = ""
     if spec.sharding.resumes:
         resume = f"""
     how_here["resume"] = partial(resumed_on, {_keywords(resuming(spec))})"""
     pieces = max(spec.sharding.data, 1)
-    build = MODELS[spec.model].expression(spec)
-    return f"""
-def build():
-    return {build}.to(dtype)
-
-
-tensors = {packed(tensors)}
-events = {events_of(spec)!r}
-how = dict(dtype=dtype, {looks}, {_keywords(shared)})
-
-
-start_ranks({spec.sharding.ranks})
+    return f"""how = dict(dtype=dtype, {looks}, {_keywords(shared)})
 
 
 def on_ranks_here(**other):
