@@ -210,6 +210,8 @@ NEIGHBOURS = {
     "mx-byte0-floor": Neighbour(
         _FLOOR | {"dtype": "fp32"}, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}
     ),
+    # of a release that is not installed: skipped
+    "mx-byte0-floor-0.11": Neighbour(_FLOOR, fault("mx-scale-byte-plus-one")),
     "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
     "mx-even-tensor-parallel": Neighbour(
         _FLOOR | {"recipe": "torchao.mxfp8.even", "k": 64, "n": 64, "sharding": Sharding(tensor=2)},
