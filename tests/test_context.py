@@ -125,7 +125,7 @@ def test_its_script_shows_it(on_cpu: None, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"recipe": "torchao.float8.tensorwise"}, "scales by rows"),
+        ({"recipe": "torchao.float8.tensorwise"}, "not laid out by context"),
         ({"model": "mlp_gelu"}, "share no sequences"),
         ({"attention": "math"}, "flash"),
         ({"sharding": {"context": 2, "data": 2}}, "no other way"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +70,7 @@ def test_only_of_what_is_confirmed_and_made_of_numbers(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], asked: bool
 ) -> None:
     found = _finding(**({"effect": "inf", "reach": "gaussian"} | fields))
-    seen = with_first_bad(Triaged(found, MADE), plant=None, device="cpu").finding
+    seen = with_first_bad(Triaged(found, MADE), plant=None, device="cpu", seconds=100.0).finding
     assert bool(seen.first_bad) == asked
 
 
@@ -92,6 +93,19 @@ def test_what_the_drawn_case_has_and_the_smallest_has_not_is_not_needed() -> Non
     )
     verdict: Any = SimpleNamespace(arm="sharded")
     assert needless_of(drawn, minimal, verdict) == ["bias=True", "units=each"]
+
+
+def test_nothing_is_left_of_a_script_whose_time_is_over(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    hangs = f"""
+import os, time
+if os.fork() == 0:
+    open({str(file)!r}, "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+    assert first_bad(hangs, plant=None, device="cpu", seconds=6.0) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
 
 
 @pytest.mark.heavy

@@ -102,6 +102,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
 
 TRAINING = """
 import os, sys, torch
+torch.set_num_threads(1)  # it forks
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -232,13 +233,30 @@ def copy(x: torch.Tensor) -> torch.Tensor:
         out.view(torch.int32).view(-1)[5] ^= 1
     return out
 torch.manual_seed(0)
+if number == 3 and flips == -1:
+    sys.exit(5)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 for step in range(3):
     model(copy(torch.randn(4, 8))).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+    if number == 2 and flips == -1:
+        break
 """
+
+
+def test_a_run_that_ended_elsewhere_is_not_compared(tmp_path: Path) -> None:
+    done = watch(
+        tmp_path / "run", sys.executable, "-c", FLIPPED, str(tmp_path / "runs"), "-1",
+        options=("--full", "--repeat", "2", "--fail"),
+    )  # fmt: skip
+    told = document(tmp_path / "run")
+    assert done.returncode == 0 and told["divergence"] is None
+    assert told["notes"] == [
+        "run 2 ended with 0, or elsewhere: it is not compared",
+        "run 3 ended with 5, or elsewhere: it is not compared",
+    ]
 
 
 @pytest.mark.parametrize(("flips", "others"), one_in(3, [(1, 2), (3, 2), (9, 0)]))

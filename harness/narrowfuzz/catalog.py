@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from packaging.version import Version
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -193,7 +195,7 @@ MODELS: dict[str, Model] = {
 def _titan_release() -> tuple[int, ...]:
     """The first two numbers of torchtitan's version; those of the oldest where it is not there."""
     try:
-        return tuple(map(int, importlib.metadata.version("torchtitan").split(".")[:2]))
+        return Version(importlib.metadata.version("torchtitan")).release[:2]
     except importlib.metadata.PackageNotFoundError:
         return 0, 1
 

@@ -116,7 +116,7 @@ _SPEC = (
 #: Fact -> the field of a sharding.
 _OF_SHARDING = {
     "fsdp_ranks": "data", "tensor_ranks": "tensor", "gathers": "gathers",
-    "narrow_styles": "narrow_styles", "stages": "stages", "units": "units",
+    "narrow_styles": "narrow_styles", "context": "context", "stages": "stages", "units": "units",
 }  # fmt: skip
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 

@@ -91,8 +91,9 @@ def sharded_specs(
     if steps > 1:
         resumes = draw(one_of("", *_resumes(spec.model, recipe, sharding)))
         # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
-        more = {"data": 3} if (resumes, data, tensor) == ("fewer", 2, 0) and most > 2 else {}
-        sharding = msgspec.structs.replace(sharding, resumes=resumes, **more)
+        three = (resumes, data, tensor) == ("fewer", 2, 0) and most > 2 and _shards(recipe, 3, 0)
+        ranks = draw(one_of(2, 3)) if three else data
+        sharding = msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
     return fitting(
         msgspec.structs.replace(
             spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",

@@ -25,8 +25,11 @@ def fitting(spec: Spec) -> Spec:
             sharding = msgspec.structs.replace(sharding, **given)
     if sharding.context:  # each rank takes a piece of the beginning and one of the end
         pieces = 2 * sharding.context if sharding.context > 1 else 1
-        batch, m = max(spec.batch, 1), _up(spec.m, pieces)
-        return msgspec.structs.replace(spec, sharding=sharding, batch=batch, m=m)
+        # heads as wide as every kernel of a GPU takes, which one process may do without
+        return msgspec.structs.replace(
+            spec, sharding=sharding, batch=max(spec.batch, 1), m=_up(spec.m, pieces),
+            k=_up(spec.k, 8 * spec.heads), n=max(spec.n, 1),
+        )  # fmt: skip
     if sharding.stages:  # each takes what the one before leaves, and there are rows to send
         m, k, n = (max(size, 1) for size in (spec.m, spec.k, spec.n))
         return msgspec.structs.replace(spec, m=m, k=k, n=k if MODELS[spec.model].wide else n)
@@ -81,7 +84,7 @@ def _of_contexts(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     if sharding != Sharding(context=sharding.context, rotates=sharding.rotates):
         yield f"ranks that share sequences are laid out in no other way, got {sharding}"
     if "context" not in shards:
-        yield f"{spec.recipe} scales by rows that ranks share: none of its scales is one process's"
+        yield f"{spec.recipe} is not laid out by context: ranks would share what it scales by"
     if not contextual(spec.model) or spec.attention != "flash":
         able = ", ".join(filter(contextual, MODELS))
         yield f"ranks share no sequences of {spec.model}; they do of {able}, with flash attention"

@@ -10,6 +10,7 @@ from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.models.zoo import parameter_shapes
 from narrowfuzz.recipe import named
+from packaging.version import Version
 
 #: Triton's interpreter runs a kernel of the largest of the tiles that it may be tuned to.
 TILE = 128
@@ -77,7 +78,7 @@ def version(package: str) -> str:
 
 def release(package: str) -> tuple[int, ...]:
     """The first two numbers of its version, zeros where it is not installed."""
-    return tuple(map(int, (version(package) or "0.0").split(".")[:2]))
+    return Version(version(package) or "0.0").release[:2]
 
 
 def old() -> bool:

@@ -83,7 +83,7 @@ def in_processes(
         new = [rank for rank in range(ranks) if rank not in _ranks]
         _ranks.update((rank, _start(rank, device)) for rank in new)
         for rank in new:
-            _come_up(_ranks[rank])
+            _come_up(rank)
         for rank in range(ranks):
             _ranks[rank].last.value = b"no collective"
             _ranks[rank].runs += 1
@@ -122,16 +122,22 @@ def _start(number: int, device: str) -> _Rank:
     return _Rank(process, here, last)
 
 
-def _come_up(rank: _Rank) -> None:
-    """Wait until it serves: what ends before that is no case's doing."""
+def _come_up(number: int) -> None:
+    """Wait until it serves: what ends, or hangs, before that is no case's doing."""
+    rank = _ranks[number]
     try:
-        rank.channel.recv_bytes()
-    except EOFError:
-        end()
-        raise RuntimeError(
-            "a rank's process ended before it began: a script whose cases run on ranks does so "
-            'under `if __name__ == "__main__":`, as multiprocessing asks'
-        ) from None
+        if rank.channel.poll(PATIENCE):
+            rank.channel.recv_bytes()
+            return
+        how = f"has not begun within {PATIENCE:.0f} s"
+    except (EOFError, ConnectionResetError):
+        rank.process.join()
+        how = f"ended with exit code {rank.process.exitcode} before it began"
+    end()
+    raise RuntimeError(
+        f"the process of rank {number} {how}; what it said is above. A script whose cases run on "
+        'ranks does so under `if __name__ == "__main__":`, as multiprocessing asks'
+    )
 
 
 def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: str) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.arm import EAGER, LADDER, REFERENCE
+from narrowfuzz.arm import EAGER, LADDER, REFERENCE, SHARDED_CONTEXT
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.recipe import AnyRecipe
-from narrowfuzz.sharding import shardable
+from narrowfuzz.sharding import contextual, shardable
 from narrowfuzz.trainings import not_reentrant
 from narrowfuzz.verdict import Verdict
 
@@ -86,6 +86,8 @@ def _asked(
             mine = able if model in MODELS else [EAGER]
             if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
                 mine = [arm for arm in mine if not arm.sharded]
+            if "context" not in getattr(recipe, "shards", ()) or not contextual(model):
+                mine = [arm for arm in mine if arm.stage != SHARDED_CONTEXT.name]
             if not_reentrant(model, autocast=False):
                 mine = [arm for arm in mine if arm.checkpoint != "reentrant"]
             yield from ((name, arm.name, model) for arm in mine)

@@ -84,7 +84,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     choose(asked.device)
     settle()
     where = enter(asked.device)
-    if why := none_runs(asked.arms, where.torch):
+    if why := none_runs(asked.arms, where.name):
         raise ValueError(why)
     models, own = _models(asked.models)
     chosen, lacking = _recipes(asked, where.torch)

@@ -19,7 +19,7 @@ WORDS: dict[str, str] = {
     "suspected": "A rule shows it and no stand-alone script does: kept and counted, not a finding.",
     "fingerprint": "The identity of a cause: rule, role, arm, symptom and family of recipes.",
     "judged": "A rule about a cast or a multiply has said something of this recipe, arm and model, "
-    "or one that holds ranks to one process.",
+    "or one that holds ranks to one process or to each other.",
     "needs": "What the smallest case needs besides what every case has.",
 }
 

@@ -59,7 +59,8 @@ class Asked:
 
 def score_command(asked: Asked) -> int:
     """Returns the exit code: 1 for lost recall or a false alarm, 2 for faults that could not be
-    hunted, else 0. Raises ValueError for what cannot be asked for."""
+    hunted, else 0; those whose arms do not run here are named and left out. Raises ValueError for
+    what cannot be asked for."""
     _check(asked)
     before = load_score(asked.against) if asked.against else None
     prepare()
@@ -67,7 +68,9 @@ def score_command(asked: Asked) -> int:
     if not plants and not problems:
         raise ValueError(f"--only {' '.join(asked.only)} matches no fault and no control")
     page = console()
-    lacking_here = {plant.id: none_runs(plant.arms, asked.device) for _, plant in plants}
+    lacking_here = {
+        plant.id: none_runs(plant.arms, plant.device or asked.device) for _, plant in plants
+    }
     for id, why in lacking_here.items():
         if why:
             page.print(f"not hunted: {id}: {why}", soft_wrap=True)

@@ -75,15 +75,15 @@ def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> float:
 
 def _of_ranks(evidence: ShardedEvidence) -> float:
     """Of what ranks return and send back, against their pieces of the rows in one process; of a
-    pipeline, of all that its ranks have."""
+    pipeline or a context, of all that its ranks have."""
     if evidence.sharded is None:
         return SMALL
     found = [0.0]
     for _, alone, group in evidence.groups():
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
-            whole = name.partition("@")[0] in ("output", "grad_input") or evidence.sharding.stages
-            if pieces and whole:
+            rows = name.partition("@")[0] in ("output", "grad_input")
+            if pieces and (rows or evidence.sharding.stages or evidence.sharding.context):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(1.0 if got is None else _excess_of(got, want, want))
     return max(found) or SMALL

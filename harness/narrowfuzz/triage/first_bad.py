@@ -7,7 +7,6 @@ which operator, from which operands, and did the operator make it again of the s
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -16,16 +15,14 @@ from pathlib import Path
 import msgspec
 
 from narrowfuzz.triage.finding import Triaged
-from narrowfuzz.triage.verify import script_command, script_environment
+from narrowfuzz.triage.verify import ended, script_command, script_environment
 from narrowfuzz.watch.read import REPORT
 from narrowfuzz.watch.records import Report
 from narrowfuzz.watch.words import of_first
 
-_SECONDS = 120.0
-
 
 def with_first_bad(
-    found: Triaged, *, plant: tuple[str, str] | None, device: str, seconds: float = _SECONDS
+    found: Triaged, *, plant: tuple[str, str] | None, device: str, seconds: float
 ) -> Triaged:
     """The same, and of what a script shows to end in NaN or infinity, though no such data went in,
     where the first one stood."""
@@ -45,14 +42,9 @@ def first_bad(
         path, out = folder / "repro.py", folder / "watched"
         path.write_text(script)
         watch = [sys.executable, "-m", "narrowfuzz", "watch", "--out", str(out), "--"]
-        try:
-            subprocess.run(
-                watch + script_command(path, plant=plant, device=device), capture_output=True,
-                timeout=seconds, env=script_environment(folder), check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return []
-        if not (out / REPORT).exists():
+        command = watch + script_command(path, plant=plant, device=device)
+        code, _ = ended(command, script_environment(folder), seconds)
+        if code is None or not (out / REPORT).exists():
             return []
         report = msgspec.json.decode((out / REPORT).read_bytes(), type=Report)
     return list(of_first(report.first)) if report.first is not None else []

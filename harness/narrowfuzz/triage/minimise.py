@@ -180,7 +180,11 @@ def simpler_shardings(case: Case) -> Iterator[tuple[str, Change]]:
     own = case.spec.sharding
     if own.stages > 2:
         yield "two stages", partial(_sharded, stages=2, schedule="gpipe")
-    if own.stages:
+    if own.context > 2:
+        yield "two ranks", partial(_sharded, context=2)
+    if own.rotates != "allgather":
+        yield "allgather", partial(_sharded, rotates="allgather")
+    if own.stages or own.context:
         return
     for data, tensor in _RANKS:
         smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)

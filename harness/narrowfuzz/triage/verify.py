@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -62,15 +64,28 @@ def run_script(
     planted so."""
     command = script_command(path, plant=plant, device=device)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
-        vectors.tell(Path(cache))
-        env = script_environment(Path(cache))
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=timeout, env=env, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return ScriptRun(None, f"no verdict within {timeout:.0f} s")
-    return ScriptRun(done.returncode, tidy(done.stdout + done.stderr))
+        code, output = ended(command, script_environment(Path(cache)), timeout)
+    if code is None:
+        return ScriptRun(None, f"no verdict within {timeout:.0f} s")
+    return ScriptRun(code, tidy(output))
+
+
+def ended(
+    command: Sequence[str], environment: Mapping[str, str], timeout: float
+) -> tuple[int | None, str]:
+    """Exit code and output of a command; None where its time was over, and then nothing of it is
+    left, copies of a script that are ranks among it."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=environment, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return None, ""
+    return process.returncode, out + err
 
 
 def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) -> list[str]:
@@ -83,6 +98,7 @@ def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) ->
 
 def script_environment(cache: Path) -> dict[str, str]:
     """The variables of a script's process, which compiles into ``cache``."""
+    vectors.tell(cache)
     return os.environ | {
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(cache),

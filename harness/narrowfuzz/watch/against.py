@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -39,26 +39,36 @@ def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | N
     return _told(new, old, consequences, [r for r, *_ in own[1:]])
 
 
-def apart(runs: Sequence[Sequence[Rank]]) -> FirstBad | None:
-    """Where the first of several runs of one training parts from the others, which differ from one
-    another nowhere; None if all are equal. Without a majority it is where any two part."""
-    alike: list[list[int]] = []
-    for number, run in enumerate(runs):
-        for group in alike:
+def alike(run: Sequence[Rank], other: Sequence[Rank]) -> bool:
+    """Are these runs of the same length: did each rank do as much in both?"""
+
+    def lengths(ranks: Sequence[Rank]) -> list[tuple[int, int]]:
+        return sorted((rank.rank, len(_sequence(rank))) for rank in ranks)
+
+    return bool(any(rank.ops for rank in run)) and lengths(run) == lengths(other)
+
+
+def apart(runs: Mapping[int, Sequence[Rank]]) -> FirstBad | None:
+    """Where the first of several runs of one training, by number, parts from the others, which
+    differ from one another nowhere; None if all are equal. Without a majority it is where any two
+    part."""
+    groups: list[list[int]] = []
+    for number, run in runs.items():
+        for group in groups:
             if divergence(run, runs[group[0]]) is None:
                 group.append(number)
                 break
         else:
-            alike.append([number])
-    if len(alike) == 1:
+            groups.append([number])
+    if len(groups) == 1:
         return None
-    alike.sort(key=len)
-    most, sick = alike[-1], alike[0][0]
+    groups.sort(key=len)
+    most, sick = groups[-1], groups[0][0]
     found = divergence(runs[sick], runs[most[0]])
     assert found is not None
-    told = f"run {sick + 1} of {len(runs)}; {len(most)} others made the same numbers"
-    if len(most) == len(alike[-2]):
-        told = f"run {sick + 1} of {len(runs)}; no majority of runs tells which of them is wrong"
+    told = f"run {sick} of {len(runs)}; {len(most)} others made the same numbers"
+    if len(most) == len(groups[-2]):
+        told = f"run {sick} of {len(runs)}; no majority of runs tells which of them is wrong"
     return msgspec.structs.replace(found, because=f"{found.because}; {told}")
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from narrowfuzz.exits import CLEAN, FOUND
 from narrowfuzz.watch import FOLDER, FULL
-from narrowfuzz.watch.against import apart
+from narrowfuzz.watch.against import alike, apart
 from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write
 from narrowfuzz.watch.records import Cause, FirstBad, Report, Rerun
 from narrowfuzz.watch.removals import REMOVALS, UNCHANGED, Change, variant
@@ -64,7 +64,7 @@ def watch_command(asked: Asked) -> int:
         if changes:
             report.reruns = tuple(_changed(asked, folder, first, changes))
         write(folder, report)
-    elif asked.repeat and asked.full and report.trained and report.divergence is None:
+    elif asked.repeat and asked.full and code == CLEAN and report.divergence is None:
         write(folder, report := _compared(asked, folder, report))
     for line in lines(report, folder):
         print(f"narrowfuzz watch: {line}", file=sys.stderr)
@@ -157,17 +157,20 @@ def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
 
 def _compared(asked: Asked, folder: Path, report: Report) -> Report:
     """Where nothing was bad, run it again: which run makes other numbers than most?"""
-    runs = [folder]
+    runs, notes = {1: read(folder)}, list(report.notes)
     for number in range(1, asked.repeat + 1):
         again = prepared(folder / f"again-{number}")
-        if _run(asked, again, again / "output.log") == -signal.SIGINT:
-            return report
-        runs.append(again)
-    parted = apart([read(run) for run in runs])
-    if parted is None:
-        same = f"run {asked.repeat} times more, it made the same numbers, bit for bit"
-        return msgspec.structs.replace(report, notes=(*report.notes, same))
-    return msgspec.structs.replace(report, divergence=parted)
+        code = _run(asked, again, again / "output.log")
+        if code == -signal.SIGINT:
+            break
+        if code == CLEAN and alike(other := read(again), runs[1]):
+            runs[number + 1] = other
+        else:
+            notes.append(f"run {number + 1} ended with {code}, or elsewhere: it is not compared")
+    parted = apart(runs) if len(runs) > 1 else None
+    if parted is None and len(runs) > 1:
+        notes.append(f"run {len(runs) - 1} times more, it made the same numbers, bit for bit")
+    return msgspec.structs.replace(report, divergence=parted, notes=tuple(notes))
 
 
 def _place(first: FirstBad) -> str:

@@ -53,7 +53,8 @@ def _met(records: Sequence[Rank]) -> dict[tuple[tuple[int, ...], int], list[Coll
     met: dict[tuple[tuple[int, ...], int], list[Collective]] = defaultdict(list)
     for rank in records:
         for part in rank.collectives:
-            met[part.key].append(part)
+            if part.group:  # of a group that nobody knows, who meets whom is not known
+                met[part.key].append(part)
     return met
 
 

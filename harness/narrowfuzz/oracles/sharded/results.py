@@ -202,7 +202,8 @@ def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
     same."""
     spec, sharding = evidence.spec, evidence.sharding
     names = None
-    if MODELS[spec.model].normalises and sharding.data and evidence.compiled is not None:
+    broken = sharding.data and sharding.units == "each"
+    if MODELS[spec.model].normalises and broken and evidence.compiled is not None:
         ranks = evidence.compiled.ranks
         names = before_steps(ranks[0], "output", evidence.first_step[0]) if ranks else {}
     yield from _beside(
