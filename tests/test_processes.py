@@ -121,7 +121,7 @@ def test_a_rank_that_dies_is_named_with_its_last_collective() -> None:
 
 def test_a_process_that_does_not_come_up_is_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_serve", os._exit)
-    with pytest.raises(RuntimeError, match="ended before it began"):
+    with pytest.raises(RuntimeError, match="ended with exit code 1 before it began"):
         on_two(lambda rank, mesh: None)
 
 
