@@ -11,7 +11,7 @@ from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
 from narrowfuzz.expect import Runs
 from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.oracles.sharded.table import OF_PIPELINE, OF_SHARDED
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
@@ -168,6 +168,13 @@ def test_terms_on_both_sides_of_a_broken_graph_are_added_in_any_order() -> None:
     data = DataSpec(seed=33554431, values="binade_edges", input_exponent=-9, spikes=spikes)
     judged = judge().judge(msgspec.structs.replace(drawn, data=data))
     assert ("S9", "ok") in {(v.oracle, v.status) for v in judged.verdicts} and not judged.causes
+
+
+def test_what_is_known_of_a_weight_is_known_in_each_of_its_products() -> None:
+    drawn = case(TENSORWISE, {"data": 2, "tensor": 2, "gathers": "codes"}, m=2, k=32)
+    judged = Judge(RECIPES, load_ledger()).judge(drawn)
+    assert not judged.causes
+    assert "float8-gather-scale-of-shard" in {v.explained_by for v in judged.known}
 
 
 def test_a_case_on_no_ranks_shows_no_rule_of_ranks() -> None:

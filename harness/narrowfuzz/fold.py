@@ -80,4 +80,9 @@ def _above(
     of another: the ledger is asked of each."""
     if rules[verdict.oracle].of != "sharded" or verdict.oracle == "contract":
         return roots
-    return [root for root in roots if (root.status, root.oracle) != ("known", verdict.oracle)]
+
+    def of_another(root: Verdict) -> bool:
+        known = (root.status, root.oracle) == ("known", verdict.oracle)
+        return known and (root.at.layer or root.at.name) != (verdict.at.layer or verdict.at.name)
+
+    return [root for root in roots if not of_another(root)]
