@@ -21,13 +21,16 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles.sharded.table import OF_CONTEXT
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
+from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.sharded_specs import sharded_specs
+from narrowfuzz.sharded_specs import SHARDABLE, _contexts, sharded_specs
 from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.verify import run_script
 from samples import one_in
 
 RECIPES = load_recipes()
+BF16 = RECIPES["torch.bf16"]
+assert isinstance(BF16, Recipe)
 BRIDGE = Path(__file__).parent / "context_bridge.py"
 
 
@@ -140,8 +143,16 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
         RECIPES[spec.recipe].check(spec)
 
 
-@given(sharded_specs([RECIPES["torch.bf16"]], gpus=4).filter(lambda spec: spec.sharding.context))
-@settings(max_examples=20)
-def test_they_are_drawn_where_there_are_gpus(spec: Spec) -> None:
-    RECIPES["torch.bf16"].check(spec)
-    assert spec.sharding.ranks <= 4
+@given(_contexts([BF16], SHARDABLE, largest=64, most=2))
+@settings(max_examples=40)
+def test_what_is_drawn_of_them_can_be(spec: Spec) -> None:
+    BF16.check(spec)
+    assert 1 <= spec.sharding.ranks <= 2 and spec.k % (8 * spec.heads) == 0
+
+
+def test_they_are_drawn_where_there_are_gpus_alone() -> None:
+    def drawn(gpus: int) -> bool:
+        specs = sharded_specs([BF16], gpus=gpus)
+        return any(spec.sharding.context for spec in examples(specs, 150))
+
+    assert drawn(4) and not drawn(0)
