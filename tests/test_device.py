@@ -152,7 +152,7 @@ def test_ranks_on_gpus_are_processes_that_have_one_each(
 def test_no_more_ranks_are_drawn_than_there_are_gpus(spec: Spec) -> None:
     assert 1 <= spec.sharding.ranks <= 2
     sharding = spec.sharding
-    assert sharding.processes or sharding.stages or sharding.context
+    assert sharding.processes or sharding.together
 
 
 def test_this_cpu_adds_as_fp32() -> None:

@@ -254,8 +254,8 @@ def test_a_run_that_ended_elsewhere_is_not_compared(tmp_path: Path) -> None:
     told = document(tmp_path / "run")
     assert done.returncode == 0 and told["divergence"] is None
     assert told["notes"] == [
-        "run 2 ended with 0, or elsewhere: it is not compared",
-        "run 3 ended with 5, or elsewhere: it is not compared",
+        "run 2 ran other operators: it is not compared",
+        "run 3 ended with exit code 5: it is not compared",
     ]
 
 

@@ -8,7 +8,7 @@ and CUDA kernels and multiplies with cuBLAS: it is told to emulate all three, as
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +16,8 @@ from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 
 from .promises import linears, release, version
+
+_ONLY = "only linears inside of a torchtitan Decoder are supported"
 
 
 def convert(
@@ -32,8 +34,7 @@ def convert(
     decoders = [(name, m) for name, m in model.named_modules() if isinstance(m, Decoder)]
     if not decoders:
         linear = next((n for n, m in model.named_modules() if isinstance(m, nn.Linear)), "it")
-        raise ValueError("only linears inside of a torchtitan Decoder are supported, whose "
-                         f"configuration is converted: {linear} is in none")  # fmt: skip
+        raise ValueError(f"{_ONLY}, whose configuration is converted: {linear} is in none")
     for name, decoder in decoders:
         config = copy.deepcopy(decoder.config)
         every = [fqn for fqn, _, _, _ in config.traverse(Linear.Config)]
@@ -133,7 +134,7 @@ def refusal(
     from narrowfuzz.recipe import named
 
     if spec.model in MODELS and MODELS[spec.model].own and not _has_decoder(spec):
-        return "only linears inside of a torchtitan Decoder are supported"
+        return _ONLY
     for name, (out, features) in linears(spec).items() if recipe == "mxfp8" else ():
         if not _among(name, filters) or not named(name, only):
             continue
@@ -145,7 +146,7 @@ def refusal(
     return ""
 
 
-@cache
+@lru_cache(64)
 def _has_decoder(spec: Spec) -> bool:
     import torch
     from torchtitan.models.common.decoder import Decoder

@@ -19,10 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.arm import EAGER, Arm
-from narrowfuzz.arms.context import play_rows
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.lost import raise_if_lost
-from narrowfuzz.arms.pipeline import play_alone, play_stages
+from narrowfuzz.arms.plain_steps import play_chain, play_steps
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
@@ -94,7 +93,7 @@ def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: st
         played = Played()
         try:
             if spec.sharding.stages:
-                play_alone(played, spec, recipe, tensors, device)
+                play_chain(played, spec, recipe, tensors, device)
             else:
                 play(played, *arguments.pop("positional"), **arguments)
         except Exception as error:
@@ -144,10 +143,8 @@ def _play(
         _clear_sharding_prop_cache()  # or results are laid out over the mesh of a run before
     graphs = counters["stats"]["unique_graphs"]
     try:
-        if spec.sharding.stages:
-            played = play_stages(on, spec, recipe, tensors, arm, device)
-        elif spec.sharding.context:
-            played = play_rows(on, spec, recipe, tensors, arm, device)
+        if spec.sharding.together:
+            played = play_steps(on, spec, recipe, tensors, arm, device)
         else:
             played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
     except Exception as error:

@@ -23,11 +23,12 @@ from narrowfuzz.play.converted import called, fill
 from narrowfuzz.play.player import (
     Trace,
     Training,
-    given,
     in_order,
     keep,
     keep_state,
+    microbatch,
     optimizing,
+    phased,
     step,
 )
 
@@ -63,7 +64,7 @@ def play_context(
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, device = Trace(), torch.device(mesh.device_type)
-        try:
+        with phased(trace):
             with torch.no_grad():
                 model = convert(build())
                 fill(model, tensors, tied=tied, dtype=dtype)
@@ -74,17 +75,13 @@ def play_context(
             set_rotate_method(rotates)
             for turn in range(steps):
                 for n in range(turn * microbatches, (turn + 1) * microbatches):
-                    x = given(tensors, "input", n).roll(n, 0).reshape(input_shape)
-                    g = given(tensors, "grad_output", f"{n}/{n}", n).reshape(output_shape)
+                    x, g = microbatch(tensors, n, input_shape, output_shape)
                     _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
                 for parameter in run.model.parameters():
                     if parameter.grad is not None:
                         dist.all_reduce(parameter.grad, group=mesh.get_group())
                 if optimizer:
                     step(trace, run, True, keeps=True)
-        except Exception as error:
-            error.phase = trace.phase  # type: ignore[attr-defined]
-            raise
         keep_state(trace, run, rate=rate)
         trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
         return trace

@@ -15,11 +15,12 @@ from narrowfuzz.play.converted import called, fill
 from narrowfuzz.play.player import (
     Trace,
     Training,
-    given,
     in_order,
     keep,
     keep_state,
+    microbatch,
     optimizing,
+    phased,
     step,
 )
 
@@ -70,7 +71,7 @@ def play_pipeline(
     def main(rank: int, mesh: Any) -> Trace:
         trace, own = Trace(), [str(number) for number in range(rank, stages, ranks)]
         device = torch.device(mesh.device_type)
-        try:
+        with phased(trace):
             with torch.no_grad():
                 chain = convert(chained(build, stages))
                 fill(chain, tensors, tied=tied, dtype=dtype)
@@ -97,11 +98,8 @@ def play_pipeline(
             trace.phase = "forward"
             for turn in range(steps):
                 numbers = range(turn * microbatches, (turn + 1) * microbatches)
-                x = [given(tensors, "input", n).roll(n, 0).reshape(input_shape) for n in numbers]
-                g = [
-                    given(tensors, "grad_output", f"{n}/{n}", n).reshape(output_shape)
-                    for n in numbers
-                ]
+                pairs = [microbatch(tensors, n, input_shape, output_shape) for n in numbers]
+                x, g = zip(*pairs, strict=True)
                 fed = (torch.cat(x).to(device, dtype),) if rank == 0 else ()
                 last = {"target": torch.cat(g).to(device, dtype)} if rank == ranks - 1 else {}
                 y = pipeline.step(*fed, **last)
@@ -109,9 +107,6 @@ def play_pipeline(
                     keep(trace, run, "output", part.detach().flatten(0, -2), n)
                 if optimizer:
                     step(trace, run, True, keeps=True)
-        except Exception as error:
-            error.phase = trace.phase  # type: ignore[attr-defined]
-            raise
         keep_state(trace, run, rate=rate)
         trace.results = in_order(trace.kept)
         return trace

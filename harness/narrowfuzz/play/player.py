@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import namedtuple
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,6 +230,27 @@ def given(tensors: Mapping[str, torch.Tensor], name: str, *places: Any) -> torch
     """The tensor of the first place that has one of its own, or else the one of all."""
     own = (f"{name}@{place}" for place in places)
     return tensors[next((key for key in own if key in tensors), name)]
+
+
+@contextlib.contextmanager
+def phased(trace: Trace) -> Iterator[None]:
+    """What is raised inside says by its ``phase`` how far the training had come."""
+    try:
+        yield
+    except Exception as error:
+        error.phase = trace.phase  # type: ignore[attr-defined]
+        raise
+
+
+def microbatch(
+    tensors: Mapping[str, torch.Tensor],
+    number: int,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output gradient of this forward of plain steps, which has a backward of its own."""
+    x = given(tensors, "input", number).roll(number, 0).reshape(input_shape)
+    return x, given(tensors, "grad_output", f"{number}/{number}", number).reshape(output_shape)
 
 
 def forward(

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.layers import copies, whole_sum
-from narrowfuzz.play.player import Event, Trace
+from narrowfuzz.play.player import Event, Trace, phased
 
 #: What emits the operands of the GEMMs that run on this thread.
 _here = threading.local()
@@ -101,14 +101,11 @@ def play_sharded(
     def main(rank: int, mesh: Any) -> Trace:
         trace, see = Trace(), _of_this_thread if tap is not None else None
         begin: Any = functools.partial(part, data=data, tensor=tensor, cuts=cuts, tap=see, **how)
-        try:
+        with phased(trace):
             if resume is None:
                 begin(trace, mesh, events)
             else:
                 resume(begin, trace, mesh, events, folder)
-        except Exception as error:
-            error.phase = trace.phase  # type: ignore[attr-defined]
-            raise
         trace.results = {name: made(t) for name, t in trace.results.items()}
         return trace
 

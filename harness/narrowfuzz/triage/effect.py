@@ -83,7 +83,7 @@ def _of_ranks(evidence: ShardedEvidence) -> float:
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
             rows = name.partition("@")[0] in ("output", "grad_input")
-            if pieces and (rows or evidence.sharding.stages or evidence.sharding.context):
+            if pieces and (rows or evidence.sharding.together):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(1.0 if got is None else _excess_of(got, want, want))
     return max(found) or SMALL

@@ -184,7 +184,7 @@ def simpler_shardings(case: Case) -> Iterator[tuple[str, Change]]:
         yield "two ranks", partial(_sharded, context=2)
     if own.rotates != "allgather":
         yield "allgather", partial(_sharded, rotates="allgather")
-    if own.stages or own.context:
+    if own.together:
         return
     for data, tensor in _RANKS:
         smaller = max(data, 1) * max(tensor, 1) <= own.ranks and (data <= own.data or not data)

@@ -14,8 +14,7 @@ import msgspec
 
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME, EAGER, Arm
-from narrowfuzz.arms.context import rows_of
-from narrowfuzz.arms.pipeline import names, stages_of
+from narrowfuzz.arms.plain_steps import names_in_chain, steps_of
 from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.case import Case, Spec
@@ -125,11 +124,11 @@ def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _stages(spec: Spec, arm: Arm, device: str) -> str:
-    alone = playing(spec, EAGER, device) | {"tied": names(spec)}
+    alone = playing(spec, EAGER, device) | {"tied": names_in_chain(spec)}
     return f"""
 
 def on_ranks_here(**other):
-    how = dict({_keywords(stages_of(spec, arm, device))})
+    how = dict({_keywords(steps_of(spec, arm, device))})
     return play_pipeline(
         build, convert, tensors, on={_processes(device)}, dtype=dtype, **{{**how, **other}})
 
@@ -148,7 +147,7 @@ def _rows(spec: Spec, arm: Arm, device: str) -> str:
 def on_ranks_here():
     return play_context(
         build, convert, tensors, on={_processes(device)}, dtype=dtype,
-        {_keywords(rows_of(spec, arm, device))})
+        {_keywords(steps_of(spec, arm, device))})
 
 
 def alone(piece, dtype=dtype):
@@ -257,7 +256,7 @@ def _element(spec: Spec, recipe: Recipe, at: At, *, compiled: bool) -> str:
     """The number there, on the rank that the address names, or in one process. Graphs are held
     against processes that have none, processes against threads."""
     group = max(spec.sharding.tensor, 1)
-    if spec.sharding.stages or spec.sharding.context:
+    if spec.sharding.together:
         group = spec.sharding.ranks
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"

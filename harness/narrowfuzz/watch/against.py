@@ -40,12 +40,12 @@ def divergence(records: Sequence[Rank], earlier: Sequence[Rank]) -> FirstBad | N
 
 
 def alike(run: Sequence[Rank], other: Sequence[Rank]) -> bool:
-    """Are these runs of the same length: did each rank do as much in both?"""
+    """Did each rank run as many operators and collectives in both?"""
 
     def lengths(ranks: Sequence[Rank]) -> list[tuple[int, int]]:
         return sorted((rank.rank, len(_sequence(rank))) for rank in ranks)
 
-    return bool(any(rank.ops for rank in run)) and lengths(run) == lengths(other)
+    return any(rank.ops for rank in run) and lengths(run) == lengths(other)
 
 
 def apart(runs: Mapping[int, Sequence[Rank]]) -> FirstBad | None:

@@ -163,10 +163,12 @@ def _compared(asked: Asked, folder: Path, report: Report) -> Report:
         code = _run(asked, again, again / "output.log")
         if code == -signal.SIGINT:
             break
-        if code == CLEAN and alike(other := read(again), runs[1]):
-            runs[number + 1] = other
+        if code != CLEAN:
+            notes.append(f"run {number + 1} ended with exit code {code}: it is not compared")
+        elif not alike(other := read(again), runs[1]):
+            notes.append(f"run {number + 1} ran other operators: it is not compared")
         else:
-            notes.append(f"run {number + 1} ended with {code}, or elsewhere: it is not compared")
+            runs[number + 1] = other
     parted = apart(runs) if len(runs) > 1 else None
     if parted is None and len(runs) > 1:
         notes.append(f"run {len(runs) - 1} times more, it made the same numbers, bit for bit")

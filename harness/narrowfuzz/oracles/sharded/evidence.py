@@ -84,7 +84,7 @@ class ShardedEvidence:
         process, and the group's traces; of a pipeline or a context the one group that all are."""
         assert self.sharded is not None
         alone, size = self.traces[EAGER.name].ranks, max(self.sharding.tensor, 1)
-        if self.sharding.stages or self.sharding.context:
+        if self.sharding.together:
             size = self.sharding.ranks
         for piece, one in enumerate(alone):
             first = piece * size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from narrowfuzz.oracles.gemm import check_bias_gradient, check_gemm_grads, check_gemm_output
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.sharded.census import check_quantised
@@ -26,11 +28,12 @@ _SEEN = _START | {"S7", "S3"}
 _MULTIPLIED = _SEEN | {"O5", "O15", "O16", "S5"}
 _WHOLE = _MULTIPLIED | {"S1"}
 
+_CONTRACT = Oracle(
+    "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
+    scope="case", reads=("run",), of="sharded",
+)  # fmt: skip
 OF_PIPELINE: tuple[Oracle, ...] = (
-    Oracle(
-        "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
-        scope="case", reads=("run",), of="pipeline",
-    ),
+    replace(_CONTRACT, of="pipeline"),
     Oracle(
         "S12", "stages of a pipeline", "exact", "C", "always", check_stages, _START, scope="case",
         of="pipeline",
@@ -41,10 +44,7 @@ OF_PIPELINE: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 OF_CONTEXT: tuple[Oracle, ...] = (
-    Oracle(
-        "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
-        scope="case", reads=("run",), of="context",
-    ),
+    replace(_CONTRACT, of="context"),
     Oracle(
         "S1", "one process's bits", "exact", "C", "one rank", check_equal, _START, scope="case",
         of="context",
@@ -59,10 +59,7 @@ OF_CONTEXT: tuple[Oracle, ...] = (
     ),
 )  # fmt: skip
 OF_SHARDED: tuple[Oracle, ...] = (
-    Oracle(
-        "contract", "contract on ranks", "exact", "C", "one process runs it", check_contract,
-        scope="case", reads=("run",), of="sharded",
-    ),
+    _CONTRACT,
     Oracle(
         "S7", "quantised on ranks", "exact", "A", "one process quantises", check_quantised,
         _START, scope="case", reads=("conversion",), of="sharded",
