@@ -58,9 +58,9 @@ def test_numbers_are_kept_exactly(x: float) -> None:
     [
         (Is(bits(127), byte=True), "byte 127"),
         (Is(bits(math.nan)), "nan"),
-        (Within(bits(0.5), bits(1)), "in [0.5, 1]"),
+        (Within(bits(0.5), bits(1)), "between 0.5 and 1"),
         (FINITE, "a number"),
-        (OneOf((Within(bits(0), bits(0)), Within(bits(0.5), bits(1)))), "0 or in [0.5, 1]"),
+        (OneOf((Within(bits(0), bits(0)), Within(bits(0.5), bits(1)))), "0 or between 0.5 and 1"),
         (State(bits(2), (bits(0), bits(1.5))), "scale 2 window [0, 1.5]"),
         (Present(("x.grad",)), "a gradient for every parameter that requires one"),
     ],
@@ -76,7 +76,8 @@ def test_a_sentence_is_made_of_address_and_expectation() -> None:
         "O2", "eager", "output", "diverged", "rounded code", at, "code 2", Is(bits(3))
     )
     assert verdict.sentence() == (
-        "layers.0.wq output rounded code at operand a[3, 4]: got code 2, must be 3"
+        "layers.0.wq: the input is rounded wrongly when it is quantised at [3, 4]: expected "
+        "code 3, got code 2"
     )
 
 

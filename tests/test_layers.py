@@ -19,7 +19,17 @@ MODULES = {
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: What a package or module may import of ours: itself, and the ones named here.
-LOW = {"address", "case", "content", "expect", "verdict", "numerics", "plants.plant", "machine"}
+LOW = {
+    "address",
+    "case",
+    "content",
+    "expect",
+    "meaning",
+    "verdict",
+    "numerics",
+    "plants.plant",
+    "machine",
+}
 LOW |= {"arm", "catalog", "severity"}
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
@@ -55,6 +65,7 @@ MAY_IMPORT = {
     "numerics": set(),
     "address": set(),
     "expect": {"address"},
+    "meaning": {"address", "expect", "numerics"},
     "play": set(),
     "catalog": {"play"},
     "older_cases": {"catalog", "schedule.events"},
@@ -64,7 +75,7 @@ MAY_IMPORT = {
     "schedule": {"case", "catalog", "choices"},
     "stateful": {"case", "numerics", "schedule"},
     "content": {"__init__"},
-    "verdict": {"address", "arm", "case", "expect", "numerics"},
+    "verdict": {"address", "arm", "case", "expect", "meaning", "numerics"},
     "policy": set(),
     "environment": {"machine"},
     "machine": {"play"},  # what switches kernels: it asks both

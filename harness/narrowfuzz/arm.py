@@ -47,6 +47,16 @@ class Arm:
         return self.without or self.name
 
     @property
+    def words(self) -> str:
+        """What a user would call it."""
+        parts = [f"torch.compile {self.compiler}" if self.compiler else "eager"]
+        parts += [f"with {name}" for name, value in self.options if value]
+        parts += ["without oneDNN"] if self.native else []
+        parts += [f"on {'processes' if self.processes else 'threads'} as ranks"] * self.sharded
+        parts += [_CHECKPOINT_WORDS[self.checkpoint]] if self.checkpoint else []
+        return ", ".join(parts)
+
+    @property
     def compiled(self) -> bool:
         """A compiler makes its code."""
         return bool(self.compiler)
@@ -120,6 +130,13 @@ _CHECKPOINTS = {
         "+checkpoint_by_torch_reentrant", "recomputed by torch's reentrant checkpoint",
     ),
 }  # fmt: skip
+_CHECKPOINT_WORDS = {
+    "full": "with checkpointing",
+    "reentrant": "with a reentrant checkpoint",
+    "selective": "with a selective checkpoint",
+    "by_torch": "with torch's checkpoint",
+    "by_torch_reentrant": "with torch's reentrant checkpoint",
+}
 #: Those of converted models; a library may have a checkpoint of its own.
 _OF_MODELS = ("none", "full", "reentrant", "selective")
 

@@ -35,7 +35,8 @@ class Within(msgspec.Struct, frozen=True, tag="within", forbid_unknown_fields=Tr
     def __str__(self) -> str:
         if self == FINITE:
             return "a number"
-        return f"in [{number(read(self.lo))}, {number(read(self.hi))}]"
+        lo, hi = read(self.lo), read(self.hi)
+        return number(lo) if lo == hi else f"between {number(lo)} and {number(hi)}"
 
 
 class OneOf(msgspec.Struct, frozen=True, tag="one_of", forbid_unknown_fields=True):
@@ -44,9 +45,7 @@ class OneOf(msgspec.Struct, frozen=True, tag="one_of", forbid_unknown_fields=Tru
     ranges: tuple[Within, ...]
 
     def __str__(self) -> str:
-        return " or ".join(
-            number(read(one.lo)) if one.lo == one.hi else str(one) for one in self.ranges
-        )
+        return " or ".join(map(str, self.ranges))
 
 
 class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
@@ -58,7 +57,7 @@ class Same(msgspec.Struct, frozen=True, tag="same", forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         there = self.at.run or ("in its forward" if self.at.phase == "forward" else str(self.at))
-        return f"{self.value or 'as'} {'as ' * bool(self.value)}{there}"
+        return f"{self.value} as {there}" if self.value else f"the same as {there}"
 
 
 class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
@@ -68,7 +67,8 @@ class Near(msgspec.Struct, frozen=True, tag="near", forbid_unknown_fields=True):
     eager: str
 
     def __str__(self) -> str:
-        return f"at most {number(read(self.limit))} (eager's error {number(read(self.eager))})"
+        limit, eager = number(read(self.limit)), number(read(self.eager))
+        return f"an error of at most {limit} (eager's is {eager})"
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered", forbid_unknown_fields=True):

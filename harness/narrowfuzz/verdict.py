@@ -13,7 +13,8 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
-from narrowfuzz.expect import Expect, Given, Ordered, Same
+from narrowfuzz.expect import Expect, Given, Is, Ordered, Present, Runs, Same
+from narrowfuzz.meaning import meaning, place, times
 from narrowfuzz.numerics.formats import F32
 
 Status = Literal[
@@ -65,6 +66,8 @@ class Verdict:
     why: str = ""
     #: Ledger entry or deviation that explains a ``known``.
     explained_by: str = ""
+    #: What is known of it besides, in place of what its symptom means.
+    remark: str = ""
     #: It is about a linear that conversion left alone: what is wrong there is PyTorch's.
     unconverted: bool = False
 
@@ -93,36 +96,26 @@ class Verdict:
         return replace(self.at_layer("", 0), given=own)
 
     def sentence(self) -> str:
-        """One line: what, where, how far."""
-        finite = self.factor and math.isfinite(self.factor)
-        far = f"; {self.factor:.3g}x the allowed radius" if finite else ""
-        place = self._place()
-        expected = "" if self.expect is None else f", must be {self.expect}"
-        values = [str(given) for given in self.given if given.at.what != "tensor"]
-        given = f" for {' and '.join(values)}" if values else ""
-        subject = f"{self.at.layer} {self.role}" if self.at.layer else self.role
-        if self.at.what in ("state", "cast"):
-            subject = self.at.layer  # its direction is in the symptom
-        came = self.got or self.why
-        return (
-            f"{subject} {self.symptom}{f' at {place}' if place else ''}: got {came}"
-            f"{expected}{given}{far}"
-        )
+        """One line: what it means, where, what was expected and what came, how far off."""
+        said = self.remark or meaning(self.oracle, self.role, self.symptom, self.at, self.expect)
+        subject = f"{self.at.layer}: " if self.at.layer else ""
+        where = place(self.at, self.expect)
+        # below 1 it says how near a bound was, not how far off the result is
+        finite = self.factor > 1 and math.isfinite(self.factor)
+        far = f"; the error is {times(self.factor)} times the tolerance" if finite else ""
+        return f"{subject}{said}{f' {where}' if where else ''}{self._values()}{far}"
 
-    def _place(self) -> str:
-        """The address without what the sentence says already."""
-        at = self.at
-        parts = [f"event {at.event}"] if at.event >= 0 else []
-        if at.of >= 0:
-            parts.append(f"{at.phase or 'forward'} of y{at.of}")
-        index = str(list(at.index)) if at.index else ""
-        if at.side:
-            parts.append(f"operand {at.side}{index}")
-        elif at.name and at.name != self.role:
-            parts.append(f"{at.name}{index}")
-        elif index:
-            parts.append(index)
-        return ", ".join(parts)
+    def _values(self) -> str:
+        """What was expected, and what came instead."""
+        came = self.got or self.why
+        if isinstance(self.expect, Present) and self.at.what == "result":
+            return ""  # what is missing has been named
+        values = [str(given) for given in self.given if given.at.what != "tensor"]
+        given = f" ({', '.join(values)})" if values else ""
+        if self.expect is None or isinstance(self.expect, Runs):
+            return f": {came}{given}" if came and came != self.symptom else given
+        code = "code " if isinstance(self.expect, Is) and self.at.what == "codes" else ""
+        return f": expected {code}{self.expect}, got {came}{given}"
 
 
 @lru_cache(4096)  # most verdicts are the same few

@@ -230,10 +230,13 @@ def within(
             return plain(oracle, arm, role, "inconclusive", NOTHING)
         share = _used(got, centre, radius, skip, bias) if oracle == "O6" else 0.0
         return _passed(oracle, arm, role, share)
-    entry = _ignores_bias(evidence) if bias is not None else ""
-    if entry:
-        lo, hi = interval(evidence, arm, role, centre, radius, None)
-        if (bounds.contains(lo, hi, got) | skip).all():
+    entry, without = _ignores_bias(evidence) if bias is not None else "", False
+    if bias is not None:
+        ends = interval(evidence, arm, role, centre, radius, None)
+        without = bool((bounds.contains(*ends, got) | skip).all())
+        if entry:
+            lo, hi = ends
+        if entry and without:
             return plain(oracle, arm, role, "ok").known(entry)
     excused = rescaled(evidence, role)
     if excused is not None and not (bad & ~excused).any():
@@ -243,6 +246,9 @@ def within(
         oracle, arm, role, "diverged", _symptom(got, at), At(name=role, index=at),
         number(got[at]), Within(bits(lo[at]), bits(hi[at])),
         factor=_factor(got[at], centre[at], radius, at, bias),
+        remark="the bias of this linear is ignored: its output is what it would be without"
+        if without
+        else "",
     )  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def beyond(
 
     far, limit = rms(got - exact), ratio * rms(eager - exact) + floor
     finite = bool(got.isfinite().all())
-    sentence = f"error {far:.4g}, allowed {limit:.4g}, {'finite' if finite else 'not finite'}"
+    sentence = f"error {far:.4g}, tolerance {limit:.4g}, {'finite' if finite else 'not finite'}"
     return sentence, not finite or far > limit
 
 
@@ -106,7 +106,7 @@ def own_backward(
     far = (left - right).abs() / (allowed * size)
     far = far[size.isfinite() & (size < largest) & (size > 2.0**-60)]
     worst = far.nan_to_num(nan=math.inf).max().item() if far.numel() else 0.0
-    return f"the sums differ by {worst:.3g} of what rounding allows", worst > 1.0
+    return f"the sums differ by {worst:.3g} times what rounding explains", worst > 1.0
 
 
 def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
@@ -172,5 +172,5 @@ def wrong_products(products: Sequence[Product]) -> Sentence:
         allowed = radius + kind.eps * (exact.abs() + added.abs() + radius)
         far = ((p.result.double() - exact).abs() / allowed)[size + added.abs() < kind.max]
         worst = max([worst, *far.nan_to_num(nan=math.inf).flatten().tolist()])
-    sentence = f"{len(products)} products; the worst is off by {worst:.3g} of what any order allows"
+    sentence = f"the worst of {len(products)} products is off by {worst:.3g} times its tolerance"
     return sentence, worst > 1.0

@@ -250,7 +250,7 @@ def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
     """Products that do not multiply these formats; without any, products in FP8."""
     ran = [tuple(sorted({product.a.format, product.b.format})) for product in products]
     wrong = [r for r in ran if (set(r) & _FP8.keys() if not due else r != tuple(sorted(due)))]
-    return f"{ran}, must be {due or 'in high precision'}", bool(wrong)
+    return f"expected {due or 'high precision'}, got {ran}", bool(wrong)
 
 
 def weight_not_cast(run: Trace, event: int) -> Sentence:
@@ -275,4 +275,4 @@ def other_bits(got: Any, want: Any) -> Sentence:
     if got is None or isinstance(got, torch.Tensor):
         got, want = (got,), (want,)
     shows = any(x is None or not equal(x, y) for x, y in zip(got, want, strict=True))
-    return f"got     {got}\nmust be {want}", shows
+    return f"expected {want}, got {got}", shows

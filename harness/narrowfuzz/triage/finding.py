@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, dump_case
 from narrowfuzz.expect import Expect, Given, Refuses
 from narrowfuzz.schedule.events import Backward, Forward, Stimulus
@@ -200,31 +201,76 @@ def replay_command(folder: Path, options: Sequence[str]) -> str:
     return shlex.join(["narrowfuzz", "replay", str(folder), *options])
 
 
-def report(finding: Finding, replay: str) -> str:
-    """What a failure says: what, where, how far, the smallest case, and ``replay``, the one
-    command."""
-    spec, data = finding.minimal.spec, finding.minimal.data
-    shape = f"M={spec.tokens} K={spec.k}{'' if spec.layer else f' N={spec.n}'}"
+#: What each class of data is, in words.
+DATA_WORDS = {
+    "gaussian": "normally distributed data",
+    "zero_rows": "data with rows of zeros",
+    "outlier": "data with outliers",
+    "heavy_tail": "data with heavy tails",
+    "binade_edges": "data at powers of two",
+    "mined": "data at the edges of rounding",
+    "inf_nan": "data with infinities or NaN",
+    "near_max": "data near the largest number",
+    "scale_ends": "data at the ends of the scale's range",
+    "subnormal": "subnormal data",
+}
+#: What each regime of data is, in words.
+REGIME_WORDS = {
+    "wild": "random data",
+    "lattice": "data whose sums are exact",
+    "ladder": "data that tell accumulators apart",
+}
+
+
+def configuration_of(finding: Finding) -> str:
+    """What was converted, how it was run, and where."""
+    spec = finding.minimal.spec
     backend = f" ({spec.backend})" if spec.backend else ""
-    where = "" if finding.device == "cpu" else f" on {finding.device}"
+    where = "" if finding.device == "cpu" else f", on {finding.device}"
+    return f"{spec.recipe}{backend}, {BY_NAME[finding.arm].words}{where}"
+
+
+def example_of(case: Case) -> str:
+    """The size of a case in words."""
+    spec, data = case.spec, case.data
+    tokens = f"{spec.tokens} token{'s' * (spec.tokens != 1)}"
+    sizes = f"width {spec.k}" if spec.layer else f"{spec.k} in, {spec.n} out"
+    return f"{tokens}, {sizes}, {spec.dtype}, {REGIME_WORDS[data.regime]}, seed {data.seed}"
+
+
+def report(finding: Finding, replay: str) -> str:
+    """What a failure says: what it means, the configuration, what it takes, the smallest example,
+    and ``replay``, the one command."""
     lines = [
         f"{finding.sentence}",
-        f"  {spec.recipe}{backend} / {finding.arm}{where} vs reference"
-        f"   [{finding.oracle}, {finding.strength}]   severity {finding.severity}"
-        f" ({finding.reach} data)",
-        f"  smallest case: {shape} {spec.dtype} {data.regime} seed={data.seed}   id {finding.id}",
-        f"  fingerprint: {finding.fingerprint}",
-        f"  replay: {replay}",
+        f"  severity {finding.severity}, on {DATA_WORDS[finding.reach]}",
+        f"  configuration: {configuration_of(finding)}",
+        f"  smallest example: {example_of(finding.minimal)}",
     ]
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
     if finding.needs:
-        lines.append(f"  needs: {', '.join(finding.needs)}")
+        lines.append(f"  required to reproduce: {', '.join(finding.needs)}")
     if finding.needless:
-        lines.append(f"  does not need: {', '.join(finding.needless)}")
+        lines.append(f"  not required: {', '.join(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
-    lines += [f"  goes away with: {what}" for what in finding.avoided]
+    lines += [f"  does not happen with: {what}" for what in finding.avoided]
     if finding.flake != "always":
-        lines.append(f"  repeats: {finding.flake}")
-    lines += [f"  chance made of it, too: {other}" for other in finding.seen_as]
-    return "\n".join(lines)
+        lines.append(f"  reproduces {FLAKE_WORDS[finding.flake]}")
+    lines += [f"  also seen, not each time, as: {other}" for other in finding.seen_as]
+    return "\n".join(
+        [
+            *lines,
+            f"  explained by: narrowfuzz rule {finding.oracle}",
+            f"  replay: {replay}",
+            f"  id {finding.id}, fingerprint {finding.fingerprint}",
+        ]
+    )
+
+
+#: When it shows, in words.
+FLAKE_WORDS: dict[Flake, str] = {
+    "always": "always",
+    "per process": "in every new process, but not twice in one",
+    "flaky": "sometimes",
+}

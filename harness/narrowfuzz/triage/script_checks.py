@@ -117,14 +117,16 @@ def check_element(verdict: Verdict, got: str) -> str:
     if isinstance(verdict.expect, Within | OneOf):
         ranges = (verdict.expect,) if isinstance(verdict.expect, Within) else verdict.expect.ranges
         ends = [(read(one.lo), read(one.hi)) for one in ranges]
-        allowed = " or ".join(f"in [{lo!r}, {hi!r}]" for lo, hi in ends)
+        allowed = " or ".join(
+            repr(lo) if lo == hi else f"between {lo!r} and {hi!r}" for lo, hi in ends
+        )
         condition = " or ".join(f'float("{lo!r}") <= got <= float("{hi!r}")' for lo, hi in ends)
     else:
         assert isinstance(verdict.expect, Is) and math.isnan(read(verdict.expect.value))
         allowed, condition = "NaN", "math.isnan(got)"
     return (
         f"got = {got}\n"
-        f'print("{verdict.role}{index}:", got, "must be {allowed}")\n'
+        f'print("{verdict.role}{index}: expected {allowed}, got", got)\n'
         f"sys.exit(0 if {condition} else 1)"
     )
 
@@ -145,7 +147,7 @@ def check_operand(verdict: Verdict) -> str:
         "run(input, weight, grad_output)\n"
         f"got = {got}\n"
         f'expected = float.fromhex("{expect.value}")\n'
-        f'print("{at}:", got, "must be {expect}{f" for {given}" if given else ""}")\n'
+        f'print("{at}: expected {expect}{f" ({given})" if given else ""}, got", got)\n'
         f"sys.exit(0 if got == expected{signed} or "
         "(math.isnan(got) and math.isnan(expected)) else 1)"
     )

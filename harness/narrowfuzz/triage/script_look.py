@@ -69,7 +69,8 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
         got = f"{places.call(verdict.at)}.outputs[{verdict.at.name!r}].dtype"
         check = (
             f"got, want = {got}, {TORCH_NAME[expect.dtype]}\n"
-            f'print(f"{verdict.at}: {{got}}, must be {{want}}")\nsys.exit(0 if got == want else 1)'
+            f'print(f"{verdict.at}: expected {{want}}, got {{got}}")\n'
+            "sys.exit(0 if got == want else 1)"
         )
         return Look(check, (verdict.at.layer,))
     check = _whole(spec, verdict, runs)
@@ -152,7 +153,7 @@ def _element_look(verdict: Verdict, places: Places) -> Look:
     resting = _rests_on(verdict, places)
     addresses += [g.at for g in verdict.given if g.at.what == "tensor" or g.at.run in places.runs]
     layers = tuple(dict.fromkeys(a.layer for a in addresses if a.layer))
-    wanted = f'print(f"{at}: {{got}}, must be {wanted}")\nsys.exit(0 if {holds} else 1)'
+    wanted = f'print(f"{at}: expected {wanted}, got {{got}}")\nsys.exit(0 if {holds} else 1)'
     check = "\n".join((*resting, f"got = {got}", *lines, wanted))
     if places.compiled:  # it calls no layer
         return Look(check)

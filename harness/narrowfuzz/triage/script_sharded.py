@@ -230,7 +230,7 @@ sys.exit(bad)"""
 ranks = on_ranks_here()
 got = {got}
 {want}{_OTHERS}
-print(f"{verdict.at}: {{got}}, must be {wanted}")
+print(f"{verdict.at}: expected {wanted}, got {{got}}")
 sys.exit(0 if {holds} else 1)"""
 
 
@@ -248,7 +248,7 @@ def _shapes(spec: Spec, verdict: Verdict) -> str:
     return f"""
 ranks = on_ranks_here()
 got, want = {got}, {want}{_OTHERS}
-print(f"{verdict.at}: {{got}}, must be {{want}}")
+print(f"{verdict.at}: expected {{want}}, got {{got}}")
 sys.exit(0 if got == want else 1)"""
 
 

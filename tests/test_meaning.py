@@ -1,0 +1,118 @@
+"""What a divergence means: every symptom that a rule can write has words that a reader knows."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from narrowfuzz.address import At
+from narrowfuzz.expect import Is, Present, Same, Within, bits
+from narrowfuzz.ledger import load_entries
+from narrowfuzz.meaning import meaning, times
+from narrowfuzz.oracles import ORACLES
+from narrowfuzz.trace import ChangeKind
+from narrowfuzz.verdict import Verdict
+
+SEEN = json.loads((Path(__file__).parent / "fingerprints.json").read_text())
+#: Words that only the code uses.
+PRIVATE = ("granule", "rung", "oracle", "spec", "ledger", "arm ", "radius", "draw")
+
+
+def test_every_symptom_that_faults_show_has_words_of_its_own() -> None:
+    seen = {tuple(name.split("--")) for names in SEEN.values() for name in names}
+    assert len(seen) > 100
+    for rule, role, _, symptom, *_ in sorted(seen):
+        said = meaning(rule, role, symptom, At(name=role, index=(0, 0)), None)
+        assert said != symptom, (rule, symptom)
+
+
+def test_every_symptom_of_a_known_issue_has_words_of_its_own() -> None:
+    globs = {glob for e in load_entries() for match in e.matches for glob in match.fingerprints}
+    assert len(globs) > 60
+    for glob in sorted(globs):
+        rule, role, _, symptom = glob.split("--")[:4]
+        if symptom == "*" or symptom.startswith(("refus*", "fails only on ranks*")):
+            continue  # one of several
+        plain = symptom.replace("* (", "fails although nothing forbids it (")
+        plain = plain.removesuffix("*").replace("*", "x")
+        said = meaning(rule, role, plain, At(name=role), None)
+        assert said != plain, glob
+
+
+@pytest.mark.parametrize("kind", get_args(ChangeKind))
+def test_every_change_of_a_conversion_has_words(kind: str) -> None:
+    said = meaning("census", "convert", kind, At(what="module", name="proj"), None)
+    assert said.startswith("conversion ")
+
+
+def test_no_words_are_the_codes_own() -> None:
+    import narrowfuzz.meaning as told
+
+    words = [*told._CONVERSION.values(), *told._RAISES.values(), *told._SYMPTOMS.values()]
+    assert not [w for w in words for private in PRIVATE if private in re.sub(r"\{\w+\}", "", w)]
+    assert not fnmatch.filter(words, "*nobody*")
+
+
+def test_every_relation_that_rearranges_a_case_says_how() -> None:
+    rearranging = [rule.name for rule in ORACLES if rule.check.__class__ is partial]
+    names = [n for n in rearranging if n not in ("R1", "R2", "R3")] + ["R18", "R20"]
+    assert len(names) > 8
+    for name in names:
+        said = meaning(name, "output", "result changes", At(name="output"), None)
+        assert "when it is run again" not in said, name
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (
+            Verdict(
+                "O3", "eager", "output", "diverged", "scale byte -1",
+                At(what="scale", name="output", side="a", index=(0, 2)), "byte 125",
+                Is(bits(126), byte=True),
+            ),
+            "scale of the input (row 0, block 2) is one power of two too small: expected byte 126, "
+            "got byte 125",
+        ),
+        (
+            Verdict(
+                "O5", "eager", "output", "diverged", "wrong value", At(name="output", index=(0, 0)),
+                "0.4765625", Within(bits(1.5625), bits(1.5625)), factor=71512.3,
+            ),
+            "output is wrong at [0, 0]: expected 1.5625, got 0.4765625; the error is 71500 times "
+            "the tolerance",
+        ),
+        (
+            Verdict(
+                "contract", "eager", "backward", "diverged", "no grad_parameter",
+                At(name="head.weight.grad"), "None for head.weight.grad",
+                Present(("head.weight.grad",)),
+            ),
+            "head.weight has no gradient after backward",
+        ),
+        (
+            Verdict(
+                "O13", "eager+checkpoint", "output", "diverged", "operands differ in recompute",
+                At(what="source", layer="ffn.w2", name="input", phase="recompute", index=(0, 0)),
+                "0.171", Same(At(what="source", layer="ffn.w2", name="input", phase="forward"),
+                              "0.169"),
+            ),
+            "ffn.w2: the input differs when backward recomputes it at [0, 0]: expected 0.169 as "
+            "in its forward, got 0.171",
+        ),
+    ],
+)  # fmt: skip
+def test_a_finding_begins_with_what_it_means(verdict: Verdict, sentence: str) -> None:
+    assert verdict.sentence() == sentence
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"), [(1.25, "1.25"), (71512.3, "71500"), (350.0, "350"), (3e9, "3e+09")]
+)
+def test_a_multiple_is_a_number_that_can_be_read(factor: float, text: str) -> None:
+    assert times(factor) == text
