@@ -21,7 +21,7 @@ CLEAN = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 NO_BIAS = Case(
     spec=Spec(recipe="torchao.mxfp8.rceil", backend="wrapper", bias=True), data=DataSpec()
 )
-KINDS = ("recipes", "models", "arms", "oracles", "faults", "known")
+KINDS = ("recipes", "models", "arms", "rules", "faults", "known")
 Result = tuple[int, str, str]
 
 

@@ -141,9 +141,10 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*scale*: got *, must be *",
-            "*mine.liar (emulated) / eager vs *[[]O3, exact[]]*",
-            "*smallest case: M=1 K=1 N=1 *",
+            "*scale of the *: expected *, got *",
+            "*configuration: mine.liar (emulated), eager",
+            "*smallest example: 1 token, 1 in, 1 out, *",
+            "*explained by: narrowfuzz rule O3",
             "*replay: narrowfuzz replay kept/findings/* --recipe-file mine.py",
             "*script: kept/findings/*/repro.py",
         ]

@@ -53,7 +53,7 @@ def test_a_bug_of_ones_own_fails_with_its_layer_and_a_script(tmp_path: Path) -> 
     assert ran.returncode == 1, ran.stdout + ran.stderr
     scripts = sorted((tmp_path / "narrowfuzz-runs" / "pytest" / "findings").glob("*/repro.py"))
     assert scripts and any(str(s.relative_to(tmp_path)) in ran.stdout for s in scripts), ran.stdout
-    assert "model." in ran.stdout and "smallest case:" in ran.stdout
+    assert "model." in ran.stdout and "smallest example:" in ran.stdout
 
 
 def build_here() -> None:

@@ -39,63 +39,133 @@ def _say_version(asked: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="say it and leave"),
+        typer.Option(
+            "--version",
+            callback=_say_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
     ] = False,
 ) -> None:
     """Find numerical bugs of narrow-precision training before a long run dies of them."""
 
 
-Globs = Annotated[list[str] | None, typer.Option("--recipe", help="recipes to test (glob)")]
-Files = Annotated[list[Path] | None, typer.Option("--recipe-file", help="file defining RECIPES")]
+Globs = Annotated[
+    list[str] | None,
+    typer.Option("--recipe", metavar="GLOB", help="Recipes (conversions) to test; may repeat."),
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--recipe-file", help="Also load the recipes (RECIPES) of this Python file."),
+]
 DeviceName = Annotated[
     str,
     typer.Option(
-        "--device", help="cpu, the default; cuda, cuda:N, or simulated: a Hopper on the CPU"
+        "--device",
+        help="cpu (default), cuda, cuda:N, or simulated: a Hopper GPU emulated on the CPU.",
+        show_default=False,
     ),
 ]
-ArmGlobs = Annotated[list[str] | None, typer.Option("--arm", help="arms to run (glob)")]
+ArmGlobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar="GLOB",
+        help="Ways to run a model, as `list arms` names them (eager, inductor, eager+checkpoint, "
+        "...); may repeat.",
+    ),
+]
 
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", help="another release of a library under this torch: torchao==0.15.0"),
+    typer.Option(
+        "--with",
+        metavar="PACKAGE==V",
+        help="Test this release, installed on demand: torchao==0.15.0.",
+    ),
 ]
-TeVersion = Annotated[str, typer.Option(help="TransformerEngine to test, installed on demand")]
+TeVersion = Annotated[
+    str, typer.Option(help="Test this release of TransformerEngine, installed on demand.")
+]
 
 
 Minutes = Annotated[
-    float | None, typer.Option(help="how long to look for findings; 2 if nothing is given")
+    float | None,
+    typer.Option(
+        help="How long to look for bugs; confirming what was found comes on top.",
+        show_default="2, unless --cases is given",
+    ),
 ]
 Cases = Annotated[
-    int, typer.Option(help="how many cases instead: the same with the same seed and workers")
+    int,
+    typer.Option(
+        metavar="N",
+        help="Run N cases instead of a time; reproducible with --seed and --workers.",
+        show_default="by time",
+    ),
 ]
-Workers = Annotated[int, typer.Option(help="worker processes; 0: one per core or GPU")]
-Seed = Annotated[int | None, typer.Option(help="reproduce a campaign's draws")]
-Out = Annotated[Path | None, typer.Option(help="output folder")]
+Workers = Annotated[
+    int, typer.Option(help="Worker processes; 0 is one per core or GPU.", show_default=True)
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Generate the same cases again.", show_default="random"),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Output folder.", show_default="a new one in reports/runs or narrowfuzz-runs"
+    ),
+]
 FailOn = Annotated[
-    str, typer.Option(help="what exit code 1 says: high, medium, low or suspected, or worse")
+    str,
+    typer.Option(
+        metavar="LEVEL",
+        help="Lowest severity that makes the exit code 1: high, medium, low, or suspected (also "
+        "what could not be reproduced in a fresh process).",
+    ),
 ]
 MinJudged = Annotated[
-    float, typer.Option(help="exit 4 if less of what can run here was judged, in per cent")
+    float,
+    typer.Option(
+        metavar="PERCENT", help="Exit code 4 if less was checked of what can run on this machine."
+    ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="tables of rules and pairs, too")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="the verdict and the findings only")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also show tables of rules, and what was probed.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show the result and the findings only.")
+]
 Json = Annotated[
-    bool, typer.Option("--json", help="one JSON document on stdout; all else goes to stderr")
+    bool, typer.Option("--json", help="Print one JSON document on stdout; all else on stderr.")
 ]
-Plant = Annotated[str, typer.Option(help="plant this (id or FILE:id)")]
+Plant = Annotated[
+    str, typer.Option(metavar="ID", help="Inject a known bug (id or FILE:id), to test narrowfuzz.")
+]
 Baseline = Annotated[
     list[Path] | None,
-    typer.Option(help="folders of earlier runs: what any of them has seen does not count"),
+    typer.Option(
+        metavar="RUN", help="Folder of an earlier run: what it found does not count; may repeat."
+    ),
 ]
 Ledgers = Annotated[
-    list[Path] | None, typer.Option("--ledger", help="folder of known divergences of your own")
+    list[Path] | None,
+    typer.Option(
+        "--ledger", metavar="DIR", help="Folder with known issues of your own; may repeat."
+    ),
 ]
 Suppress = Annotated[
-    Path | None, typer.Option(help="TOML file of accepted findings, with reasons and dates")
+    Path | None,
+    typer.Option(metavar="FILE", help="TOML file of findings that you accept, with reasons."),
 ]
 ModelFiles = Annotated[
     list[str] | None,
-    typer.Option("--model", help="models (glob), or your own: FILE.py:build, package.module:build"),
+    typer.Option(
+        "--model",
+        metavar="GLOB",
+        help="Models to test, or your own: FILE.py:build, package.module:build; may repeat.",
+    ),
 ]
 
 T = TypeVar("T")
@@ -131,9 +201,11 @@ def run(
     device: DeviceName = "",
     seed: Seed = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option(help="go on in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     ledger: Ledgers = None,
-    no_ledger: Annotated[bool, typer.Option(help="treat known divergences as new")] = False,
+    no_ledger: Annotated[
+        bool, typer.Option("--no-ledger", help="Report known issues, too, as if they were new.")
+    ] = False,
     plant: Plant = "",
     te_version: TeVersion = "",
     with_: With = None,
@@ -145,8 +217,11 @@ def run(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """A campaign: draw, judge, minimise, verify. Exit 0: nothing new, 1: new findings, 3: not
-    complete, 4: less judged than asked."""
+    """Generate random cases, check them, shrink and confirm failures.
+
+    Exit code 0: nothing new; 1: new findings; 2: wrong options; 3: the run is not complete; 4:
+    less was checked than --min-judged asks; 130: interrupted.
+    """
     lay(with_ or ())
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
@@ -164,14 +239,25 @@ def run(
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help="your model: FILE.py:build, package.module:build")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:build",
+            help="A function that returns your module and its example inputs; or "
+            "package.module:build.",
+        ),
+    ],
     recipe: Globs = None,
     recipe_file: Files = None,
     compile: Annotated[
-        str, typer.Option(help="none, aot_eager, aot_eager_decomp_partition or inductor")
+        str,
+        typer.Option(
+            help="How you compile: none, aot_eager, aot_eager_decomp_partition or inductor."
+        ),
     ] = "none",
     checkpoint: Annotated[
-        str, typer.Option(help="how you recompute: none, full, reentrant or selective")
+        str,
+        typer.Option(help="How you checkpoint activations: none, full, reentrant or selective."),
     ] = "none",
     arm: ArmGlobs = None,
     minutes: Minutes = None,
@@ -189,14 +275,18 @@ def check(
     with_: With = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--filter", help="linears to convert, by name (glob); !GLOB leaves out"),
+        typer.Option(
+            "--filter", metavar="GLOB", help="Linears to convert, by name; !GLOB leaves them out."
+        ),
     ] = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Your own model in your own configuration: is it sound, and what was judged? BUILD returns
-    the module and what it is called with. Exit codes as of run."""
+    """Check your model for numerical bugs, in the configuration that you train it in.
+
+    Exit codes are those of run; by default 4 if something that can run here was not checked.
+    """
     lay(with_ or ())
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.check import check_command
@@ -215,31 +305,46 @@ def check(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def watch(
-    command: Annotated[list[str], typer.Argument(help="after --: what trains, torchrun too")],
+    command: Annotated[
+        list[str], typer.Argument(help="Your training command, behind --; torchrun works, too.")
+    ],
     against: Annotated[
-        Path | None, typer.Option(help="folder of a run recorded with --full: where do they part?")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Compare with an earlier --full run; report the first difference.",
+        ),
     ] = None,
     fail: Annotated[
-        bool, typer.Option("--fail", help="exit 1 if a bad value was found and the command gave 0")
+        bool,
+        typer.Option(
+            "--fail", help="Exit code 1 if a bad value was found, even if training ends well."
+        ),
     ] = False,
     out: Out = None,
     full: Annotated[
-        bool, typer.Option("--full", help="record a digest of all that is read and made; slow")
+        bool, typer.Option("--full", help="Record a digest of every tensor, for --against; slow.")
     ] = False,
-    repeat: Annotated[int, typer.Option(help="run the command so many times more, if need be")] = 0,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", help="Rerun up to N times after a bad value.")
+    ] = 0,
     remove: Annotated[
         bool,
         typer.Option(
-            "--remove", help="then run it without compiling, checkpointing, ...: is it gone?"
+            "--remove", help="Rerun with compile, checkpointing, ... disabled one by one."
         ),
     ] = False,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="then run it with these arguments, too, or NAME=VALUE; may repeat"),
+        typer.Option(
+            metavar="ARGS", help="Rerun with these arguments, or NAME=VALUE set; may repeat."
+        ),
     ] = None,
 ) -> None:
-    """The first bad value of a real training: step, module, operator, rank, collective. The
-    command's output and exit code pass through."""
+    """Find the first NaN or infinity of a training: step, module, operator, rank, collective.
+
+    The output and the exit code of your command pass through.
+    """
     from narrowfuzz.watch.command import Asked, watch_command
 
     asked = Asked(
@@ -253,19 +358,23 @@ def watch(
 def compare(
     first: Annotated[
         str,
-        typer.Argument(help="a Python, an environment, a folder of packages, or torchao==0.17.0"),
+        typer.Argument(
+            help="A Python, an environment, a folder of packages, or a release: torchao==0.17.0."
+        ),
     ],
-    second: Annotated[str, typer.Argument(help="the same of the other side")],
-    out: Annotated[Path, typer.Option(help="output folder, with one run for each side")],
-    cases: Annotated[int, typer.Option(help="how many cases each side judges")] = 500,
-    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 1,
+    second: Annotated[str, typer.Argument(help="What to compare it with, likewise.")],
+    out: Annotated[Path, typer.Option(help="Output folder, with one run for each side.")],
+    cases: Annotated[int, typer.Option(metavar="N", help="Number of cases.")] = 500,
+    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 1,
     workers: Workers = 1,
     recipe: Globs = None,
     arm: ArmGlobs = None,
     model: ModelFiles = None,
 ) -> None:
-    """The same cases on two installations. Exit 0: both show the same, 1: they differ, 3: a run
-    did not come to its end."""
+    """Run the same cases on two versions of a library and show what differs.
+
+    Exit code 0: no difference; 1: they differ; 3: a run did not finish.
+    """
     from narrowfuzz.campaign.compare import compare_command
 
     given = {"--recipe": recipe, "--arm": arm, "--model": model}
@@ -279,18 +388,24 @@ def compare(
 
 @app.command()
 def replay(
-    case: Annotated[str, typer.Argument(help="case file, finding folder, or finding id")],
+    case: Annotated[str, typer.Argument(help="A finding's id or folder, or a case file.")],
     arm: ArmGlobs = None,
     recipe_file: Files = None,
     te_version: TeVersion = "",
     with_: With = None,
-    device: Annotated[str, typer.Option(help="where; left out: where the finding was seen")] = "",
+    device: Annotated[
+        str, typer.Option(help="Device to use.", show_default="where it was found")
+    ] = "",
     model: Annotated[
-        list[str] | None, typer.Option(help="your own model that it is about: FILE.py:build")
+        list[str] | None,
+        typer.Option(metavar="FILE.py:build", help="Your own model, if the finding is about it."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run one case again. Exit 0: fixed or sound, 1: still failing, 125: cannot tell here."""
+    """Run a finding again.
+
+    Exit code 0: it does not happen any more; 1: it still happens; 125: it cannot run here.
+    """
     lay(with_ or ())
     from narrowfuzz.replay import print_replayed
     from narrowfuzz.replay import replay as again
@@ -304,12 +419,12 @@ def replay(
 
 @app.command()
 def report(
-    finding: Annotated[str, typer.Argument(help="finding folder, or finding id")],
+    finding: Annotated[str, typer.Argument(help="A finding's id or folder.")],
     issue: Annotated[
-        bool, typer.Option("--issue", help="as Markdown for the library's issue tracker")
+        bool, typer.Option("--issue", help="As Markdown for the library's issue tracker.")
     ] = False,
 ) -> None:
-    """A kept finding again, or the text that its library's maintainers would like to get."""
+    """Print a finding, or a bug report for it."""
     from narrowfuzz.issue import report_command
 
     raise typer.Exit(report_command(finding, issue=issue))
@@ -318,24 +433,42 @@ def report(
 @app.command()
 def score(
     faults: Annotated[
-        list[Path] | None, typer.Option("--faults", help="file defining PLANTS")
+        list[Path] | None,
+        typer.Option("--faults", help="Python file with bugs to inject (PLANTS)."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="faults and controls by id (glob)")
+        list[str] | None,
+        typer.Option("--only", metavar="GLOB", help="Only these bugs and clean controls, by id."),
     ] = None,
-    no_builtin: Annotated[bool, typer.Option(help="leave out the shipped faults")] = False,
-    no_controls: Annotated[bool, typer.Option(help="leave out the clean controls")] = False,
-    seconds: Annotated[float, typer.Option(help="budget of a hunt; 10 times for compiled")] = 60.0,
-    cases: Annotated[int, typer.Option(help="end a hunt after so many cases; 0: by time")] = 0,
-    control_cases: Annotated[int, typer.Option(help="cases of each control")] = 500,
-    workers: Annotated[int, typer.Option(help="hunts at a time; 0: one per core")] = 0,
-    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 0,
+    no_builtin: Annotated[
+        bool, typer.Option("--no-builtin", help="Leave out the injected bugs that are shipped.")
+    ] = False,
+    no_controls: Annotated[
+        bool, typer.Option("--no-controls", help="Leave out the clean controls.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(help="How long to look for each bug; 10 times as long if compiled.")
+    ] = 60.0,
+    cases: Annotated[
+        int,
+        typer.Option(metavar="N", help="Look for each bug in N cases.", show_default="by time"),
+    ] = 0,
+    control_cases: Annotated[int, typer.Option(metavar="N", help="Cases for each control.")] = 500,
+    workers: Annotated[int, typer.Option(help="Worker processes; 0 is one per core.")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
     arm: ArmGlobs = None,
     device: DeviceName = "cpu",
-    json: Annotated[Path | None, typer.Option(help="write the result here")] = None,
-    against: Annotated[Path | None, typer.Option(help="an earlier result to compare with")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result to this file, as JSON.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Compare with this earlier result.")
+    ] = None,
 ) -> None:
-    """Hunt planted faults, run clean controls. Exit 1: recall lost or a false alarm."""
+    """Measure narrowfuzz itself: inject known bugs and look for them, run clean controls.
+
+    Exit code 1: fewer bugs were found than before, or a clean control was reported.
+    """
     from narrowfuzz.power.hunt import Limits
     from narrowfuzz.power.score import Asked, score_command
 
@@ -349,14 +482,19 @@ def score(
 
 @app.command()
 def vacuity(
-    cases: Annotated[int, typer.Option(help="cases of each recipe")] = 40,
+    cases: Annotated[int, typer.Option(metavar="N", help="Cases for each recipe.")] = 40,
     recipe: Globs = None,
-    compile: Annotated[str, typer.Option(help="none, or what compiles them")] = "none",
+    compile: Annotated[
+        str, typer.Option(help="none, aot_eager, aot_eager_decomp_partition or inductor.")
+    ] = "none",
     device: DeviceName = "cpu",
-    seed: Annotated[int, typer.Option(help="which cases are drawn")] = 0,
-    json: Annotated[Path | None, typer.Option(help="write the table with examples here")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 0,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the table with examples to this file, as JSON."),
+    ] = None,
 ) -> None:
-    """Falsify what passing rules looked at: which passes could not have failed?"""
+    """Mutation-test the checks that passed: which of them could not have failed?"""
     from narrowfuzz.environment import prepare
 
     prepare()  # before torch is imported
@@ -369,14 +507,20 @@ def vacuity(
 def list_(
     what: Annotated[
         str,
-        typer.Argument(help="recipes, models, arms, oracles, faults, controls, known or coverage"),
+        typer.Argument(
+            metavar="WHAT",
+            help="recipes, models, arms, rules, known, faults, controls or coverage.",
+        ),
     ],
     recipe: Globs = None,
     arm: ArmGlobs = None,
     recipe_file: Files = None,
     json: Json = False,
 ) -> None:
-    """Show what there is; of what is known, what the recipes may show on the arms."""
+    """List recipes, models, arms (ways to run a model), rules, known issues and more.
+
+    --recipe and --arm choose among the known issues.
+    """
     from narrowfuzz.listing import listed, print_listing
 
     do = partial(listed, what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()))
@@ -385,9 +529,9 @@ def list_(
 
 @app.command()
 def known(
-    id: Annotated[str, typer.Argument(help="an entry, as `narrowfuzz list known` names it")],
+    id: Annotated[str, typer.Argument(help="A known issue, as `narrowfuzz list known` names it.")],
 ) -> None:
-    """Show one known divergence: what happens, what is expected, what helps, its script."""
+    """Explain a known issue: what happens, what was expected, what helps, its script."""
     from narrowfuzz.listing import known_command
 
     known_command(id)
@@ -395,7 +539,7 @@ def known(
 
 @app.command()
 def doctor(json: Json = False) -> None:
-    """Check this machine: versions, cast policies, compilers, and what cannot run and why."""
+    """Show versions, hardware and compilers, and what cannot run here and why."""
     from narrowfuzz.doctor import examine, print_report
 
     report = _told(json, examine, print_report, lambda report: report)

@@ -37,6 +37,9 @@ def listed(
 
     Raises ValueError for a kind, a recipe or an arm that does not exist.
     """
+    if what in _FORMERLY:
+        print(f"list {what} is deprecated: use list {_FORMERLY[what]}", file=sys.stderr)
+        what = _FORMERLY[what]
     if what not in _KINDS:
         raise ValueError(unknown("list", what, _KINDS))
     if (recipes or arms) and what != "known":
@@ -160,7 +163,7 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
     "recipes": _recipes,
     "models": _models,
     "arms": _arms,
-    "oracles": _rules,
+    "rules": _rules,
     "faults": partial(_plants, kind="fault", legal=False),
     "controls": partial(_plants, kind="control", legal=True),
     "known": _known,
@@ -168,13 +171,17 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
 }
 
 
+#: Names that kinds had before.
+_FORMERLY = {"oracles": "rules"}
+
+
 def known_command(id: str) -> None:
-    """Print an entry of the ledger. Raises ValueError with the nearest match."""
+    """Print a known issue. Raises ValueError with the nearest match."""
     from narrowfuzz.ledger import load_entries
 
     entries = {entry.id: entry for entry in load_entries()}
     if id not in entries:
-        raise ValueError(unknown("entry", id, entries))
+        raise ValueError(unknown("known issue", id, entries))
     entry = entries[id]
     console = Console(highlight=False, markup=False)
     versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())

@@ -34,22 +34,38 @@ _DRAWS = 6
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("narrowfuzz")
-    group.addoption("--nf-profile", choices=sorted(PROFILES), default="ci", help="how much to draw")
     group.addoption(
-        "--nf-recipe", action="append", default=[], metavar="GLOB", help="recipes to test"
+        "--nf-profile",
+        choices=sorted(PROFILES),
+        default="ci",
+        help="how many examples: smoke, ci (default) or nightly",
     )
     group.addoption(
-        "--nf-recipe-file", action="append", default=[], metavar="FILE", help="file with RECIPES"
+        "--nf-recipe",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="test these recipes; may repeat",
     )
     group.addoption(
-        "--nf-device", default="cpu", help="cpu, cuda, cuda:N, or simulated: a Hopper on the CPU"
+        "--nf-recipe-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also load the recipes (RECIPES) of this Python file",
     )
     group.addoption(
-        "--nf-out", default="narrowfuzz-runs/pytest", metavar="DIR", help="where findings are kept"
+        "--nf-device",
+        default="cpu",
+        help="cpu (default), cuda, cuda:N, or simulated: a Hopper GPU emulated on the CPU",
     )
     group.addoption(
-        "--nf-no-ledger", action="store_true", help="known divergences fail like new ones"
+        "--nf-out",
+        default="narrowfuzz-runs/pytest",
+        metavar="DIR",
+        help="folder for findings (default: narrowfuzz-runs/pytest)",
     )
+    group.addoption("--nf-no-ledger", action="store_true", help="fail on known issues, too")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

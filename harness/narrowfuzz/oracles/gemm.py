@@ -246,7 +246,7 @@ def within(
         oracle, arm, role, "diverged", _symptom(got, at), At(name=role, index=at),
         number(got[at]), Within(bits(lo[at]), bits(hi[at])),
         factor=_factor(got[at], centre[at], radius, at, bias),
-        remark="the bias of this linear is ignored: its output is what it would be without"
+        remark="the bias of this linear is ignored: output is wrong"
         if without
         else "",
     )  # fmt: skip
