@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-import click
 import pytest
 import typer
 from narrowfuzz.cli import app, main
@@ -13,7 +13,7 @@ from narrowfuzz.cli import app, main
 PRIVATE = re.compile(
     r"\b(drawn?|draws|rungs?|oracles?|specs?|ledger|granules?|told|hunt|radius|campaign|planted)\b"
 )
-COMMANDS: dict[str, click.Command] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 OPTIONS = [
     (name, option)
     for name, command in COMMANDS.items()
@@ -31,7 +31,7 @@ def test_a_command_says_in_one_sentence_what_it_does(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS, ids=lambda one: getattr(one, "name", one))
-def test_an_option_is_a_sentence_without_private_words(name: str, option: click.Option) -> None:
+def test_an_option_is_a_sentence_without_private_words(name: str, option: Any) -> None:
     text = option.help
     assert text is not None
     assert text.endswith(".") and not PRIVATE.search(text.lower()), text

@@ -110,6 +110,8 @@ _RAISES: _Table = {
     r"raises the second time": "fails when the same case is run again",
     r"hangs": "the process hangs",
     r"loses the device": "the run loses the device",
+    r"(?P<error>[A-Z]\w+) in (?P<where>[\w.?<>]+)(, .*)?":
+        "a training that the library promises to run fails with {error} in {where}",
     r"(?P<error>\w+ after other models.*)": "fails only after other models in one process: {error}",
 }  # fmt: skip
 _SYMPTOMS: _Table = {
