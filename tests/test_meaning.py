@@ -5,16 +5,19 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from narrowfuzz.address import At
+from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Is, Present, Same, Within, bits
+from narrowfuzz.judge import tensors_of
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.meaning import meaning, times
 from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles.relations_shape import check_variants, variants
+from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.trace import ChangeKind
 from narrowfuzz.verdict import Verdict
 
@@ -26,27 +29,27 @@ PRIVATE = ("granule", "rung", "oracle", "spec", "ledger", "arm ", "radius", "dra
 def test_every_symptom_that_faults_show_has_words_of_its_own() -> None:
     seen = {tuple(name.split("--")) for names in SEEN.values() for name in names}
     assert len(seen) > 100
-    for rule, role, _, symptom, *_ in sorted(seen):
-        said = meaning(rule, role, symptom, At(name=role, index=(0, 0)), None)
-        assert said != symptom, (rule, symptom)
+    for _, role, _, symptom, *_ in sorted(seen):
+        said = meaning(role, symptom, At(name=role, index=(0, 0)), None)
+        assert said != symptom, symptom
 
 
 def test_every_symptom_of_a_known_issue_has_words_of_its_own() -> None:
     globs = {glob for e in load_entries() for match in e.matches for glob in match.fingerprints}
     assert len(globs) > 60
     for glob in sorted(globs):
-        rule, role, _, symptom = glob.split("--")[:4]
+        _, role, _, symptom = glob.split("--")[:4]
         if symptom == "*" or symptom.startswith(("refus*", "fails only on ranks*")):
             continue  # one of several
         plain = symptom.replace("* (", "fails although nothing forbids it (")
         plain = plain.removesuffix("*").replace("*", "x")
-        said = meaning(rule, role, plain, At(name=role), None)
+        said = meaning(role, plain, At(name=role), None)
         assert said != plain, glob
 
 
 @pytest.mark.parametrize("kind", get_args(ChangeKind))
 def test_every_change_of_a_conversion_has_words(kind: str) -> None:
-    said = meaning("census", "convert", kind, At(what="module", name="proj"), None)
+    said = meaning("convert", kind, At(what="module", name="proj"), None)
     assert said.startswith("conversion ")
 
 
@@ -58,13 +61,23 @@ def test_no_words_are_the_codes_own() -> None:
     assert not fnmatch.filter(words, "*nobody*")
 
 
-def test_every_relation_that_rearranges_a_case_says_how() -> None:
-    rearranging = [rule.name for rule in ORACLES if rule.check.__class__ is partial]
-    names = [n for n in rearranging if n not in ("R1", "R2", "R3")] + ["R18", "R20"]
-    assert len(names) > 8
-    for name in names:
-        said = meaning(name, "output", "result changes", At(name="output"), None)
-        assert "when it is run again" not in said, name
+def test_every_variant_of_a_case_says_what_was_done_to_it() -> None:
+    spec = Spec(recipe="torch.fp32", dtype="fp32", m=64, k=64, n=64, batch=2, bias=True,
+                input_layout="transposed")  # fmt: skip
+    case = Case(spec=spec, data=DataSpec(seed=1))
+    recipe = load_recipes()["torch.fp32"]
+    assert isinstance(recipe, Recipe)
+    tensors = tensors_of(case, recipe)
+    names = {rule.name for rule in ORACLES if getattr(rule.check, "func", None) is check_variants}
+    titles = {
+        variant.run.name
+        for name in names
+        for variant in variants(name, case, recipe.plan(spec), tensors)
+    }
+    assert len(titles) >= 9
+    for title in (*titles, "after steps", "after reload"):
+        said = meaning("output", "result changes", At(name="output", run=title), None)
+        assert "when it is run again" not in said, title
 
 
 @pytest.mark.parametrize(

@@ -538,6 +538,18 @@ def known(
 
 
 @app.command()
+def rule(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="A rule, as a finding names it; none lists all.")
+    ] = "",
+) -> None:
+    """Explain a rule: what it says, why it can be trusted, what it cannot see."""
+    from narrowfuzz.rule import rule_command
+
+    rule_command(name)
+
+
+@app.command()
 def doctor(json: Json = False) -> None:
     """Show versions, hardware and compilers, and what cannot run here and why."""
     from narrowfuzz.doctor import examine, print_report

@@ -10,7 +10,7 @@ import re
 from typing import TypeAlias
 
 from narrowfuzz.address import At
-from narrowfuzz.expect import Expect, Is, Present
+from narrowfuzz.expect import Expect, Is, Present, Same
 from narrowfuzz.numerics.plan import OPERANDS
 
 _RESULTS = {
@@ -32,29 +32,32 @@ _TENSORS = {
     "k": "key",
     "v": "value",
 }
-#: What a relation did to a case before it ran it again.
+#: What was done to a case before it ran again, by the title of that run.
 _AGAIN = {
-    "R5": "when the tokens are permuted",
-    "R6": "when the output features are permuted",
-    "R7": "when K is permuted",
-    "R8": "when K is padded with zeros",
-    "R9": "when the batch is padded or split",
-    "R11": "when input and weight are exchanged",
-    "R16": "when its tensors are made contiguous",
-    "R17": "when its input is flattened to 2-D",
-    "R18": "after optimizer steps with a learning rate of 0",
-    "R20": "after a save and reload",
+    "permuted tokens": "when the tokens are permuted",
+    "permuted outputs": "when the output features are permuted",
+    "permuted inputs": "when K is permuted",
+    "padded inputs": "when K is padded with zeros",
+    "padded tokens": "when rows of zeros are appended to the batch",
+    "the first half": "when the batch is split",
+    "the second half": "when the batch is split",
+    "input and weight exchanged": "when input and weight are exchanged",
+    "contiguous copies": "when its tensors are made contiguous",
+    "a flattened input": "when its input is flattened to 2-D",
+    "after steps": "after optimizer steps with a learning rate of 0",
+    "after reload": "after a save and reload",
+    "after reload trusted": "after a save and reload",
 }
-#: What a run is compared with, where the symptom alone does not say it.
+#: What it is compared with, by the title of that run.
 _BESIDE = {
-    "O1": "when the same is run after other models in one process",
-    "O12": "with checkpointing",
-    "R20": "after a save and reload",
-    "S1": "on ranks that share nothing",
+    "without it": "with checkpointing",
+    "uninterrupted": "after a save and reload",
+    "alone in its process": "after other models ran in the same process",
+    "in one process": "on ranks that share nothing",
 }
 
 #: {result}, {operand}, {names}, {tensor}, {again} and {beside} stand for what the address and the
-#: rule say; other names in braces are groups of the pattern.
+#: expectation say; other names in braces are groups of the pattern.
 _Table: TypeAlias = dict[str, str]
 _CONVERSION: _Table = {
     "left unconverted": "conversion left a linear unquantised that it promises to convert",
@@ -245,8 +248,9 @@ _EVERY = tuple(
 )
 
 
-def meaning(oracle: str, role: str, symptom: str, at: At, expect: Expect | None) -> str:
+def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
     """What is wrong, as a reader would say it."""
+    other = expect.at.run if isinstance(expect, Same) else ""
     for pattern, words in _EVERY:
         if found := pattern.fullmatch(symptom):
             return words.format(
@@ -254,8 +258,10 @@ def meaning(oracle: str, role: str, symptom: str, at: At, expect: Expect | None)
                 operand=_operand(at, expect),
                 names=_lacking(expect),
                 tensor=_TENSORS.get(at.name, "an input"),
-                again=_AGAIN.get(oracle, "when it is run again"),
-                beside=_BESIDE.get(oracle, "between two runs"),
+                again=_AGAIN.get(at.run, "when it is run again"),
+                beside=_BESIDE.get(
+                    expect.at.run if isinstance(expect, Same) else "", "between runs"
+                ),
                 **found.groupdict(),
             )
     return symptom

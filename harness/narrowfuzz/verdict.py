@@ -97,7 +97,7 @@ class Verdict:
 
     def sentence(self) -> str:
         """One line: what it means, where, what was expected and what came, how far off."""
-        said = self.remark or meaning(self.oracle, self.role, self.symptom, self.at, self.expect)
+        said = self.remark or meaning(self.role, self.symptom, self.at, self.expect)
         subject = f"{self.at.layer}: " if self.at.layer else ""
         where = place(self.at, self.expect)
         # below 1 it says how near a bound was, not how far off the result is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.oracles.explained import rows_of
 
 #: What a reader who has read nothing else needs to know of each.
 WORDS: dict[str, str] = {
@@ -26,8 +27,7 @@ WORDS: dict[str, str] = {
 
 def explained(word: str) -> str:
     """What a word, or a rule's name, means; "" for one that explains nothing."""
-    rule = BY_NAME.get(word)
-    if rule is None:
+    if word not in BY_NAME:
         return WORDS.get(word, "")
-    where = "" if rule.precondition == "none" else f"; it applies where {rule.precondition}"
-    return f"{rule.title}{where}. {WORDS[rule.strength]}"
+    row = rows_of(word)[0]
+    return f"{row.says[:1].upper()}{row.says[1:]}. {row.why}"
