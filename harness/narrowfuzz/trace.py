@@ -113,10 +113,15 @@ class AttentionCall:
     v: F32
     out: F32
     lse: F32
-    causal: bool
+    #: What is added to the scores, -inf where a query does not see a key; None: nothing.
+    added: F32 | None
     scale: float
     #: Of q, k and v.
     dtype: str = "fp32"
+    #: The module that called it, "" where none is known.
+    module: str = ""
+    #: An argument that changes the scores in a way that is not known here.
+    unknown: str = ""
 
 
 #: What colours a terminal, and all else that is no text.
