@@ -6,9 +6,7 @@ and log-sum-exp) must belong to it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -26,7 +24,7 @@ from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.whole import equal_outputs
 from narrowfuzz.play.attention import scores, sums_to_one
 from narrowfuzz.schedule.events import Forward, Step
-from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Trace
+from narrowfuzz.trace import AttentionCall, Multiplied, Seen, Trace, repeated
 from narrowfuzz.verdict import Status, Verdict
 
 
@@ -94,7 +92,7 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
     pairs = [
         ((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors)
-        for f, r in recomputed_calls(trace)
+        for f, r in repeated(trace.calls)
     ]
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
@@ -127,19 +125,6 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
 #: A layer, its call and its recompute.
 _Place = tuple[str, int, int]
 _ALONE: _Place = ("", 0, 0)
-
-
-def recomputed_calls(trace: Trace) -> Iterator[tuple[LayerCall, LayerCall]]:
-    """Each recomputed call behind the forward call it repeats: of the same forward, in order. A
-    graph that runs backward again recomputes again."""
-    first: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)
-    again: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)
-    for call in trace.calls:
-        calls = again if call.phase == "recompute" else first
-        calls[call.module, call.forward].append(call)
-    for place, repeats in again.items():
-        in_order = sorted(repeats, key=lambda call: call.index)
-        yield from zip(cycle(first[place]), in_order, strict=False)
 
 
 def _same_seen(arm: str, place: _Place, side: str, x: Seen, y: Seen) -> Verdict:
