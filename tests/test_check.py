@@ -26,9 +26,9 @@ ONE, TWO = torch.ones(2, 2), 2 * torch.ones(2, 2)
 def attended(phase: str) -> Attended:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
-    future = torch.ones(8, 8).triu(1).bool()
-    scores = (q @ k.transpose(-1, -2) / 2.0).masked_fill(future, -math.inf)
-    return Attended(phase, q, k, v, scores.softmax(-1) @ v, scores.logsumexp(-1), True, 0.5)
+    future = torch.full((8, 8), -math.inf).triu(1)
+    scores = q @ k.transpose(-1, -2) / 2.0 + future
+    return Attended(phase, q, k, v, scores.softmax(-1) @ v, scores.logsumexp(-1), future, 0.5)
 
 
 FORWARD, BACKWARD = attended("forward"), attended("backward")

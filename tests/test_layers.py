@@ -102,7 +102,8 @@ MAY_IMPORT = {
     | {"sharding", "trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "vectors": {"environment"},
     "arms": DATA | {"models", "play", "vectors", "gpu"},
-    "oracles": DATA - {"recipe", "specs", "strategies", "ledger"},
+    # play.attention: what a kernel sums, of scripts' tensors as of the rules' arrays
+    "oracles": (DATA - {"recipe", "specs", "strategies", "ledger"}) | {"play.attention"},
     "oracles.state": {
         "moments",
         "case",

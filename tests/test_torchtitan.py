@@ -153,7 +153,7 @@ class _RaisingLinear(nn.Linear):
 
 def test_an_error_in_backward_names_its_linear() -> None:
     model = nn.Sequential(nn.Linear(4, 4), _RaisingLinear(4, 4), nn.Linear(4, 4))
-    watch = LayerWatch(SimpleNamespace(forward=0))
+    watch = LayerWatch(SimpleNamespace(forward=0, segment=0))
     with watch.recording():
         watch.follow(dict(model.named_children()))
         assert not watch.running()
@@ -164,7 +164,7 @@ def test_an_error_in_backward_names_its_linear() -> None:
 
 
 def test_blocks_are_recomputed_with_what_they_are_called_with_by_name() -> None:
-    place = SimpleNamespace(forward=3)
+    place = SimpleNamespace(forward=3, segment=0, segments=0)
     seen: list[tuple[int, float]] = []
 
     def block(x: torch.Tensor, *, times: float) -> torch.Tensor:

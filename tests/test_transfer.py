@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +76,33 @@ def test_every_attention_kernel_is_seen(name: str, rows: str) -> None:
     assert (first.phase, second.phase) == ("forward", "backward")
     assert first.scale == 0.25 and second.scale == 8**-0.5
     for one in watch.attention:
-        assert one.causal
+        assert torch.equal(one.added, torch.full((4, 4), -math.inf).triu(1)) and not one.unknown
         for got, want in zip(
             (one.q, one.k, one.v, one.out, one.lse), (q, k, v, out, lse), strict=True
         ):
             assert torch.equal(got, want)
+
+
+def test_what_masks_add_is_kept_with_what_being_causal_adds() -> None:
+    watch, q = AttentionWatch(lambda: "layers.0"), torch.randn(_SHAPE)
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    sees = torch.ones(1, 1, 4, 4).bool()
+    sees[..., 0] = False
+    number = torch.randn(1, 2, 4, 4).bfloat16()
+    for mask, causal in ((sees, False), (number, False), (number, True), (None, False)):
+        watch.note(kernel, (q, q, q, mask, True, 0.1, causal), {}, (q, torch.randn(_SHAPE[:3])))
+    added = [one.added for one in watch.attention]
+    future = torch.full((4, 4), -math.inf).triu(1)
+    assert torch.equal(added[0], torch.zeros(1, 1, 4, 4).masked_fill(~sees, -math.inf))
+    assert torch.equal(added[1], number.float()) and torch.equal(added[2], number.float() + future)
+    assert added[3] is None and {one.module for one in watch.attention} == {"layers.0"}
+
+
+def test_an_argument_that_nobody_here_knows_is_named() -> None:
+    watch, q = AttentionWatch(), torch.randn(_SHAPE)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention.default
+    watch.note(kernel, (q, q, q), {"window": 4}, (q, torch.randn(_SHAPE[:3])))
+    assert watch.attention[0].unknown == "window"
 
 
 def test_a_forward_that_keeps_nothing_for_a_backward_is_not_seen() -> None:

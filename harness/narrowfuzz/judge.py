@@ -18,6 +18,8 @@ from narrowfuzz.arm import SHARDED, Arm, base_of, climb, with_checkpoint
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
+from narrowfuzz.arms.modules import at_its_module, excused
+from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.sharded import pieces_of, run_sharded, sharded_traces
 from narrowfuzz.arms.training import AFTER
 from narrowfuzz.arms.twin import twin_outputs
@@ -28,6 +30,7 @@ from narrowfuzz.data import make_model_tensors, make_tensors
 from narrowfuzz.device import Device
 from narrowfuzz.drawn import Drawn, drawn_together
 from narrowfuzz.event_data import with_events
+from narrowfuzz.expect import Present
 from narrowfuzz.fold import Judgement, fold
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import gradient_names, layer_names, parameter_shapes, ties
@@ -47,7 +50,9 @@ from narrowfuzz.stateful import Stateful
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
-FRESH_DRAWS = 20
+FRESH_DRAWS, FEW_DRAWS = 20, 3
+#: Rules that hold a run to another one of the same model on the same tensors.
+_APART = frozenset({"O1", "O12", "O13"})
 #: How often a case is judged with a cure, and without it, before the cure is believed.
 _CURE_TRIES = 3
 #: Plans that are kept: those of some Specs and of their models' linears.
@@ -96,7 +101,9 @@ class Judge:
         With a ``focus`` one of a model's linears is looked at, this many-th in turn, and of other
         things a part: the cheap way to see many draws of one Spec. ``repeat`` runs every rung a
         second time if O1 is asked for. A ratio rule's divergence counts only if every one of
-        FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive.
+        FRESH_DRAWS other draws of the Spec shows it (``confirm``), else it is inconclusive; so does
+        a gradient that a user's model lacks, of fewer draws. What differs between two runs of a
+        user's model is named by the module that makes the difference.
         What the case says ran before it runs first. Raises ValueError if its recipe or backend does
         not exist.
         """
@@ -108,16 +115,17 @@ class Judge:
         repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
-        verdicts, ran = _judged(evidence, chosen), evidence.ran
+        verdicts, ran = self._placed(case, _judged(evidence, chosen)), evidence.ran
         judgement = self._fold(case, verdicts, ran)
         if judgement.causes and case.spec.native:
             spec = msgspec.structs.replace(case.spec, kernels="default")
             usual = msgspec.structs.replace(case, spec=spec)
-            verdicts += _judged(self.observe(usual, focus=focus, repeat=repeat), chosen)
+            others = _judged(self.observe(usual, focus=focus, repeat=repeat), chosen)
+            verdicts += self._placed(usual, others)
             judgement = self._fold(case, verdicts, ran)
         while confirm:
-            ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
-            chance = next((v for v in ratios if not self._holds(case, v, family)), None)
+            doubted = [(v, n) for v in judgement.causes if (n := self._draws(case, v))]
+            chance = next((v for v, n in doubted if not self._holds(case, v, family, n)), None)
             if chance is None:
                 break
             verdicts = [replace(v, status="inconclusive") if v == chance else v for v in verdicts]
@@ -200,6 +208,7 @@ class Judge:
             plan_of=self.plan_of_converted,
             plan_of_other=self.plan,
             gradients=gradient_names(case.spec),
+            excused=self._excused(case, recipe, tensors) if model.own else None,
             tied=ties(case.spec),
             layers=() if recipe.functional else layer_names(case.spec),
             pointwise=model.pointwise,
@@ -259,12 +268,52 @@ class Judge:
         subject = self.programs.subject(recipe)
         return traces_of(case, subject, self.rungs(case.spec), self._on_ranks(recipe))
 
-    def _holds(self, case: Case, verdict: Verdict, family: str) -> bool:
-        """True if other data of the same Spec and class shows the same, draw after draw."""
+    def _placed(self, case: Case, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """The verdicts; of a user's own model, what differs between two eager runs that should be
+        alike stands at the module whose own output differs first."""
+        model = MODELS.get(case.spec.model)
+
+        def elsewhere(verdict: Verdict) -> bool:
+            apart = verdict.oracle in _APART and not verdict.at.side  # else it is the cast's own
+            return verdict.status == "diverged" and apart and not ARMS[verdict.arm].compiled
+
+        if model is None or not model.own or not any(map(elsewhere, verdicts)):
+            return list(verdicts)
+        tensors = tensors_of(case, self.converting(case.spec))
+        return [
+            at_its_module(self.programs.of(case.spec, ARMS[v.arm]), tensors, v)
+            if elsewhere(v) else v
+            for v in verdicts
+        ]  # fmt: skip
+
+    def _excused(
+        self, case: Case, recipe: Recipe, tensors: dict[str, F32]
+    ) -> Callable[[frozenset[str]], frozenset[str]]:
+        """Which missing gradients of a user's model need not be there."""
+        bare = replace(recipe, convert=lambda model, spec: model, converted=None, tap=no_tap)
+
+        @lru_cache
+        def asked(names: frozenset[str]) -> frozenset[str]:
+            program = Program(case.spec, bare, base_of(case.spec), device=self.device.torch)
+            return excused(program, tensors, names)
+
+        return asked
+
+    def _draws(self, case: Case, verdict: Verdict) -> int:
+        """How many other draws must show this divergence before it counts: a ratio may be chance,
+        and so may it be that a user's own router sends nothing to an expert."""
+        if BY_NAME[verdict.oracle].strength == "ratio":
+            return FRESH_DRAWS
+        model = MODELS.get(case.spec.model)
+        own = model is not None and model.own
+        return FEW_DRAWS if own and isinstance(verdict.expect, Present) else 0
+
+    def _holds(self, case: Case, verdict: Verdict, family: str, draws: int) -> bool:
+        """True if so much other data of the same Spec and class shows the same, draw after draw."""
         wanted, base = fingerprint(verdict, family), base_of(case.spec)
         arms = frozenset({base.name, verdict.arm})
         rule = [rules_of(case.spec)[verdict.oracle]]
-        for seed in range(1000, 1000 + FRESH_DRAWS):
+        for seed in range(1000, 1000 + draws):
             data = msgspec.structs.replace(case.data, seed=seed)
             other = msgspec.structs.replace(case, data=data)
             again = self.judge(other, rule, arms, focus=1, repeat=False, confirm=False)

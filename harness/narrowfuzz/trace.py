@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import cycle
+from typing import Any, Literal, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
@@ -80,13 +82,46 @@ class LayerCall:
     batch: int = 0
     #: What the layer rounds to ``dtype`` before it uses it, where autocast makes that narrower.
     rounds: frozenset[str] = frozenset({"input", "weight", "bias"})
-    #: The run's how many-th forward it belongs to.
+    #: The run's how many-th forward it belongs to, and how many-th checkpointed call; 0: none.
     forward: int = 0
+    segment: int = 0
 
     @property
     def plain(self) -> bool:
         """True where a linear of ``dtype`` computes the same from the same tensors."""
         return self.dtype == "fp32" or {"input", "weight"} <= self.rounds
+
+
+class Called(Protocol):
+    """A call of a module, in which phase and as part of what."""
+
+    @property
+    def module(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def forward(self) -> int: ...
+    @property
+    def segment(self) -> int: ...
+
+
+C = TypeVar("C", bound=Called)
+
+
+def repeated(calls: Iterable[C]) -> Iterator[tuple[C, C]]:
+    """Each recomputed call behind the forward call it repeats: of the same checkpointed call in the
+    same forward, in order. A graph that runs backward again recomputes again."""
+    first: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
+    again: defaultdict[tuple[str, int, int], list[C]] = defaultdict(list)
+    for call in calls:
+        (again if call.phase == "recompute" else first)[
+            call.module, call.forward, call.segment
+        ].append(call)
+    for place, repeats in again.items():
+        in_order = sorted(repeats, key=lambda call: call.index)
+        yield from zip(cycle(first[place]), in_order, strict=False)
 
 
 @dataclass(frozen=True)
@@ -113,10 +148,15 @@ class AttentionCall:
     v: F32
     out: F32
     lse: F32
-    causal: bool
+    #: What is added to the scores, -inf where a query does not see a key; None: nothing.
+    added: F32 | None
     scale: float
     #: Of q, k and v.
     dtype: str = "fp32"
+    #: The module that called it, "" where none is known.
+    module: str = ""
+    #: An argument that changes the scores in a way that is not known here.
+    unknown: str = ""
 
 
 #: What colours a terminal, and all else that is no text.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import read
@@ -16,8 +17,16 @@ from narrowfuzz.numerics.formats import F32, FORMATS, round_to
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.kernels import MULTIPLIES, check_kernels, check_weight_copies
 from narrowfuzz.oracles.layers import layer_evidences, layer_spec, layer_tensors
-from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
+from narrowfuzz.oracles.recompute import (
+    check_checkpoint,
+    check_recompute,
+    check_statistics,
+    row_sum_excess,
+)
 from narrowfuzz.oracles.whole import check_ratio, check_strict
+from narrowfuzz.play.attention import scores
+from narrowfuzz.play.check import statistics
+from narrowfuzz.play.taps import Attended
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Site, SiteTrace, Trace
 from narrowfuzz.verdict import Verdict
@@ -361,28 +370,82 @@ class TestRecomputeCompiled:
         assert self.judge(forward, backward).status == "not_applicable"
 
 
-def attention(phase: Any, seed: int = 0, *, causal: bool = True) -> AttentionCall:
-    """One head of 6 rows, with the log-sum-exp and the output that belong to it."""
+CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
+#: What masks add to the scores of 6 rows.
+MASKS = {
+    "none": None,
+    "causal": CAUSAL,
+    "two documents": np.where(np.arange(6)[:, None] // 3 == np.arange(6) // 3, CAUSAL, -np.inf),
+    "padding": np.where(np.arange(6) < 4, 0.0, -np.inf)[None, None, None],
+    "ALiBi": CAUSAL - 0.5 * np.abs(np.arange(6)[:, None] - np.arange(6)),
+    "least number": np.where(CAUSAL == 0, 0.0, -3.4e38),
+    "a row that sees nothing": np.where(np.arange(6)[:, None] == 2, -np.inf, CAUSAL),
+    "a row of least numbers": np.where(np.arange(6)[:, None] == 2, -3.4e38, CAUSAL),
+}
+
+
+def attention(phase: Any, seed: int = 0, *, mask: str = "causal") -> AttentionCall:
+    """Two heads of 6 rows, with the log-sum-exp and the output that belong to them."""
     q, k, v = (numbers(1, 2, 6, 4, seed=seed + i) for i in range(3))
+    added = None if MASKS[mask] is None else MASKS[mask].astype(np.float32)  # type: ignore[union-attr]
     scores = q.astype(np.float64) @ np.swapaxes(k, -1, -2) * 0.5
-    if causal:
-        scores = np.where(np.triu(np.ones((6, 6), bool), 1), -np.inf, scores)
-    lse = np.log(np.exp(scores).sum(-1))
-    out = np.exp(scores - lse[..., None]) @ v
-    return AttentionCall(
-        phase, q, k, v, out.astype(np.float32), lse.astype(np.float32), causal, 0.5
-    )
+    scores = scores if added is None else scores + added
+    with np.errstate(divide="ignore", invalid="ignore"):
+        highest = scores.max(-1, keepdims=True)
+        sums = np.exp(scores - highest).sum(-1)
+        # of a row that sees nothing torch's kernels on a CPU give 0
+        lse = np.where(np.isfinite(highest[..., 0]), highest[..., 0] + np.log(sums), 0.0)
+        out = np.exp(scores - lse[..., None]) @ v
+    return AttentionCall(phase, q, k, v, out.astype(np.float32), lse.astype(np.float32), added, 0.5)
+
+
+def attended(call: AttentionCall) -> Attended:
+    """The same call as a script sees it."""
+    tensors = (torch.from_numpy(getattr(call, name)) for name in ("q", "k", "v", "out", "lse"))
+    added = None if call.added is None else torch.from_numpy(call.added)
+    return Attended(call.phase, *tensors, added, call.scale, call.module, call.unknown)
 
 
 class TestStatistics:
     def judge(self, *calls: AttentionCall) -> list[Verdict]:
         return found(check_statistics, evidence_of({"inductor": Trace("", attention=calls)}))
 
-    @pytest.mark.parametrize("causal", [False, True])
-    def test_a_backward_that_got_its_forwards_tensors_passes(self, causal: bool) -> None:
-        pair = (attention(phase, causal=causal) for phase in ("forward", "backward"))
-        other = attention("forward", seed=20, causal=causal)
+    @pytest.mark.parametrize("mask", MASKS)
+    def test_a_backward_that_got_its_forwards_tensors_passes(self, mask: str) -> None:
+        pair = (attention(phase, mask=mask) for phase in ("forward", "backward"))
+        other = attention("forward", seed=20, mask=mask)
         assert [v.status for v in self.judge(other, *pair)] == ["ok"]
+
+    @pytest.mark.parametrize("mask", MASKS)
+    def test_a_backward_that_got_another_mask_is_found(self, mask: str) -> None:
+        forward, backward = (attention(phase, mask=mask) for phase in ("forward", "backward"))
+        seen = np.zeros((6, 6), np.float32) if backward.added is None else backward.added
+        another = replace(backward, added=seen - np.float32(0.5) * np.eye(6, dtype=np.float32))
+        (verdict,) = self.judge(forward, another)
+        assert (verdict.status, verdict.symptom) == ("diverged", "probabilities do not sum to 1")
+
+    @pytest.mark.parametrize("mask", MASKS)
+    def test_the_script_asks_the_same(self, mask: str) -> None:
+        """What a finding's script says of the same calls, sound and with another log-sum-exp."""
+        for far in (0.0, 2.0**-6):
+            calls = [attention(phase, mask=mask) for phase in ("forward", "backward")]
+            calls = [replace(call, lse=call.lse + np.float32(far)) for call in calls]
+            adds = evidence_of({}).accumulators["attention fp32"]
+            excess, allowed = row_sum_excess(calls[1], adds)
+            assert (excess > 1.0) is (far > 0) and allowed > 0
+            assert statistics([attended(call) for call in calls], allowed)[1] is (far > 0)
+
+    def test_what_is_not_known_of_the_scores_is_inconclusive(self) -> None:
+        calls = [replace(attention(phase), unknown="alibi_slopes", lse=attention(phase).lse + 1)
+                 for phase in ("forward", "backward")]  # fmt: skip
+        (verdict,) = self.judge(*calls)
+        assert verdict.status == "inconclusive" and "alibi_slopes" in verdict.why
+        assert not statistics([attended(call) for call in calls], 2.0**-10)[1]
+
+    def test_the_module_that_called_attention_is_named(self) -> None:
+        one, two = (replace(attention("forward", seed=s), module=f"layers.{s}") for s in (0, 30))
+        (verdict,) = self.judge(one, two, replace(attention("backward", 30), lse=two.lse + 1))
+        assert verdict.symptom == "log-sum-exp of no forward" and verdict.at.layer == "layers.30"
 
     def test_heads_of_queries_may_share_keys_and_values(self) -> None:
         def grouped(phase: Any) -> AttentionCall:
@@ -446,7 +509,11 @@ class TestStatistics:
     def test_scores_too_large_to_sum_are_inconclusive(self) -> None:
         huge = [replace(attention(p), q=attention(p).q * np.float32(2.0**24))
                 for p in ("forward", "backward")]  # fmt: skip
-        assert [v.status for v in self.judge(*huge)] == ["inconclusive"]
+        summed = scores(huge[0].q.astype(np.float64), huge[0].k, huge[0].scale, huge[0].added)
+        theirs = [replace(call, lse=summed.max(-1).astype(np.float32)) for call in huge]
+        assert [v.status for v in self.judge(*theirs)] == ["inconclusive"]
+        # that all probabilities are 0 is sure even so
+        assert [v.status for v in self.judge(*huge)] == ["diverged"]
 
     def test_zeros_are_inconclusive_unless_something_is_in_their_place(self) -> None:
         none = np.zeros((1, 2, 6, 4), np.float32)

@@ -37,13 +37,14 @@ def calls_of(
     *,
     inverse: bool,
 ) -> tuple[LayerCall, ...]:
-    """What was recorded; layers named in ``shared`` share their weight with others, ``rounds`` are
-    what a layer rounds under autocast, and scales of operands may be ``inverse``."""
+    """What was recorded of linears; parameters named in ``shared`` get gradients from others, too,
+    ``rounds`` are what a layer rounds under autocast, and scales of operands may be ``inverse``."""
     closed = []
     for call in calls:
-        if call.module in shared:
-            call.outputs.pop("grad_weight", None)
-        if "output" in call.outputs:
+        for role in ("weight", "bias"):
+            if f"{call.module}.{role}" in shared:
+                call.outputs.pop(f"grad_{role}", None)
+        if "output" in call.outputs and call.weight is not None:
             closed.append(_close(call, plan, rounds, inverse))
     return tuple(closed)
 
@@ -67,6 +68,7 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
         call.tensors["input"].shape[0] if call.tensors["input"].dim() == 3 else 0,
         rounds,
         call.forward,
+        call.segment,
     )
 
 

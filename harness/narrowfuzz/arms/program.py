@@ -38,6 +38,7 @@ from narrowfuzz.play import converted, player
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
+from narrowfuzz.play.running import Running
 from narrowfuzz.play.taps import Attended, AttentionWatch, Product
 from narrowfuzz.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace import ErrorPhase, RunError, Trace, message_of
@@ -121,6 +122,21 @@ class Program:
         self.ran = True
         return _Run(self, tensors, spec or self.spec, tap, focus, events).trace()
 
+    def watched(self, tensors: dict[str, F32]) -> tuple[Trace, list[Call]]:
+        """An eager model's run, and the calls of all its modules: what they were given and
+        returned; none where it fails."""
+        if self.error is not None:
+            return Trace(self.arm.name, error=self.error), []
+        run = _Run(self, tensors, self.spec, True, None, None)
+        assert run.layers is not None
+        run.layers.everything = True
+        trace = run.trace()
+        return trace, run.layers.calls if trace.error is None and not trace.void else []
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The model's modules by all their names."""
+        return dict(self._model.named_modules(remove_duplicate=False))
+
 
 @dataclass(frozen=True)
 class _Left:
@@ -167,7 +183,8 @@ class _Run:
         self.layers: LayerWatch | None = None
         #: Watching attention means watching every operator: not worth it on every draw.
         attends = program.description.attends and (focus is None or focus % 4 == 0)
-        self.watch = AttentionWatch() if attends and not self.arm.compiler else None
+        self.running = Running()
+        self.watch = AttentionWatch(self.running) if attends and not self.arm.compiler else None
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.training)
 
@@ -238,8 +255,13 @@ class _Run:
         self._follow()
 
     def _follow(self) -> None:
-        if self.layers is not None:
-            model = self.training.model
+        if self.layers is None:
+            return
+        model = self.training.model
+        self.running.follow(model)
+        if self.layers.everything:
+            self.layers.follow({name: m for name, m in model.named_modules() if name})
+        else:
             self.layers.follow(layers_of(model, self.program._linears, self.focus))
 
     def _trace_of(self, left: _Left) -> Trace:
@@ -249,7 +271,7 @@ class _Run:
         attention = attention_of(left.attention)
         plan, census = self.plan, program._census
         if self.layers is not None:
-            shared = frozenset(name.rpartition(".")[0] for name in program._shared)
+            shared = frozenset((*program._shared, *program._shared.values()))
             autocast = program.recipe.autocast if spec.narrowed else None
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(
@@ -282,6 +304,7 @@ class _Run:
             elif self.layers is not None:
                 stack.enter_context(set_checkpoint_early_stop(False))
                 stack.enter_context(self.layers.recording())
+                stack.callback(self.running.leave)
                 self._follow()
                 stack.enter_context(self._tapped(self.layers.emit, self.layers.wanted))
                 if self.watch is not None:

@@ -226,7 +226,7 @@ def _arguments(
 def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:
     """One rank's, or one piece's."""
     outputs = {name: fp32_array(t).copy() for name, t in played.results.items()}
-    shared = frozenset(name.rpartition(".")[0] for name in ties(spec))
+    shared = frozenset((*ties(spec), *ties(spec).values()))
     plan, inverse = recipe.plan(spec), recipe.inverse_scales
     calls = calls_of(played.calls, plan, shared, ROUNDED, inverse=inverse)
     return Trace(arm, outputs, calls=calls)

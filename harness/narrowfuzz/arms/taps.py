@@ -70,8 +70,11 @@ def attention_of(attention: Iterable[Attended]) -> tuple[AttentionCall, ...]:
 
 def _attention(one: Attended) -> AttentionCall:
     q, k, v, out, lse = (fp32_array(t) for t in (one.q, one.k, one.v, one.out, one.lse))
-    dtype = DTYPE_NAME[one.q.dtype]
-    return AttentionCall(one.phase, q, k, v, out, lse, one.causal, one.scale, dtype)  # type: ignore[arg-type]
+    added = None if one.added is None else fp32_array(one.added)
+    return AttentionCall(
+        one.phase, q, k, v, out, lse, added, one.scale, DTYPE_NAME[one.q.dtype],  # type: ignore[arg-type]
+        one.module, one.unknown,
+    )  # fmt: skip
 
 
 class CompiledTap:

@@ -14,20 +14,19 @@ from narrowfuzz.catalog import MODELS
 @cache
 def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter, tied ones once."""
-    module = MODELS[spec.model].build(spec, dtype=torch.float32, device="meta")
-    return {name: tuple(p.shape) for name, p in module.named_parameters()}
+    return {name: tuple(p.shape) for name, p in _bare(spec).named_parameters()}
 
 
 @cache
 def layer_names(spec: Spec) -> tuple[str, ...]:
     """``linear_names`` of the Spec's model."""
-    return linear_names(MODELS[spec.model].build(spec, dtype=torch.float32, device="meta"))
+    return linear_names(_bare(spec))
 
 
 @cache
 def ties(spec: Spec) -> dict[str, str]:
     """``tied_names`` of the Spec's model."""
-    return tied_names(MODELS[spec.model].build(spec, dtype=torch.float32, device="meta"))
+    return tied_names(_bare(spec))
 
 
 @cache
@@ -36,11 +35,18 @@ def gradient_names(spec: Spec) -> frozenset[str]:
     if not spec.trains:
         return frozenset()
     model = MODELS[spec.model]
-    module = model.build(spec, dtype=torch.float32, device="meta")
-    names = {f"{name}.grad" for name, p in module.named_parameters() if p.requires_grad}
+    names = {f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad}
     if spec.direct:
         names = {"grad_weight", "grad_bias"} if spec.bias else {"grad_weight"}
     return frozenset(names if model.takes_ids else names | {"grad_input"})
+
+
+def _bare(spec: Spec) -> nn.Module:
+    """The Spec's model, to be asked only. A user's is built on the CPU, and there it stays: on its
+    way to another kind of tensor a module gives each of its names a parameter of its own, and what
+    was tied is not."""
+    model = MODELS[spec.model]
+    return model.build(spec, dtype=torch.float32, device="cpu" if model.own else "meta")
 
 
 def linear_names(module: nn.Module) -> tuple[str, ...]:

@@ -56,15 +56,18 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
 
 def _complete(evidence: Evidence, arm: str) -> Verdict:
     expected = evidence.gradients | {"output"}
-    missing = sorted(expected - set(evidence.traces[arm].outputs))
+    absent = frozenset(expected - set(evidence.traces[arm].outputs))
+    if absent and evidence.excused is not None:
+        absent -= evidence.excused(absent)
+    missing = sorted(absent)
     census = evidence.traces[arm].census
     if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
         why = "conversion changed which parameters require one: the census says so"
         return plain("contract", arm, "backward", "not_applicable", why)
     if not missing:
         return plain("contract", arm, "backward", "ok")
-    lost_bias = all(name == "grad_bias" or name.endswith("bias.grad") for name in missing)
-    if lost_bias and "bias_ignored" in evidence.deviations:
+    biases = {"grad_bias", *(f"{layer}.bias.grad" for layer in evidence.layers)}
+    if biases.issuperset(missing) and "bias_ignored" in evidence.deviations:
         known = evidence.deviations["bias_ignored"]
         return plain("contract", arm, "backward", "ok").known(known)
     return Verdict(

@@ -64,6 +64,8 @@ class Evidence:
     layers: tuple[str, ...] = ("proj",)
     #: Gradients a backward must leave.
     gradients: frozenset[str] = frozenset()
+    #: Of gradients that are not there, those that need not be; None: all that are named must be.
+    excused: Callable[[frozenset[str]], frozenset[str]] | None = None
     #: True: nothing but linears and pointwise operations.
     pointwise: bool = True
     #: The linear that makes the model's output, used once and by nothing else; "" if none does.

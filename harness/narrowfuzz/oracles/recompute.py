@@ -6,9 +6,7 @@ and log-sum-exp) must belong to it.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -24,8 +22,9 @@ from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.oracles.evidence import Evidence, same_bits
 from narrowfuzz.oracles.oracle import first, number, plain
 from narrowfuzz.oracles.whole import equal_outputs
+from narrowfuzz.play.attention import scores, sums_to_one
 from narrowfuzz.schedule.events import Forward, Step
-from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Trace
+from narrowfuzz.trace import AttentionCall, Multiplied, Seen, Trace, repeated
 from narrowfuzz.verdict import Status, Verdict
 
 
@@ -93,7 +92,7 @@ def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
 def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
     pairs = [
         ((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors)
-        for f, r in recomputed_calls(trace)
+        for f, r in repeated(trace.calls)
     ]
     if not trace.calls:
         forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
@@ -126,19 +125,6 @@ def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
 #: A layer, its call and its recompute.
 _Place = tuple[str, int, int]
 _ALONE: _Place = ("", 0, 0)
-
-
-def recomputed_calls(trace: Trace) -> Iterator[tuple[LayerCall, LayerCall]]:
-    """Each recomputed call behind the forward call it repeats: of the same forward, in order. A
-    graph that runs backward again recomputes again."""
-    first: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)
-    again: defaultdict[tuple[str, int], list[LayerCall]] = defaultdict(list)
-    for call in trace.calls:
-        calls = again if call.phase == "recompute" else first
-        calls[call.module, call.forward].append(call)
-    for place, repeats in again.items():
-        in_order = sorted(repeats, key=lambda call: call.index)
-        yield from zip(cycle(first[place]), in_order, strict=False)
 
 
 def _same_seen(arm: str, place: _Place, side: str, x: Seen, y: Seen) -> Verdict:
@@ -239,9 +225,6 @@ def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
     return verdict
 
 
-_ATTENTION = At(what="attention", phase="backward")
-
-
 def check_statistics(evidence: Evidence) -> Iterator[Verdict]:
     """O18: attention's backward gets the q, k, v of its forward, and statistics that fit them."""
     for arm, trace in evidence.traces.items():
@@ -259,15 +242,16 @@ def _statistics(
     arm: str, call: AttentionCall, forward: list[AttentionCall], adds: Accumulator
 ) -> Verdict:
     """The forward whose log-sum-exp was kept, then the rows' sums of probabilities."""
+    place = At(what="attention", phase="backward", layer=_caller(call, forward))
     kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
     if not kept:
         return Verdict(
-            "O18", arm, "output", "diverged", "log-sum-exp of no forward", _ATTENTION,
+            "O18", arm, "output", "diverged", "log-sum-exp of no forward", place,
             "statistics that no forward returned", Own("the forward's"),
         )  # fmt: skip
     if not any(_same_array(f.out, call.out) for f in kept):
         return Verdict(
-            "O18", arm, "output", "diverged", "output of another forward", _ATTENTION,
+            "O18", arm, "output", "diverged", "output of another forward", place,
             "an output that does not belong to its log-sum-exp", Own("the forward's"),
         )  # fmt: skip
     for name in ("q", "k", "v"):
@@ -277,22 +261,36 @@ def _statistics(
             at = first(bad)
             return Verdict(
                 "O18", arm, "output", "diverged", "attention's inputs moved after forward",
-                At(what="attention", phase="backward", name=name, index=at),
+                msgspec.structs.replace(place, name=name, index=at),
                 f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
                 Own(number(getattr(kept[0], name)[at])), factor=row_sum_excess(call, adds)[0],
             )  # fmt: skip
+    if call.unknown:
+        why = f"what the kernel's argument {call.unknown} does to the scores is not known"
+        return plain("O18", arm, "output", "inconclusive", why)
     excess, allowed = row_sum_excess(call, adds)
     if allowed == 0.0:
         return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:
         return Verdict(
-            "O18", arm, "output", "diverged", "probabilities do not sum to 1", _ATTENTION,
+            "O18", arm, "output", "diverged", "probabilities do not sum to 1", place,
             f"a row that is off by {excess * allowed:.3g}",
             Own(f"1 within {allowed:.3g}", bits(allowed)), factor=excess,
         )  # fmt: skip
     if not any(getattr(call, name).any() for name in ("q", "k", "v")):
         return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
     return plain("O18", arm, "output", "ok")
+
+
+def _caller(call: AttentionCall, forward: list[AttentionCall]) -> str:
+    """The module that called the forward which shares most with this backward; "" if none does."""
+
+    def shared(one: AttentionCall) -> int:
+        parts = ("q", "k", "v", "lse", "out")
+        return sum(_same_array(getattr(one, name), getattr(call, name)) for name in parts)
+
+    best = max(forward, key=shared, default=None)
+    return best.module if best is not None and shared(best) else ""
 
 
 def _same_array(x: Any, y: Any) -> bool:
@@ -304,31 +302,34 @@ def row_sum_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float
     where no row can be judged.
 
     Bound. A score q.k of d products errs by what the accumulator does (``sum_radius``, with one
-    rounding of the result) and by what bound 3.2 lets a kernel flush, the kept log-sum-exp by one
-    fp32 rounding and by what exponential and sum of the kernel err, at most 2^-12 together for up
-    to 4096 terms. With delta twice their sum (two passes), each probability moves by a factor
-    within e^(+-delta), so their sum by at most e^delta - 1. Rows whose delta exceeds 1/2 say
-    nothing.
+    rounding of the result) and by what bound 3.2 lets a kernel flush, and where a mask is added by
+    one more rounding of it and of the sum; the kept log-sum-exp by one fp32 rounding and by what
+    exponential and sum of the kernel err, at most 2^-12 together for up to 4096 terms. With delta
+    twice their sum (two passes), each probability moves by a factor within e^(+-delta), so their
+    sum by at most e^delta - 1. A probability below e^-200 even so is none: of 4096 such the sum is
+    nothing beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 say nothing.
     """
     with np.errstate(all="ignore"):
         q, k = call.q.astype(np.float64), call.k.astype(np.float64)
+        summed = scores(q, k, call.scale, None)
         k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)  # heads of queries may share one
-        scores = q @ np.swapaxes(k, -1, -2) * call.scale
         size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
         sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)
         least = (FORMATS[call.dtype].min_normal,) * 2
         heads = zip(q.reshape(-1, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), strict=True)
         radius = np.stack([sum_radius(one, other, adds, 1, least) for one, other in heads])
-        allowed = radius.reshape(scores.shape) + FLUSH32 * (2 * q.shape[-1] + sums)
+        allowed = radius.reshape(summed.shape) + FLUSH32 * (2 * q.shape[-1] + sums)
         reach = allowed * call.scale
-        lse = call.lse.astype(np.float64).reshape(scores.shape[:-1])
-        if call.causal:
-            future = np.triu(np.ones(scores.shape[-2:], dtype=bool), 1)
-            scores = np.where(future, -np.inf, scores)
-            reach = np.where(future, 0.0, reach)
-        total = np.exp(scores - lse[..., None]).sum(axis=-1)
+        lse = call.lse.astype(np.float64).reshape(summed.shape[:-1])
+        if call.added is not None:
+            masked = summed + call.added
+            reach = reach + U32 * (np.abs(summed) + np.abs(masked))
+            summed = masked
+        none = (summed == -np.inf) | (summed + 2.0 * reach < lse[..., None] - 200.0)
+        reach = np.where(none, 0.0, reach)
+        total = np.exp(summed - lse[..., None]).sum(axis=-1)
         delta = 2.0 * (reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
-        judged = np.isfinite(lse) & (delta < 0.5)
+        judged = sums_to_one(summed, lse) & (delta < 0.5)
         if not judged.any():
             return 0.0, 0.0
         bound = np.expm1(delta)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from narrowfuzz.play.attention import scores, sums_to_one
 from narrowfuzz.play.taps import Attended, Product
 
 Results = Mapping[str, torch.Tensor]
@@ -120,12 +121,12 @@ def statistics(attention: Sequence[Attended], allowed: float) -> Sentence:
         for name in "qkv":
             changed = [(plain(getattr(f, name)) != plain(getattr(a, name))).sum() for f in kept]
             moved += int(min(changed, default=0))
-        scores = a.q.double() @ a.k.double().transpose(-1, -2) * a.scale
-        if a.causal:
-            future = torch.ones(scores.shape[-2:], device=scores.device).triu(1).bool()
-            scores = scores.masked_fill(future, float("-inf"))
-        lse = a.lse.double().reshape(scores.shape[:-1])
-        off = ((scores - lse.unsqueeze(-1)).exp().sum(-1) - 1).abs()[lse.isfinite()]
+        if a.unknown:
+            continue
+        summed = scores(a.q.double(), a.k.double(), a.scale, a.added)
+        lse = a.lse.double().reshape(summed.shape[:-1])
+        total = (summed - lse.unsqueeze(-1)).exp().sum(-1)
+        off = (total - 1).abs()[sums_to_one(summed, lse)]
         worst = max([worst, *off.nan_to_num(nan=math.inf).flatten().tolist()])
     sentence = (
         f"{len(backwards)} attention backwards, {lost} with statistics of no forward; elements of "

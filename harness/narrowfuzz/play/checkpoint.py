@@ -42,17 +42,21 @@ def recomputing(
 
 
 def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:
-    """The same, and during a recompute ``place.forward`` is the forward that it belongs to."""
+    """The same, and during a recompute ``place.forward`` is the forward that it belongs to, and
+    ``place.segment`` the checkpointed call that it repeats: a block that a forward calls twice is
+    recomputed last call first."""
 
     def checkpointed(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        number = place.forward
+        place.segments += 1
+        numbers = place.forward, place.segments
 
         def again(*args: Any, **named: Any) -> Any:
-            now, place.forward = place.forward, number
+            now = place.forward, place.segment
+            place.forward, place.segment = numbers
             try:
                 return function(*args, **named)
             finally:
-                place.forward = now
+                place.forward, place.segment = now
 
         return how(again, *args, **named)
 

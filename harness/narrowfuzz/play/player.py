@@ -61,9 +61,9 @@ def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> An
 class Training:
     """A model as far as it is trained: how it is called and how another one is made and prepared,
     what opens a region, runs a backward, loads a state, hands it on and follows a step; its
-    optimizer if any, the state it began with, the event and the forward that run, and input and
-    output of each forward whose graph exists. Of a library's layers ``hear`` gets what happens, and
-    where it happens stands in ``at``."""
+    optimizer if any, the state it began with, the event, the forward and the checkpointed call that
+    run, and input and output of each forward whose graph exists. Of a library's layers ``hear``
+    gets what happens, and where it happens stands in ``at``."""
 
     model: Any
     call: Any = None
@@ -76,6 +76,8 @@ class Training:
     began: Any = None
     event: int = -1
     forward: int = 0
+    segment: int = 0
+    segments: int = 0
     live: dict[int, Any] = field(default_factory=dict)
     regions: list[Any] = field(default_factory=list)
     stepped: Any = None

@@ -7,7 +7,7 @@ what is traced.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -52,8 +52,13 @@ class Attended:
     v: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor
-    causal: bool
+    #: What is added to the scores, -inf where a query does not see a key; None: nothing.
+    added: torch.Tensor | None
     scale: float
+    #: The module that called it, "" where none is known.
+    module: str = ""
+    #: An argument that changes the scores in a way that is not known here.
+    unknown: str = ""
 
 
 #: Scaled multiplies and the names of their positional arguments.
@@ -65,14 +70,24 @@ SCALED = {
 }  # fmt: skip
 #: Attention kernels: flash (for_cpu), efficient and cudnn.
 ATTENTION = ("_scaled_dot_product_flash", "_scaled_dot_product_eff", "_scaled_dot_product_cudnn")
+#: Their arguments that are known, and so what the scores are made of. Dropout is not among that: it
+#: comes behind the sums.
+KNOWN = {
+    "query", "key", "value", "scale", "is_causal", "attn_mask", "attn_bias", "dropout_p", "out",
+    "logsumexp", "grad_out", "grad_out_", "grad_input_mask", "return_debug_mask",
+    "compute_log_sumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed",
+    "philox_offset",
+}  # fmt: skip
 
 
 class AttentionWatch(TorchDispatchMode):
-    """Records the arguments of attention kernels, forward and backward."""
+    """Records the arguments of attention kernels, forward and backward; ``running`` names the
+    module that calls one."""
 
-    def __init__(self) -> None:
+    def __init__(self, running: Callable[[], str] = lambda: "") -> None:
         super().__init__()
         self.attention: list[Attended] = []
+        self.running = running
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass(a) for a in args if isinstance(a, torch.Tensor)):
@@ -95,10 +110,31 @@ class AttentionWatch(TorchDispatchMode):
             return  # nothing is kept for a backward
         # some keep a dimension of one behind the rows, some more rows than there are
         lse = copied(lse).reshape(*q.shape[:2], -1)[..., : q.shape[-2]]
-        causal = bool(named.get("is_causal", False))
+        mask = next(
+            (named[n] for n in ("attn_mask", "attn_bias") if named.get(n) is not None), None
+        )
+        added = to_add(q, k, mask, causal=bool(named.get("is_causal", False)))
         scale = float(named.get("scale") or q.shape[-1] ** -0.5)
         phase = "backward" if backward else "forward"
-        self.attention.append(Attended(phase, q, k, v, copied(out), lse, causal, scale))
+        unknown = next((n for n in named if n not in KNOWN and named[n] is not None), "")
+        self.attention.append(
+            Attended(phase, q, k, v, copied(out), lse, added, scale, self.running(), unknown)
+        )
+
+
+def to_add(q: Any, k: Any, mask: Any, *, causal: bool) -> Any:
+    """What a kernel adds to the scores of q and k in fp32, for a mask and for being causal; None
+    for neither."""
+    with unseen():
+        added = None
+        if mask is not None and mask.dtype == torch.bool:
+            added = torch.zeros(mask.shape, device=q.device).masked_fill(~mask, float("-inf"))
+        elif mask is not None:
+            added = mask.detach().float().clone()
+        if causal:
+            rows = torch.full((q.shape[-2], k.shape[-2]), float("-inf"), device=q.device).triu(1)
+            added = rows if added is None else added + rows
+        return added
 
 
 class KernelWatch(AttentionWatch):

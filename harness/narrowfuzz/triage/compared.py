@@ -115,8 +115,8 @@ def _bias_gradient(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compar
 def _two_runs(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
     """A result of two arms, or of two runs of one, that must leave the same bits."""
     name, expect = verdict.at.name, verdict.expect
-    if not isinstance(expect, Same) or verdict.at.what != "result":
-        return None
+    if not isinstance(expect, Same) or verdict.at.what != "result" or verdict.at.layer:
+        return None  # of a module inside, neither run has kept the result
     there = expect.at.run
     other = evidence.repeats.get(trace.arm) if there == AGAIN else evidence.traces.get(there)
     if other is None or name not in trace.outputs or name not in other.outputs:

@@ -58,7 +58,8 @@ def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
         layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
         own = next((seen for seen in layers if arm in seen.traces), None)
-        return SMALL if own is None else _of_linear(own, arm)
+        if own is not None:
+            return _of_linear(own, arm)
     if evidence.spec.direct:
         return _of_linear(evidence, verdict.arm)
     return _of_model(evidence, verdict.arm)

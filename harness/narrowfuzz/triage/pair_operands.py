@@ -11,8 +11,7 @@ from narrowfuzz.numerics.formats import FORMATS, Format, decode
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.quantiser import expected_codes, expected_scale
-from narrowfuzz.oracles.recompute import recomputed_calls
-from narrowfuzz.trace import Seen, Trace
+from narrowfuzz.trace import Seen, Trace, repeated
 from narrowfuzz.triage.pair import Compared, exactly
 from narrowfuzz.verdict import Verdict
 
@@ -90,7 +89,7 @@ def recomputed(evidence: Evidence, trace: Trace, verdict: Verdict) -> Recomputed
             return None
         tensors = evidence.tensors
         return Recomputed(getattr(forward, side), getattr(again, side), tensors, tensors)
-    for first, later in recomputed_calls(trace):
+    for first, later in repeated(trace.calls):
         if (later.module, later.index) == (at.layer, at.call):
             before, after = (
                 getattr(c.sites[0], side) if c.sites else Seen() for c in (first, later)

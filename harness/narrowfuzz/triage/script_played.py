@@ -22,6 +22,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.play import (
+    attention,
     check,
     checkpoint,
     converted,
@@ -48,7 +49,7 @@ from narrowfuzz.triage.script_parts import (
 from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
-SOURCES = (kernels, layers, checkpoint, literal, taps, player, converted, check)
+SOURCES = (kernels, layers, checkpoint, literal, taps, attention, player, converted, check)
 #: What the lines use that are written here.
 _IMPORTS = "import ctypes, math, re\nimport torch"
 

@@ -1,0 +1,22 @@
+"""What an attention kernel sums, of numpy's arrays as of torch's tensors: it imports neither, so
+that rule and script ask the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def scores(q: Any, k: Any, scale: float, added: Any) -> Any:
+    """What the exponential is taken of, [batch, heads, rows, columns]: heads of queries may share
+    one of keys, and a mask is ``added`` (None: there is none)."""
+    share = q.shape[1] // k.shape[1]
+    k = k[:, [head // share for head in range(q.shape[1])]]
+    found = q @ k.swapaxes(-1, -2) * scale
+    return found if added is None else found + added
+
+
+def sums_to_one(scores: Any, lse: Any) -> Any:
+    """Of which rows exp(scores - lse) has the sum 1: not of those whose keys are all masked, and
+    whose log-sum-exp kernels give as they like, nor of those whose log-sum-exp says nothing: of
+    2^20 one rounding of fp32 is 1/16."""
+    return (scores > float("-inf")).any(-1) & (abs(lse) < 2.0**20)
