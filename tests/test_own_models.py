@@ -17,6 +17,7 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import layer_names
 from narrowfuzz.own_models import known_as, register
+from narrowfuzz.own_models.calls import asked
 from narrowfuzz.play.own import imported
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
@@ -24,6 +25,7 @@ from narrowfuzz.specs import fixed
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.verdict import fingerprint
+from torch import nn
 
 prepare()
 settle()
@@ -58,6 +60,7 @@ def case_of(model: Model, recipe: str = "torch.bf16", **changes: object) -> Case
     [
         ("raise RuntimeError('no weights here')", "importing it raised RuntimeError: no weights"),
         ("import nothing_like_it", "importing it raised ModuleNotFoundError"),
+        ("import nothing_like_it.at_all", "install nothing_like_it where narrowfuzz runs"),
         ("def other(): pass", "there is no function build in it"),
         ("def build(dim): pass", "build wants dim: give it a default, or values by Literal"),
         ("def build(): raise OSError('no such checkpoint')", "build() raised OSError: no such"),
@@ -69,10 +72,33 @@ def case_of(model: Model, recipe: str = "torch.bf16", **changes: object) -> Case
         ("def build(): return nn.Linear(4, 4), torch.ones(2, 5)", "raised RuntimeError: mat1"),
         ("def build(): return nn.Linear(4, 4, device='meta'), torch.ones(2, 4)", "built on meta"),
         ("def build(): return nn.Linear(4, 4), torch.ones(0, 4)", "it needs rows and features"),
-        ("def build(): return nn.Linear(4, 4), torch.ones(5000, 4)", "it has 5000 rows"),
+        ("def build(): return nn.Linear(1, 1), torch.ones(2**20 + 1, 1)", "it has 1048577 rows"),
         (
             "def build(): return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.ones(2, 4)",  # noqa: E501
-            "a forward changes its buffer 1.running_mean",
+            "a forward changes its buffer 1.running_mean, running statistics of BatchNorm1d, so "
+            "that no two runs are alike: build it in eval mode, or with track_running_stats=False",
+        ),
+        (
+            """
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+def build(): return Detached(4, 4), torch.ones(2, 4)
+""",
+            "nothing that it returns has a gradient",
+        ),
+        (
+            """
+class Counted(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+    def forward(self, x):
+        self.count += 1
+        return super().forward(x)
+def build(): return Counted(), torch.ones(2, 4)
+""",
+            "a forward changes its buffer count, so that no two runs are alike",
         ),
         (
             """
@@ -126,6 +152,259 @@ def test_shapes_precision_and_blocks_are_the_examples(own: Callable[..., str]) -
     assert pictures.linears == ("model.head",) and pictures.fixed["dtype"] == "fp32"
     # 4 * 3 * 16 rows of 16 pixels in, 4 * (32 + 1024) numbers out in as many rows
     assert (pictures.fixed["m"], pictures.fixed["k"], pictures.fixed["n"]) == (192, 16, 22)
+
+
+EVERY_SECOND = """
+class EverySecond(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, self.calls = nn.Linear(8, 8), 0
+    def forward(self, x):
+        self.calls += 1
+        y = self.proj(x)
+        return y * 1.125 if self.calls % {every} == 0 else y
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), EverySecond(), nn.Linear(8, 8)])
+    def forward(self, ids):
+        h = self.table(ids)
+        for block in self.blocks:
+            h = h + block(h)
+        return h
+def build(): return Whole(), torch.randint(16, (2, 4))
+"""
+REPEATS = {
+    "a clock": "x * (1 + time.perf_counter_ns() % 1000 * 2.0**-12)",
+    "a list that grows": "x * (1 + 0.125 * kept(self))",
+    "a generator of its own": "x + torch.rand(x.shape, generator=GENERATOR)",
+    "numpy's fresh generator": "x * float(np.random.default_rng().random())",
+}
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_forward_that_differs_is_refused_by_the_name_of_its_module(
+    own: Callable[..., str], every: int
+) -> None:
+    with pytest.raises(ValueError, match=r"^model mine\.py:build: ") as caught:
+        register(own(EVERY_SECOND.format(every=every)))
+    assert "give something else is blocks.1 (EverySecond), and" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("formula", REPEATS.values(), ids=REPEATS)
+def test_what_is_kept_or_read_from_outside_is_refused(
+    own: Callable[..., str], formula: str
+) -> None:
+    text = f"""
+import time, numpy as np
+GENERATOR = torch.Generator()
+def kept(module):
+    module.list = [*getattr(module, "list", []), 1]
+    return len(module.list)
+class Own(nn.Module):
+    def forward(self, x):
+        return {formula}
+def build(): return nn.Sequential(nn.Linear(8, 8), Own(), nn.Linear(8, 8)), torch.ones(4, 8)
+"""
+    with pytest.raises(ValueError, match=r"give something else is 1 \(Own\), and"):
+        register(own(text))
+
+
+@pytest.mark.parametrize("draw", ["random.random()", "float(np.random.rand())"])
+def test_random_numbers_of_another_generator_are_refused_where_they_matter(
+    own: Callable[..., str], draw: str
+) -> None:
+    text = f"""
+import random, numpy as np
+class Dropped(nn.Module):
+    def forward(self, x):
+        return x if {draw} < 0.5 else 0 * x
+def build(): return nn.Sequential(nn.Linear(8, 8), Dropped()), torch.ones(4, 8)
+"""
+    with pytest.raises(ValueError, match=r"cannot be repeated: 1 \(Dropped\) draws from"):
+        register(own(text))
+    # as some models do that could drop a layer, and are told not to
+    (model,) = register(own(text.replace("< 0.5", "< 2"), name="never.py"))
+    assert not model.random
+
+
+def test_memory_that_nobody_wrote_is_refused_and_what_is_written_is_not(
+    own: Callable[..., str],
+) -> None:
+    text = """
+class Halves(nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        y[..., :ROWS] = x[..., :ROWS]
+        return y
+def build(): return nn.Sequential(nn.Linear(8, 8), Halves(), nn.GELU()), torch.ones(4, 8)
+"""
+    with pytest.raises(ValueError, match=r"nobody wrote: the output of 1 \(Halves\) is NaN"):
+        register(own(text.replace("ROWS", "7")))
+    assert not register(own(text.replace("ROWS", "8"), name="whole.py"))[0].random
+
+
+def test_whether_it_draws_is_read_from_the_generator(own: Callable[..., str]) -> None:
+    """With stochastic depth of 0.01 four outputs are mostly equal."""
+    text = """
+class Depth(nn.Module):
+    def forward(self, x):
+        return x if torch.rand(()) > 0.01 else 0 * x
+def build(): return nn.Sequential(nn.Linear(8, 8), Depth()), torch.ones(4, 8)
+"""
+    assert register(own(text))[0].random
+
+
+def test_generators_are_left_as_they_were(own: Callable[..., str]) -> None:
+    import random
+
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    drawn = [random.random(), np.random.rand(), torch.rand(()).item()]
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    threads = torch.get_num_threads()
+    text = "def build(): return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.ones(4, 8)"
+    answer = asked(nn.Dropout(0.5), lambda: torch.rand(3))
+    register(own(text))
+    assert answer.moved == ["torch"] and torch.get_num_threads() == threads
+    assert [random.random(), np.random.rand()] == drawn[:2]
+
+
+IDS = """
+class Model(nn.Module):
+    def __init__(self, many=50304):
+        super().__init__()
+        self.words, self.places = nn.Embedding(many, 8), nn.Embedding(16, 8)
+        self.kinds, self.head = nn.Embedding(2, 8), nn.Linear(8, 4)
+    def forward(self, input_ids, token_type_ids=None, attention_mask=None, labels=None):
+        places = torch.arange(input_ids.shape[1])
+        kinds = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        h = self.words(input_ids) + self.places(places) + self.kinds(kinds)
+        if attention_mask is not None:
+            h = h * attention_mask.unsqueeze(-1)
+        logits = self.head(h)
+        if labels is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
+"""
+MASK = "attention_mask=torch.ones(2, 8), "
+
+
+@pytest.mark.parametrize(
+    "ids", ["torch.randint(50304, (2, 8))", "torch.zeros(2, 8, dtype=torch.long)",
+            "torch.arange(8).repeat(2, 1)"],
+)  # fmt: skip
+def test_ids_are_those_of_the_table_that_the_input_reaches(
+    own: Callable[..., str], ids: str
+) -> None:
+    """Not of positions or of kinds of tokens, which are fewer."""
+    (model,) = register(own(f"{IDS}def build(): return Model(), {ids}"))
+    assert model.takes_ids and model.fixed["n"] == 50304 and model.fixed["k"] == 4
+
+
+@pytest.mark.parametrize(
+    "more", ["", "token_type_ids=torch.zeros(2, 8).long(), ", MASK, MASK.replace("8)", "8).long()")]
+)
+def test_what_is_called_by_names_keeps_its_labels_masks_and_kinds(
+    own: Callable[..., str], more: str
+) -> None:
+    (model,) = register(own(f"""{IDS}
+def build():
+    ids, labels = torch.randint(50304, (2, 8)), torch.randint(4, (2, 8))
+    return Model(), dict({more}input_ids=ids, labels=labels)
+"""))  # fmt: skip
+    spec = case_of(model, "torch.fp32", dtype="fp32").spec
+    module = model.build(spec, dtype=torch.float32, device="cpu")
+    if "ones(2, 8), " in more:  # a mask of floats stands first, and is what a user gives first
+        assert module.driven == "attention_mask"
+        return
+    assert module.driven == "input_ids" and model.fixed["n"] == 50304
+    ids = torch.randint(50304, (2, 8))
+    loss, logits = module.model(**{**module.given, "input_ids": ids})
+    assert torch.equal(module(ids).reshape(-1)[:65], torch.cat([loss[None], logits.flatten()]))
+
+
+RETURNED = """
+import collections, dataclasses, typing
+@dataclasses.dataclass
+class Record:
+    loss: torch.Tensor
+    hidden: tuple
+class Named(typing.NamedTuple):
+    loss: torch.Tensor
+    hidden: tuple
+class Output(collections.OrderedDict): pass
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(8, 4)
+    def forward(self, x):
+        y = self.proj(x)
+        return Kind(loss=y.sum(), hidden=(y, None))
+def build(): return Model(), torch.ones(2, 8)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Record", "Named", "Output", "dict"])
+def test_records_and_mappings_may_come_out(own: Callable[..., str], kind: str) -> None:
+    (model,) = register(own(RETURNED.replace("Kind(", f"{kind}(")))
+    assert model.fixed["n"] * 2 >= 9
+    judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(
+        case_of(model, "torch.fp32", dtype="fp32")
+    )
+    assert judgement.ran and not judgement.causes
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "heads", "width"), [(32000, 4, 320), (128256, 2, 160), (262144, 1, 40)]
+)
+def test_vocabularies_and_widths_of_real_models_are_judged_as_they_are(
+    own: Callable[..., str], vocabulary: int, heads: int, width: int
+) -> None:
+    """Head sizes of 80 and 40, and 32k to 256k ids."""
+    text = f"""{BLOCK}
+def build():
+    lm = llama.Llama({vocabulary}, {width}, 96, {heads}, 1)
+    return lm.to(torch.bfloat16), torch.randint({vocabulary}, (1, 8))
+"""
+    (model,) = register(own(text))
+    assert (model.fixed["n"], model.fixed["k"]) == (vocabulary, vocabulary)
+    case = case_of(model)
+    assert load_case(dump_case(case)) == case
+    judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case)
+    assert judgement.ran and not judgement.causes
+    assert tensors_of(case, RECIPES["torch.bf16"])["input"].max() > 0.5 * vocabulary
+
+
+def test_what_is_built_in_eval_mode_stays_in_it(own: Callable[..., str]) -> None:
+    text = """
+def build():
+    norm = nn.BatchNorm1d(8).eval()
+    return nn.Sequential(nn.Linear(8, 8), norm, nn.Dropout(0.5)), torch.ones(4, 8)
+"""
+    (model,) = register(own(text))
+    spec = case_of(model, "torch.fp32", dtype="fp32").spec
+    module = model.build(spec, dtype=torch.float32, device="cpu")
+    assert [m.training for m in module.train().model] == [True, False, True]
+    assert not any(m.training for m in module.eval().model)
+    events = (Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Forward())
+    case = case_of(model, "torch.fp32", dtype="fp32", events=events)
+    assert not Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case).causes
+
+
+def test_parameters_that_no_gradient_reaches_are_noted(own: Callable[..., str]) -> None:
+    text = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle, self.frozen = (nn.Linear(8, 8) for _ in range(3))
+        self.frozen.requires_grad_(False)
+    def forward(self, x):
+        return self.used(x) + self.idle(x).detach() + self.frozen(x)
+def build(): return Model(), torch.ones(2, 8)
+"""
+    assert register(own(text))[0].unreached == ("idle.weight", "idle.bias")
 
 
 def test_a_model_that_draws_random_numbers_is_known_as_such(own: Callable[..., str]) -> None:
@@ -294,13 +573,16 @@ def test_a_finding_of_another_size_is_made_smaller_and_is_the_same_cause(
         + """
 class Odd(nn.Sequential):
     def forward(self, x):
-        self.calls = getattr(self, "calls", 0) + 1
-        return super().forward(x) * (1 + 2.0**-6 * (self.calls % 2))
+        recomputed = torch._C._current_autograd_node() is not None
+        return super().forward(x * (1 + 2.0**-6 * recomputed))
 """
     )
     models = register(own(text))
-    judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
-    cases = [case_of(model, "torch.fp32", dtype="fp32") for model in (models[0], models[3])]
+    judge = Judge(RECIPES, Ledger([]), frozenset({"eager", "eager+checkpoint"}))
+    cases = [
+        case_of(model, "torch.fp32", dtype="fp32", checkpoint="full")
+        for model in (models[0], models[3])
+    ]
     causes = [judge.judge(case).causes[0] for case in cases]
     wanted, other = (
         fingerprint(cause, judge.family(case.spec))

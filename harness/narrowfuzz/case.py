@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import msgspec
 from msgspec import Meta
 
-from narrowfuzz.catalog import LIBRARY, MODELS, unknown_model
+from narrowfuzz.catalog import LIBRARY, MODELS, title_of, unknown_model
 from narrowfuzz.older_cases import upgraded
 from narrowfuzz.schedule.events import (
     Backward,
@@ -155,9 +155,10 @@ class Sharding(
 
 
 ALONE = Sharding()
-#: The most rows, features or token ids of a case.
-LARGEST = 4096
-Dim = Annotated[int, Meta(ge=0, le=LARGEST)]
+#: The most rows, features or token ids of a case of our models, and of a user's, which has the
+#: sizes that it was built with.
+LARGEST, LARGEST_OWN = 4096, 1 << 20
+Dim = Annotated[int, Meta(ge=0, le=LARGEST_OWN)]
 Exponent = Annotated[int, Meta(ge=-60, le=60)]
 HexBits = Annotated[str, Meta(pattern=r"^0x[0-9a-f]{8}\Z")]
 
@@ -412,12 +413,26 @@ def load_case(raw: bytes) -> Case:
         if version < 1:
             raise ValueError(f"case has schema {version}: the first schema is 1")
         if version < 6:
-            return msgspec.convert(upgraded(msgspec.json.decode(raw)), Case)
-        return msgspec.json.decode(raw, type=Case)
+            case = msgspec.convert(upgraded(msgspec.json.decode(raw)), Case)
+        else:
+            case = msgspec.json.decode(raw, type=Case)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"not a valid case: {error}{_known(str(error))}") from None
     except RecursionError:
         raise ValueError("not a valid case: nested too deeply") from None
+    for one in (case, *case.history):
+        _check_sizes(one.spec)
+    return case
+
+
+def _check_sizes(spec: Spec) -> None:
+    """A file may ask for no more of our models than is drawn of them."""
+    largest = LARGEST_OWN if title_of(spec.model) else LARGEST
+    for name, size in (("m", spec.m), ("k", spec.k), ("n", spec.n)):
+        if size > largest:
+            raise ValueError(
+                f"not a valid case: Expected `int` <= {largest}, got {size} - at `$.spec.{name}`"
+            )
 
 
 _NO_SUCH_VALUE = re.compile(r"Invalid enum value .* - at `\$\.(spec|data)\.(\w+)`\Z")

@@ -73,6 +73,8 @@ class Model:
     #: True: a user's (``own_models``), whose linears these are.
     own: bool = False
     linears: tuple[str, ...] = ()
+    #: A user's parameters that train, and get no gradient from what it returns for the example.
+    unreached: tuple[str, ...] = ()
     #: False of a user's that is called with other values than its defaults.
     by_default: bool = True
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.own_models.dims import choices, combinations, size
-from narrowfuzz.own_models.source import Source, refused, said, source_of
+from narrowfuzz.own_models.source import Source, raised, refused, source_of
 from narrowfuzz.own_models.trial import tried
 
 __all__ = ["known_as", "register", "source_of"]
@@ -42,7 +42,7 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
     try:
         build = getattr(imported(source.where), source.build, None)
     except (Exception, SystemExit) as error:
-        raise refused(source, f"importing it raised {said(error)}") from error
+        raise refused(source, raised("importing it", error)) from error
     if not callable(build):
         raise refused(source, f"there is no function {source.build} in it")
     try:
@@ -56,10 +56,12 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
     smaller = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] < mine]
     return Model(
         source.name, source.title, "OwnModel",
-        lambda spec: (source.where, source.build, spec.tokens, spec.width, dims), "block",
+        lambda spec: (
+            source.where, source.build, spec.tokens, spec.width, dims, facts.driven
+        ), "block",
         wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
         regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
-        linears=facts.linears, by_default=not source.dims,
+        linears=facts.linears, by_default=not source.dims, unreached=facts.unreached,
     )  # fmt: skip
 
 

@@ -66,3 +66,12 @@ def said(error: BaseException) -> str:
     """An error's class and first line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def raised(doing: str, error: BaseException) -> str:
+    """What was raised while ``doing`` something, and what helps where that is known."""
+    what = f"{doing} raised {said(error)}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"{what}; install {package} where narrowfuzz runs, or run narrowfuzz where it is"
+    return what

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from narrowfuzz.case import LARGEST
-from narrowfuzz.own_models.source import Source, refused, said
+from narrowfuzz.case import LARGEST_OWN
+from narrowfuzz.own_models.source import Source, raised, refused
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from narrowfuzz.own_models.calls import Answer
+    from narrowfuzz.own_models.ids import Lookup
+    from narrowfuzz.play.own import OwnModel
+
+    Refuse = Callable[[str], ValueError]
 
 _HOW = "it must return a module and what that is called with: a tensor, a tuple, or a dict by name"
 
@@ -29,28 +36,22 @@ class Facts:
     blocks: tuple[str, ...]
     #: Fields of a Spec that it leaves no choice of.
     fixed: dict[str, Any]
+    #: Place or name of what a case's input takes the place of.
+    driven: Any
+    #: Parameters that train, and get no gradient from what it returns for the example.
+    unreached: tuple[str, ...]
 
 
 def tried(source: Source) -> Facts:
-    """Build it, call it twice, and see. Raises ValueError for what cannot be judged."""
+    """Build it, call it several times, and see. Raises ValueError for what cannot be judged."""
     import torch
     from torch import nn
 
-    from narrowfuzz.play.own import OwnModel, driven, imported
+    from narrowfuzz.own_models.ids import driven, lookups, vocabulary
+    from narrowfuzz.play.own import OwnModel
 
     refuse = partial(refused, source)
-    try:
-        torch.manual_seed(0)
-        made = getattr(imported(source.where), source.build)(**dict(source.dims))
-    except (Exception, SystemExit) as error:
-        raise refuse(f"{source.build}() raised {said(error)}") from error
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise refuse(f"{source.build}() gives {_kind(made)}; {_HOW}")
-    module, given = made
-    values = given.values() if isinstance(given, dict) else given
-    values = tuple(values) if not isinstance(values, torch.Tensor) else (values,)
-    if not any(isinstance(value, torch.Tensor) for value in values):
-        raise refuse(f"{source.build}() gives no tensor to call the model with; {_HOW}")
+    module, given = _built(source, refuse)
     elsewhere = {t.device.type for t in (*module.parameters(), *module.buffers())} - {"cpu"}
     if elsewhere:
         raise refuse(f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU, where "
@@ -58,31 +59,40 @@ def tried(source: Source) -> Facts:
     linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise refuse("it has no nn.Linear: there is nothing that a recipe would quantise")
-    own = OwnModel(source.where, source.build, 1, 1, dict(source.dims))
-    example = own.given[driven(own.given)]
-    ids = not example.is_floating_point()
-    if example.dim() == 0 or not example.numel():
-        raise refuse(f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
-                     "rows and features")  # fmt: skip
-    fixed = _sizes(example, ids)
     dtype = _dtype(next(iter(linears.values())).weight)
     if not dtype:
         kind = str(next(iter(linears.values())).weight.dtype).removeprefix("torch.")
         raise refuse(f"its first linear is {kind}: fp32, bf16 and fp16 can be judged")
-    outputs = [_outputs(own, source, seed, refuse) for seed in (1, 2)]
-    if _buffers(module) != _buffers(own.model):
-        raise refuse(f"{source.build}() gives other buffers each time: seed what it draws")
-    numel = sum(t.numel() for t in outputs[0])
-    if not numel:
-        raise refuse("it returns no tensor of floats: there is nothing to compare")
+    make = partial(OwnModel, source.where, source.build, 1, 1, dict(source.dims))
+    with _one_thread():
+        probe = make(next(key for key, v in given.items() if isinstance(v, torch.Tensor)))
+        with lookups() as found, torch.no_grad():
+            _calling(probe, source, refuse)(probe.given[probe.driven])
+        own = make(driven(probe.given, found))
+        called, example = _calling(own, source, refuse), own.given[own.driven]
+        ids = not example.is_floating_point()
+        if example.dim() == 0 or not example.numel():
+            raise refuse(f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
+                         "rows and features")  # fmt: skip
+        answers, unreached = _answers(own, example, called, refuse)
+        if _buffers(module) != _buffers(own.model):
+            raise refuse(f"{source.build}() gives other buffers each time: seed what it draws")
+
+        def again(other: torch.Tensor) -> Sequence[Lookup]:
+            with lookups() as found, torch.no_grad():
+                called(other)
+            return found
+
+        count = vocabulary(example, found, again) if ids else 0
+    fixed = _sizes(example, ids)
     tokens = fixed["m"] * (fixed["batch"] or 1)
-    fixed["k" if ids else "n"] = math.ceil(numel / tokens)
+    fixed["k" if ids else "n"] = math.ceil(sum(t.numel() for t in answers[0].floats) / tokens)
     if ids:
-        fixed["n"] = min(_vocabulary(module, example), LARGEST)
+        fixed["n"] = min(count, LARGEST_OWN)
     largest = max(fixed["m"], fixed["k"], fixed.get("n", 1))
-    if largest > LARGEST:
+    if largest > LARGEST_OWN:
         raise refuse(
-            f"it has {largest} rows or features in or out, and {LARGEST} is the most that is "
+            f"it has {largest} rows or features in or out, and {LARGEST_OWN} is the most that is "
             "judged: build it with fewer tokens, less width or vocabulary"
         )
     fixed |= {
@@ -92,32 +102,134 @@ def tried(source: Source) -> Facts:
         "dynamic": False,
         "dtype": dtype,
     }
-    random = any(not torch.equal(a, b) for a, b in zip(*outputs, strict=True))
     names = tuple(f"model.{name}".rstrip(".") for name in linears)
-    return Facts(ids, random, names, _blocks(module), fixed)
+    random = any("torch" in answer.moved for answer in answers)
+    return Facts(ids, random, names, _blocks(module), fixed, own.driven, unreached)
 
 
-def _outputs(own: Any, source: Source, seed: int, refuse: Any) -> list[torch.Tensor]:
-    """What one call returns, with the random numbers of this seed."""
+def _built(source: Source, refuse: Refuse) -> tuple[nn.Module, dict[Any, Any]]:
+    """What ``build`` gives, if that is a module and something to call it with."""
+    import torch
+    from torch import nn
+
+    from narrowfuzz.play.own import by_place, imported
+
+    try:
+        torch.manual_seed(0)
+        made = getattr(imported(source.where), source.build)(**dict(source.dims))
+    except (Exception, SystemExit) as error:
+        raise refuse(raised(f"{source.build}()", error)) from error
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise refuse(f"{source.build}() gives {_kind(made)}; {_HOW}")
+    given = by_place(made[1])
+    if not any(isinstance(value, torch.Tensor) for value in given.values()):
+        raise refuse(f"{source.build}() gives no tensor to call the model with; {_HOW}")
+    return made[0], given
+
+
+def _calling(own: OwnModel, source: Source, refuse: Refuse) -> Callable[[torch.Tensor], Any]:
+    """The model as it is called with an input; what that raises, and buffers that it changes, are
+    refused."""
+
+    def call(x: torch.Tensor) -> Any:
+        before = _buffers(own.model)
+        try:
+            given = own.called(x)
+        except Exception as error:
+            called = f"calling it with what {source.build}() gives"
+            raise refuse(raised(called, error)) from error
+        after = _buffers(own.model)
+        if changed := [name for name, then in after.items() if before.get(name) != then]:
+            raise refuse(_changing(own.model, changed[0]))
+        return given
+
+    return call
+
+
+def _changing(model: nn.Module, buffer: str) -> str:
+    """Why a buffer that a forward changes is in the way."""
+    from torch import nn
+
+    holder = model.get_submodule(buffer.rpartition(".")[0])
+    if isinstance(holder, nn.modules.batchnorm._NormBase):
+        return (
+            f"a forward changes its buffer {buffer}, running statistics of "
+            f"{type(holder).__name__}, so that no two runs are alike: build it in eval mode, or "
+            "with track_running_stats=False"
+        )
+    return (
+        f"a forward changes its buffer {buffer}, so that no two runs are alike, nor is a "
+        "recompute as its forward was: keep no count in it, or build it in eval mode"
+    )
+
+
+def _answers(
+    own: OwnModel, example: torch.Tensor, called: Callable[[torch.Tensor], Any], refuse: Refuse
+) -> tuple[list[Answer], tuple[str, ...]]:
+    """What it answers again and again to the same, and its parameters that no gradient reaches."""
+
+    from narrowfuzz.own_models.calls import CALLS, asked, forgetful, strange_generator, unwritten
+
+    def call() -> Any:
+        x = example.clone()
+        return called(x.requires_grad_() if x.is_floating_point() else x)
+
+    answers = [asked(own.model, call)]
+    first = answers[0]
+    if not sum(t.numel() for t in first.floats):
+        raise refuse("it returns no tensor of floats: there is nothing to compare")
+    if not any(t.requires_grad for t in first.floats):
+        raise refuse(
+            "nothing that it returns has a gradient: return the loss, or what it is made of, "
+            "without detach() and outside of torch.no_grad(), and with parameters that train"
+        )
+    if which := unwritten(own.model, call, first):
+        raise refuse(
+            f"it returns memory that nobody wrote: the output of {which} is NaN where torch.empty "
+            "gives NaN. Write all of what torch.empty gives, or take torch.zeros"
+        )
+    answers += [asked(own.model, call) for _ in range(CALLS - 1)]
+    if which := forgetful(answers):
+        raise refuse(
+            "with the same input and the same random numbers it gives another output each time: "
+            f"the first to get the same and give something else is {which}, and a recompute of it "
+            "is not what forward was. Keep nothing between calls (a counter, a cache), read no "
+            "clock, and draw from torch's own generator"
+        )
+    if which := strange_generator(own.model, call, first):
+        raise refuse(
+            f"its random numbers cannot be repeated: {which}, and torch.manual_seed and "
+            "checkpoints restore torch's generator alone. Draw with torch.rand or torch.bernoulli"
+        )
+    return answers, _unreached(own.model, first)
+
+
+def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...]:
+    """The parameters that train, and get no gradient from what it returned."""
     import torch
 
-    from narrowfuzz.play.own import tensors_in
-
-    before = _buffers(own.model)
-    args = copy.deepcopy([v for k, v in own.given.items() if isinstance(k, int)])
-    kwargs = copy.deepcopy({k: v for k, v in own.given.items() if isinstance(k, str)})
-    torch.manual_seed(seed)
+    ends = [t for t in answer.floats if t.requires_grad]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        return ()
     try:
-        with torch.no_grad():
-            found = tensors_in(own.model(*args, **kwargs))
-    except Exception as error:
-        called = f"calling it with what {source.build}() gives"
-        raise refuse(f"{called} raised {said(error)}") from error
-    after = _buffers(own.model)
-    if changed := [name for name, then in after.items() if before.get(name) != then]:
-        raise refuse(f"a forward changes its buffer {changed[0]}, so that no two runs are alike: "
-                     "build it without running statistics, or in eval mode")  # fmt: skip
-    return found
+        torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+    except Exception:  # noqa: BLE001 - the judge runs it again, and what it raises is a finding
+        return ()
+    return tuple(name for name, p in trained.items() if p.grad is None)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As workers run: sums over several threads may come in another order each time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sizes(example: torch.Tensor, ids: bool) -> dict[str, Any]:
@@ -126,14 +238,6 @@ def _sizes(example: torch.Tensor, ids: bool) -> dict[str, Any]:
     if len(rows) == 2 and rows[0] <= 64:
         return {"batch": rows[0], "m": rows[1], "k": features}
     return {"batch": 0, "m": math.prod(rows), "k": features}
-
-
-def _vocabulary(module: Any, example: torch.Tensor) -> int:
-    """How many ids there are: what its smallest embedding holds."""
-    from torch import nn
-
-    tables = [m.num_embeddings for m in module.modules() if isinstance(m, nn.Embedding)]
-    return min(tables) if tables else int(example.max()) + 1
 
 
 def _blocks(module: Any) -> tuple[str, ...]:
@@ -153,16 +257,11 @@ def _dtype(weight: torch.Tensor) -> str:
     return names.get(weight.dtype, "")
 
 
-def _buffers(module: Any) -> dict[str, bytes]:
+def _buffers(module: nn.Module) -> dict[str, bytes]:
     """A hash of every buffer's bytes."""
-    return {name: _hash(buffer) for name, buffer in module.named_buffers()}
+    from narrowfuzz.own_models.calls import digest
 
-
-def _hash(t: torch.Tensor) -> bytes:
-    import torch
-
-    raw = t.detach().reshape(-1).contiguous().view(torch.uint8)
-    return hashlib.sha256(raw.numpy().tobytes()).digest()
+    return {name: digest([buffer]) for name, buffer in module.named_buffers()}
 
 
 def _kind(made: Any) -> str:

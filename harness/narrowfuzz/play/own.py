@@ -5,10 +5,12 @@ A stand-alone script is written from this source, as from that of ``models.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,26 +23,38 @@ from torch import nn
 class OwnModel(nn.Module):
     """What ``build`` of a file or module gives: a model, and what it is called with.
 
-    The case's input takes the place of the first tensor there that holds floats, or of the first
-    one if all hold token ids. All floats that the model returns, one tensor after the other, are
-    the output, in rows of ``width`` with zeros at the end of the last.
+    The case's input takes the place of the tensor ``driven``: a number of an argument, or a name.
+    All floats that the model returns, one tensor after the other, are the output, in rows of
+    ``width`` with zeros at the end of the last. What is built in eval mode stays in it.
     """
 
-    def __init__(self, where: str, build: str, rows: int, width: int, dims: dict[str, Any]) -> None:
+    def __init__(
+        self, where: str, build: str, rows: int, width: int, dims: dict[str, Any], driven: Any
+    ) -> None:
         super().__init__()
-        self.rows, self.width = rows, width
+        self.rows, self.width, self.driven = rows, width, driven
         torch.manual_seed(0)
         with torch.device("cpu"):  # what builds a model may read numbers
             self.model, self.given = built(where, build, dims)
-        self.driven = driven(self.given)
+        self.evaluating = [module for module in self.model.modules() if not module.training]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def train(self, mode: bool = True) -> OwnModel:
+        super().train(mode)
+        for module in self.evaluating:
+            module.training = False
+        return self
+
+    def called(self, x: torch.Tensor) -> Any:
+        """What the model returns."""
         given = {key: handed(value, x) for key, value in self.given.items()}
         # a copy: the model may write into what it is given
         given[self.driven] = x.reshape(self.given[self.driven].shape).clone()
         args = [value for key, value in given.items() if isinstance(key, int)]
         kwargs = {key: value for key, value in given.items() if isinstance(key, str)}
-        floats = [t.reshape(-1) for t in tensors_in(self.model(*args, **kwargs))]
+        return self.model(*args, **kwargs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        floats = [t.reshape(-1) for t in floats_in(self.called(x))]
         y = floats[0] if len(floats) == 1 else torch.cat(floats)
         missing = self.rows * self.width - y.numel()
         y = F.pad(y, (0, missing)) if missing else y
@@ -72,16 +86,14 @@ def imported(where: str) -> Any:
 def built(where: str, build: str, dims: dict[str, Any]) -> tuple[Any, dict[Any, Any]]:
     """The model that ``build`` gives, and what it is called with, by place or by name."""
     model, given = getattr(imported(where), build)(**dims)
-    if isinstance(given, dict):
-        return model, given
-    return model, dict(enumerate(given if isinstance(given, (list, tuple)) else (given,)))
+    return model, by_place(given)
 
 
-def driven(given: dict[Any, Any]) -> Any:
-    """Place or name of what the case's input takes the place of."""
-    tensors = [key for key, value in given.items() if isinstance(value, torch.Tensor)]
-    floats = [key for key in tensors if given[key].is_floating_point()]
-    return (floats or tensors)[0]
+def by_place(given: Any) -> dict[Any, Any]:
+    """What a model is called with, by place or by name: of a mapping by its names."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    return dict(enumerate(given if isinstance(given, (list, tuple)) else (given,)))
 
 
 def handed(a: Any, x: torch.Tensor) -> Any:
@@ -93,9 +105,20 @@ def handed(a: Any, x: torch.Tensor) -> Any:
     return a.to(x.device, copy=True)
 
 
-def tensors_in(y: Any) -> list[torch.Tensor]:
+def floats_in(y: Any) -> list[torch.Tensor]:
     """The tensors of floats in what a model returns, in order."""
+    return [t for t in tensors_in(y) if t.is_floating_point()]
+
+
+def tensors_in(y: Any) -> list[torch.Tensor]:
+    """All tensors in it, in order: in tuples, lists, mappings and dataclasses of them."""
     if isinstance(y, torch.Tensor):
-        return [y] if y.is_floating_point() else []
-    parts = y.values() if isinstance(y, dict) else y if isinstance(y, (list, tuple)) else ()
+        return [y]
+    parts: Any = ()
+    if isinstance(y, Mapping):
+        parts = y.values()
+    elif isinstance(y, (list, tuple)):
+        parts = y
+    elif dataclasses.is_dataclass(y):
+        parts = [getattr(y, field.name) for field in dataclasses.fields(y)]
     return [t for part in parts for t in tensors_in(part)]
