@@ -15,6 +15,7 @@ from torch.nn import Linear
 
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import SHARDED, Arm, base_of, climb, with_checkpoint
+from narrowfuzz.arms.functions import derivatives_of
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
@@ -116,7 +117,11 @@ class Judge:
             verdicts += _judged(self.observe(usual, focus=focus, repeat=repeat), chosen)
             judgement = self._fold(case, verdicts, ran)
         while confirm:
-            ratios = [v for v in judgement.causes if BY_NAME[v.oracle].strength == "ratio"]
+            ratios = [
+                v for v in judgement.causes
+                # of a Function fresh directions were drawn, and no data of the case
+                if BY_NAME[v.oracle].strength == "ratio" and v.at.what != "function"
+            ]  # fmt: skip
             chance = next((v for v in ratios if not self._holds(case, v, family)), None)
             if chance is None:
                 break
@@ -205,6 +210,7 @@ class Judge:
             pointwise=model.pointwise,
             last=model.last,
             regions=model.recomputed(case.spec)[0],
+            functions=partial(derivatives_of, case.spec, self.device.torch) if model.own else None,
         )
 
     def _observe_sharded(
