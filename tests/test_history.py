@@ -12,12 +12,13 @@ from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
+from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.triage import needed, triage
-from narrowfuzz.triage.verify import RunScript
+from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.verdict import Verdict
 
 prepare()
@@ -125,3 +126,42 @@ def test_a_script_has_one_recipe() -> None:
     case = msgspec.structs.replace(case_of(9), history=(other,))
     with pytest.raises(ValueError, match=r"torch.bf16 ran before, and a script has one recipe"):
         write_script(case, cause, recipes()[case.spec.recipe])
+
+
+OWN = """
+import torch
+from torch import nn
+class Drifts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+    def forward(self, x):
+        again = torch._C._current_autograd_node() is not None  # in backward, so recomputed
+        return self.proj(x * 1.01 if again else x)
+def build():
+    return Drifts(), torch.zeros(4, 8)
+"""
+
+
+@pytest.mark.heavy
+def test_a_users_model_is_there_in_the_process_that_runs_the_past(tmp_path: Path) -> None:
+    (tmp_path / "drifts.py").write_text(OWN)
+    text = f"{tmp_path / 'drifts.py'}:build"
+    (model,) = register(text)
+    spec = Spec(recipe="torch.fp32", model=model.name, checkpoint="full", **model.fixed)
+    case = Case(spec=spec, data=DataSpec(seed=9))
+    past = [msgspec.structs.replace(case, data=DataSpec(seed=i)) for i in range(12)]
+    judge = Judge(recipes(), Ledger([]))
+    cause = next(v for v in judge.judge(case).causes if v.oracle == "O13")
+    rules = [oracle.name for oracle in needed("O13")]
+
+    def some(*models: str) -> list[tuple[Case, Verdict]]:
+        found = histories(
+            judge, case, cause, past, run_script, rules=rules, models=models, seconds=20.0
+        )
+        return list(found)
+
+    ((longer, there),) = some(text)
+    assert len(longer.history) == 1 and there.symptom == cause.symptom
+    # nobody names its file: each process raises, on a line as long as the past, and shows nothing
+    assert some() == []

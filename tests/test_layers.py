@@ -154,7 +154,7 @@ MAY_IMPORT = {
         "programs",
     },
     "overlay": {"te_on_cpu"},
-    "triage": JUDGED | {"overlay", "plants", "vectors", "watch"},
+    "triage": JUDGED | {"overlay", "own_models", "plants", "vectors", "watch"},
     "watch": {"__init__", "address", "content", "exits"},
     "own_models": {"case", "catalog", "play"},
     "campaign": JUDGED

@@ -20,9 +20,10 @@ import msgspec
 #: tensor: all of an operand, by its checksum. significand: of a code, without its exponent.
 #: attention: an argument of an attention kernel. state: scale and window of a slot. pending: what a
 #: library set aside. error: how a run ended. module: what a conversion made of a model.
+#: function: an argument of an autograd.Function.
 What = Literal[
     "result", "codes", "scale", "amax", "values", "significand", "source", "tensor", "product",
-    "attention", "state", "cast", "pending", "error", "module",
+    "attention", "state", "cast", "pending", "error", "module", "function",
 ]  # fmt: skip
 AtPhase = Literal["", "convert", "forward", "recompute", "backward", "collective", "optimizer"]
 #: Of what was multiplied.

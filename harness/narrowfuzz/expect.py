@@ -176,9 +176,22 @@ class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True
         return self.dtype
 
 
+class DerivativeOf(msgspec.Struct, frozen=True, tag="derivative", forbid_unknown_fields=True):
+    """The slope of a user's ``autograd.Function`` along one direction, by finite differences in
+    float64, and their error."""
+
+    function: str
+    slope: str
+    error: str
+
+    def __str__(self) -> str:
+        error = f"{read(self.error):.1g}"
+        return f"{number(read(self.slope))} +- {error} by finite differences of its forward"
+
+
 Expect = (
     Is | Within | OneOf | Same | Near | Ordered | Sum | Runs | Refuses | Present | State | MadeBy
-    | Formats | Typed | Own
+    | Formats | Typed | DerivativeOf | Own
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch.nn import Linear
 
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import SHARDED, Arm, base_of, climb, with_checkpoint
+from narrowfuzz.arms.functions import derivatives_of
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
@@ -214,6 +215,7 @@ class Judge:
             pointwise=model.pointwise,
             last=model.last,
             regions=model.recomputed(case.spec)[0],
+            functions=partial(derivatives_of, case.spec, self.device.torch) if model.own else None,
         )
 
     def _observe_sharded(
@@ -302,6 +304,8 @@ class Judge:
     def _draws(self, case: Case, verdict: Verdict) -> int:
         """How many other draws must show this divergence before it counts: a ratio may be chance,
         and so may it be that a user's own router sends nothing to an expert."""
+        if verdict.at.what == "function":
+            return 0  # fresh directions were drawn, and no data of the case
         if BY_NAME[verdict.oracle].strength == "ratio":
             return FRESH_DRAWS
         model = MODELS.get(case.spec.model)

@@ -159,6 +159,33 @@ class AttentionCall:
     unknown: str = ""
 
 
+@dataclass(frozen=True)
+class Derivative:
+    """One argument of one ``autograd.Function`` of a user's: the slope of its forward in float64,
+    by finite differences with their error, and what its backward gives, along one direction."""
+
+    #: ``module.qualname``.
+    function: str
+    #: The module that was running.
+    module: str
+    #: As ``forward`` names it.
+    argument: str
+    #: Why nothing can be said; "".
+    why: str
+    slope: float
+    error: float
+    backward: float
+    #: What these may differ by.
+    allowed: float
+    #: Root mean square of the difference over all directions, a share of the slopes'.
+    off: float
+
+    @property
+    def wrong(self) -> bool:
+        """The backward is not the derivative of the forward."""
+        return not self.why and abs(self.backward - self.slope) > self.allowed
+
+
 #: What colours a terminal, and all else that is no text.
 _CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 

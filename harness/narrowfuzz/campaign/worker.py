@@ -365,7 +365,7 @@ class Worker:
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
             scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
-            shown=lambda found: self.out.send(("shown", found)),
+            models=self.config.own, shown=lambda found: self.out.send(("shown", found)),
         )  # fmt: skip
         result = with_first_bad(
             result, plant=self.config.plant, device=self.judge.device.name, seconds=left

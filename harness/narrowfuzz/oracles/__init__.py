@@ -20,6 +20,7 @@ from narrowfuzz.oracles.ladder import check_ladder
 from narrowfuzz.oracles.library.table import OF_LIBRARY
 from narrowfuzz.oracles.oracle import Kind, Oracle, Reads
 from narrowfuzz.oracles.own_backward import check_own_backward
+from narrowfuzz.oracles.own_functions import check_own_functions
 from narrowfuzz.oracles.quantiser import check_amax, check_cast, check_scale
 from narrowfuzz.oracles.recompute import check_checkpoint, check_recompute, check_statistics
 from narrowfuzz.oracles.relations_recipe import check_copies, check_recipe
@@ -139,6 +140,10 @@ OF_CONVERTED: tuple[Oracle, ...] = (
     Oracle(
         "O22", "backward of its own forward", "ratio", "C", "one linear makes the output",
         check_own_backward, _WHOLE | {"O8", "O9"}, scope="case",
+    ),
+    Oracle(
+        "O24", "own autograd.Functions", "ratio", "C", "a model of a user's that calls some",
+        check_own_functions, scope="case", reads=("derivatives",),
     ),
     Oracle(
         "R1", "scale the input", "exact", "C", "scaling is exact",

@@ -19,7 +19,7 @@ from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.numerics.reference import Quantised, Scale
 from narrowfuzz.oracles.reference import Reference, alone
-from narrowfuzz.trace import Seen, Trace
+from narrowfuzz.trace import Derivative, Seen, Trace
 
 #: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
 #: a relation ("" for none).
@@ -80,6 +80,8 @@ class Evidence:
     approximate: frozenset[str] = frozenset()
     #: Arms that did not do what their name says, and why; they have no trace.
     void: Mapping[str, str] = field(default_factory=dict)
+    #: Derivatives of a user's own autograd.Functions; None where the model is no user's.
+    functions: Callable[[], tuple[Derivative, ...]] | None = None
     #: True of a single linear that conversion leaves alone.
     unconverted: bool = False
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from narrowfuzz.arm import BY_NAME, EAGER
 from narrowfuzz.case import Spec
@@ -17,6 +18,7 @@ from narrowfuzz.power.falsify import Numbers, Operands
 from narrowfuzz.trace import (
     AttentionCall,
     Change,
+    Derivative,
     LayerCall,
     Multiplied,
     RunError,
@@ -219,6 +221,26 @@ def changed_unasked(trace: Trace, plan: Plan) -> Trace | None:
         return None
     change = Change("own forward lost", "proj", "its own", "nn.Module's")
     return replace(trace, census=replace(trace.census, changes=(*trace.census.changes, change)))
+
+
+def of_derivatives(numbers: Numbers) -> Perturbation:
+    """What backwards of a user's own Functions give, falsified."""
+
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
+        functions = evidence.functions
+        if functions is None or not functions() or arm != evidence.base:
+            return None
+
+        def falsified() -> tuple[Derivative, ...]:
+            return tuple(replace(d, backward=_number(numbers, d.backward)) for d in functions())
+
+        return _with(evidence, replace(evidence, functions=falsified))
+
+    return Perturbation(numbers.name, "a Function's backward", change)
+
+
+def _number(numbers: Numbers, x: float) -> float:
+    return float(numbers.change(np.asarray([x], np.float32))[0])
 
 
 def without(name: str) -> Falsified:

@@ -12,6 +12,7 @@ from narrowfuzz.power.perturbation import (
     Perturbation,
     changed_unasked,
     mute,
+    of_derivatives,
     of_rerun,
     of_trace,
     operands,
@@ -61,6 +62,7 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
         for name in ("lse", "out", "q", "k", "v")
         for perturbation in _each(f"attention's {name}", statistics, NUMBERS, name)
     ),
+    "derivatives": tuple(map(of_derivatives, NUMBERS)),
     "results again": _each("results again", outputs, NUMBERS, made=of_rerun),
     "operands again": _each("operands again", operands, CODES, made=of_rerun),
     "scales again": _each("scales again", operands, SCALES, made=of_rerun),

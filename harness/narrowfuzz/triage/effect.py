@@ -54,6 +54,8 @@ def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
         return _of_library(evidence, verdict)
     if isinstance(evidence, ShardedEvidence):
         return _of_ranks(evidence)
+    if verdict.at.what == "function" and evidence.functions is not None:
+        return max((d.off for d in evidence.functions() if d.wrong), default=SMALL)
     if verdict.at.layer:
         layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name

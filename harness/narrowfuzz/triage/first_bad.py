@@ -43,7 +43,7 @@ def first_bad(
         path.write_text(script)
         watch = [sys.executable, "-m", "narrowfuzz", "watch", "--out", str(out), "--"]
         command = watch + script_command(path, plant=plant, device=device)
-        code, _ = ended(command, script_environment(folder), seconds)
+        code, _, _ = ended(command, script_environment(folder), seconds)
         if code is None or not (out / REPORT).exists():
             return []
         report = msgspec.json.decode((out / REPORT).read_bytes(), type=Report)

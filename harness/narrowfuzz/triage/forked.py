@@ -19,7 +19,7 @@ from pathlib import Path
 
 from narrowfuzz import vectors
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.triage.verify import ScriptRun, tidy
+from narrowfuzz.triage.verify import ScriptRun, script_ran
 
 _POLL = 0.02
 #: A script that neither ends nor can be ended is given up so much later.
@@ -57,10 +57,11 @@ class ForkedScripts:
             ended, until = Path(folder) / "ended", time.monotonic() + timeout + _SLACK
             while not ended.exists() and time.monotonic() < until:
                 time.sleep(_POLL)
-            if not ended.exists() or ended.read_text() == "None":
-                return ScriptRun(None, f"no verdict within {timeout:.0f} s")
-            output = (Path(folder) / "output").read_text(errors="replace")
-            return ScriptRun(int(ended.read_text()), tidy(output))
+            told = ended.read_text() if ended.exists() else "None"
+            if told == "None":
+                return script_ran("", None, "", "", timeout)
+            out, err = ((Path(folder) / n).read_text(errors="replace") for n in ("out", "err"))
+            return script_ran(path.read_text(), int(told), out, err, timeout)
 
 
 def _serve(requests: int) -> None:
@@ -113,9 +114,8 @@ def _keep(path: str, plant: list[str] | None, timeout: float, folder: str) -> No
 
 def _run(path: str, plant: list[str] | None, folder: str) -> None:
     """The script as ``__main__``; this process ends with its exit code."""
-    output = os.open(Path(folder) / "output", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT), stream)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

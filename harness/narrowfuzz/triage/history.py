@@ -21,8 +21,9 @@ from narrowfuzz.environment import settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import rules_of
+from narrowfuzz.own_models import register
 from narrowfuzz.recipe import load_every
-from narrowfuzz.triage.verify import GONE, SHOWN, RunScript
+from narrowfuzz.triage.verify import GONE, GUARD, SHOWN, RunScript
 from narrowfuzz.verdict import Verdict, fingerprint
 
 #: Cases that a worker remembers.
@@ -30,15 +31,17 @@ REMEMBERED = 40
 #: Of the seconds for making it shorter, so many times more are there to find one that shows it.
 _TO_FIND = 2.0
 
-_SCRIPT = """\
-import sys
+#: The case lies beside it: a traceback quotes the line that raised.
+_SCRIPT = f"""\
+import os, sys
+{GUARD}
 from pathlib import Path
 from narrowfuzz.triage.history import show
-files = [Path(file) for file in {files!r}]
-seen = Path(__file__).parent / "seen"
 if __name__ == "__main__":  # processes that are ranks import it, too
-    sys.exit(show({case!r}, {wanted!r}, {rules!r}, {arms!r}, files, {device!r}, seen))
+    sys.exit(show(Path(__file__).parent, **{{asked!r}}))
 """
+#: Beside it: the case, and what was seen of it.
+_CASE, _SEEN = "case.json", "seen"
 
 
 def histories(
@@ -51,29 +54,33 @@ def histories(
     rules: Sequence[str],
     plant: tuple[str, str] | None = None,
     files: Sequence[Path] = (),
+    models: Sequence[str] = (),
     seconds: float = 60.0,
 ) -> Iterator[tuple[Case, Verdict]]:
     """The case with as few earlier ones as show it in a fresh process, and what is seen there.
 
     Where the case shows it alone, one of its rungs may leave what another meets: other data of the
-    case do so for a script, which plays one. ``rules`` are asked, ``files`` are recipe files; after
-    ``seconds`` no fewer are looked for."""
+    case do so for a script, which plays one. ``rules`` are asked, ``files`` are recipe files and
+    ``models`` a user's own, as the command line names them; after ``seconds`` no fewer are looked
+    for."""
     wanted = fingerprint(verdict, judge.family(case.spec))
     arms = sorted(arm.name for arm in LADDER if not arm.compiler or arm.name == verdict.arm)
 
     def seen(history: Sequence[Case], limit: float) -> Verdict | None:
-        text = _SCRIPT.format(
-            case=dump_case(msgspec.structs.replace(case, history=tuple(history))),
-            wanted=wanted, rules=list(rules), arms=arms, files=[str(file) for file in files],
-            device=judge.device.name,
-        )  # fmt: skip
-        with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as folder:
-            path = Path(folder) / "history.py"
-            path.write_text(text)
-            if not scripts(path, timeout=limit, plant=plant).shown:
+        asked = {
+            "wanted": wanted, "rules": list(rules), "arms": arms, "device": judge.device.name,
+            "files": [str(file) for file in files], "models": list(models),
+        }  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="narrowfuzz-") as name:
+            folder = Path(name)
+            path, found = folder / "history.py", folder / _SEEN
+            path.write_text(_SCRIPT.format(asked=asked))
+            longer = msgspec.structs.replace(case, history=tuple(history))
+            (folder / _CASE).write_bytes(dump_case(longer))
+            if not (scripts(path, timeout=limit, plant=plant).shown and found.is_file()):
                 return None
-            found: Verdict = pickle.loads((Path(folder) / "seen").read_bytes())
-            return found
+            verdict: Verdict = pickle.loads(found.read_bytes())
+            return verdict
 
     began = time.monotonic()
     until = began + seconds
@@ -143,23 +150,25 @@ def fewest(
 
 
 def show(
-    raw: bytes,
+    folder: Path,
+    *,
     wanted: str,
     rules: Sequence[str],
     arms: Sequence[str],
-    files: Sequence[Path],
+    files: Sequence[str],
+    models: Sequence[str],
     device: str,
-    seen: Path,
 ) -> int:
-    """1 if this process sees ``wanted`` on the case, which it leaves in the file ``seen``, else 0:
-    what a fresh process runs."""
+    """1 if this process sees ``wanted`` on the case that lies in the ``folder``, where it leaves
+    what it saw, else 0: what a fresh process runs."""
     settle()
-    case = load_case(raw)
-    judge = Judge(
-        load_every(files, case.recipes), Ledger([]), frozenset(arms), device=enter(device)
-    )
+    for model in models:
+        register(model)
+    case = load_case((folder / _CASE).read_bytes())
+    every = load_every([Path(file) for file in files], case.recipes)
+    judge = Judge(every, Ledger([]), frozenset(arms), device=enter(device))
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
     if verdict is None:
         return GONE
-    seen.write_bytes(pickle.dumps(verdict))
+    (folder / _SEEN).write_bytes(pickle.dumps(verdict))
     return SHOWN

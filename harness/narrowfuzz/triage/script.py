@@ -12,11 +12,13 @@ from narrowfuzz.arm import BY_NAME, Arm
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
+from narrowfuzz.expect import DerivativeOf
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.recipe import Recipe
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_rule
+from narrowfuzz.triage.script_function import write_function_script
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
     Tensors,
@@ -42,6 +44,8 @@ def write_script(
     """The script's text, of the case's tensors or of others, for a device as torch calls it. Raises
     ValueError for a finding no script can show by itself."""
     tensors = tensors_of(case, recipe) if tensors is None else tensors
+    if isinstance(verdict.expect, DerivativeOf):
+        return write_function_script(case.spec, verdict, device)
     if verdict.oracle == "census":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
     plain = not case.history and _is_plain(case.spec, verdict, BY_NAME[verdict.arm])

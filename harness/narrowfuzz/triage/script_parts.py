@@ -16,6 +16,7 @@ from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.overlay import laid
 from narrowfuzz.play import models, own, titan
 from narrowfuzz.triage.paste import hoisted, pasted
+from narrowfuzz.triage.verify import GUARD
 from narrowfuzz.verdict import Verdict
 
 #: Values by their names in a case.
@@ -25,10 +26,6 @@ SITE: dict[str, str] = {role: f"at[{role!r}]" for role in ROLES}
 #: The slots of a side's codes and scale in an entry of ``seen``.
 SLOT = {"a": 0, "b": 2}
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-
-
-#: Before any other import: whatever is not the script's subject ends it with 125.
-GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
 
 
 #: What is allocated from here on is filled with 0xff, NaN: what is never written shows. glibc fills

@@ -66,6 +66,7 @@ def triage(
     scripts: RunScript = run_script,
     past: Sequence[Case] = (),
     files: Sequence[Path] = (),
+    models: Sequence[str] = (),
     shown: Callable[[Triaged], None] = lambda found: None,
 ) -> Triaged:
     """Everything that happens before a divergence may be called a finding. Where no script shows it
@@ -74,7 +75,7 @@ def triage(
     ``shown`` is told of it as soon as the script of the drawn case shows it: a smaller case, whose
     script must show it, too, takes up to ``seconds`` more. ``plant``: what is planted, so that its
     script must show it with that and not without. ``past``: what ran before in this process, with
-    the recipe ``files`` that it knows.
+    the recipe ``files`` and a user's ``models`` that it knows.
     """
     confirm = partial(proven, judge, plant=plant, scripts=scripts)
     drawn = _drawn(judge, case, verdict, confirm)
@@ -99,7 +100,8 @@ def triage(
         base = drawn if compiled else small
         for longer, there in histories(
             judge, base.minimal, base.verdict, past, scripts,
-            rules=names, plant=plant, files=files, seconds=seconds * (_BUILDING if compiled else 1),
+            rules=names, plant=plant, files=files, models=models,
+            seconds=seconds * (_BUILDING if compiled else 1),
         ):  # fmt: skip
             proof = confirm(longer, there)
             small = replace(small, minimal=longer, verdict=there, proof=proof)

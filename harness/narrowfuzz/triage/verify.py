@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,23 +17,31 @@ from narrowfuzz import vectors
 
 #: Exit codes of a script: the divergence is there, it is gone, the script cannot tell here.
 SHOWN, GONE, CANNOT = 1, 0, 125
+#: The first line of a script that we write: what it does not catch ends it with CANNOT, not with
+#: the interpreter's 1.
+GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
+#: What the interpreter writes to stderr of an exception that nobody caught.
+_UNCAUGHT = re.compile(
+    r"^(Traceback \(most recent call last\):|(Syntax|Indentation|Tab)Error: )", re.MULTILINE
+)
+#: So many characters of a script's output are kept.
+_KEPT = 4000
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """Exit code and output of one fresh process. ``code`` None: it ran out of time."""
+    """Exit code and output of one fresh process. ``code`` None: it ran out of time. The last line
+    of the ``output`` is the last that the script printed, or the exception that ended it."""
 
     code: int | None
     output: str
+    #: An exception that nobody caught ended it, whatever its exit code says.
+    raised: bool = False
 
     @property
     def shown(self) -> bool:
-        """The script reached its own check and the divergence was there.
-
-        Scripts that are written by hand have no guard: a traceback of theirs exits 1, too.
-        """
-        ended = ("Traceback (most recent call last)", "SyntaxError: ", "IndentationError: ")
-        return self.code == SHOWN and not any(text in self.output for text in ended)
+        """The script reached its own check and the divergence was there."""
+        return self.code == SHOWN and not self.raised
 
     @property
     def crashed(self) -> bool:
@@ -64,17 +73,30 @@ def run_script(
     planted so."""
     command = script_command(path, plant=plant, device=device)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as cache:
-        code, output = ended(command, script_environment(Path(cache)), timeout)
+        code, out, err = ended(command, script_environment(Path(cache)), timeout)
+    return script_ran(path.read_text(), code, out, err, timeout)
+
+
+def script_ran(script: str, code: int | None, out: str, err: str, timeout: float) -> ScriptRun:
+    """What a run of this ``script`` says by its exit code, stdout and stderr, all of them.
+
+    Scripts that are written by hand have no guard: a traceback of theirs exits 1, too. Where a
+    guard stands, 1 is the script's own word, whatever a library logs.
+    """
     if code is None:
         return ScriptRun(None, f"no verdict within {timeout:.0f} s")
-    return ScriptRun(code, tidy(output))
+    own_word = code == GONE or (code == SHOWN and GUARD in script)
+    raised = not own_word and _UNCAUGHT.search(err) is not None
+    parts = (out, quiet(err)) if raised else (quiet(err), out)
+    output = "\n".join(part.strip("\n") for part in parts if part.strip())
+    return ScriptRun(code, output[-_KEPT:], raised)
 
 
 def ended(
     command: Sequence[str], environment: Mapping[str, str], timeout: float
-) -> tuple[int | None, str]:
-    """Exit code and output of a command; None where its time was over, and then nothing of it is
-    left, copies of a script that are ranks among it."""
+) -> tuple[int | None, str, str]:
+    """Exit code, stdout and stderr of a command; None where its time was over, and then nothing of
+    it is left, copies of a script that are ranks among it."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
         env=environment, start_new_session=True,
@@ -84,8 +106,8 @@ def ended(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return None, ""
-    return process.returncode, out + err
+        return None, "", ""
+    return process.returncode, out, err
 
 
 def script_command(path: Path, *, plant: tuple[str, str] | None, device: str) -> list[str]:
@@ -107,10 +129,10 @@ def script_environment(cache: Path) -> dict[str, str]:
     }
 
 
-def tidy(output: str) -> str:
-    """The end of it, without what libraries log about themselves."""
+def quiet(err: str) -> str:
+    """Without what libraries log about themselves."""
     noise = ("Failed to load ", "W1", "I1")
-    return "\n".join(line for line in output.splitlines() if not line.startswith(noise))[-4000:]
+    return "\n".join(line for line in err.splitlines() if not line.startswith(noise))
 
 
 def _python_path() -> str:

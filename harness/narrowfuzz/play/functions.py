@@ -1,0 +1,189 @@
+"""The calls of a user's own ``torch.autograd.Function``s in a forward of their model, and such a
+call made again in float64.
+
+A stand-alone script is written from this source, as from that of ``models.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Packages whose Functions are no user's.
+LIBRARIES = ("torch", "torchao", "transformer_engine", "triton", "narrowfuzz", "te_on_cpu")
+
+
+@dataclass
+class FunctionCall:
+    """What a Function was given, copied, and which module ran; ``needs`` says of which arguments a
+    gradient was asked."""
+
+    function: Any
+    module: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    needs: tuple[bool, ...]
+
+    @property
+    def name(self) -> str:
+        """Where the Function is defined and what it is called."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What two calls have in common that differ in their numbers alone."""
+        return self.function, self.needs, tuple(map(kind_of, self.args)), repr(self.kwargs.keys())
+
+    def argument(self, i: int) -> str:
+        """The name that ``forward`` has for this argument."""
+        names = list(inspect.signature(self.function.forward).parameters.values())
+        names = names[takes_context(self.function) :]
+        if i < len(names) and names[i].kind is not inspect.Parameter.VAR_POSITIONAL:
+            return names[i].name
+        return f"argument {i}"
+
+
+def kind_of(value: Any) -> Any:
+    """A tensor's shape and type, a plain value, or else its type."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype
+    plain = value is None or isinstance(value, (bool, int, str, torch.dtype))
+    return value if plain else type(value)
+
+
+def takes_context(function: Any) -> bool:
+    """True where ``forward`` gets ``ctx``; False where ``setup_context`` does."""
+    same: bool = function.setup_context == torch.autograd.Function.setup_context
+    return same
+
+
+def own_functions() -> list[Any]:
+    """Every Function that is defined outside of the libraries."""
+    found, left = [], [torch.autograd.Function]
+    while left:
+        function = left.pop()
+        left += function.__subclasses__()
+        if function.__module__.partition(".")[0] not in LIBRARIES and function not in found:
+            found.append(function)
+    return found
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same with every tensor changed, those in lists, tuples and dicts, too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (list, tuple):
+        return type(value)(mapped(part, change) for part in value)
+    if type(value) is dict:
+        return {key: mapped(part, change) for key, part in value.items()}
+    return value
+
+
+@contextlib.contextmanager
+def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None]:
+    """Every call of a user's Function is added to ``calls``, however its ``apply`` was come by:
+    what ``apply`` calls is the class's ``forward``."""
+    running = [""]
+
+    def enter(module: nn.Module, args: Any, *, name: str) -> None:
+        running.append(name)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
+    def seen(function: Any, forward: Any) -> Any:
+        @functools.wraps(forward)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            given = args[takes_context(function) :]
+            context = type(args[0]) if takes_context(function) else None
+            if getattr(context, "_forward_cls", function) is not function:
+                return forward(*args, **kwargs)  # a class that inherits from this one calls it
+            needs = [isinstance(a, torch.Tensor) and a.requires_grad for a in given]
+            copied, named = mapped((given, kwargs), lambda t: t.detach().clone())
+            calls.append(FunctionCall(function, running[-1], copied, named, tuple(needs)))
+            return forward(*args, **kwargs)
+
+        return staticmethod(recorded)
+
+    functions = [(function, function.forward) for function in own_functions()]
+    with contextlib.ExitStack() as stack:
+        for name, module in model.named_modules():
+            before = module.register_forward_pre_hook(functools.partial(enter, name=name))
+            stack.callback(before.remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        for function, forward in functions:
+            if "forward" in vars(function):
+                stack.callback(setattr, function, "forward", vars(function)["forward"])
+            else:
+                stack.callback(delattr, function, "forward")
+            function.forward = seen(function, forward)
+        yield
+
+
+def function_calls(own: Any, ids: int, seed: int) -> list[FunctionCall]:
+    """The calls in one forward of an ``OwnModel`` on the numbers of this seed: normal ones, or
+    token ids below ``ids``."""
+    example, weight = own.given[own.driven], next(own.parameters())
+    generator = torch.Generator().manual_seed(seed)
+    if ids:
+        x = torch.randint(ids, (example.numel(),), generator=generator).to(weight.device)
+    else:
+        x = torch.randn(example.shape, generator=generator).reshape(-1, example.shape[-1])
+        x = x.to(weight.device, weight.dtype).requires_grad_(True)
+    calls: list[FunctionCall] = []
+    torch.manual_seed(0)
+    with functions_seen(own, calls), torch.enable_grad():
+        own(x)
+    return calls
+
+
+def widened(t: torch.Tensor) -> torch.Tensor:
+    """In float64; what holds no floats as it is."""
+    if t.is_complex():
+        return t.to(torch.complex128)
+    return t.to(torch.float64) if t.is_floating_point() else t
+
+
+def in_float64(call: FunctionCall) -> FunctionCall:
+    """The same call on the same numbers."""
+    args, kwargs = mapped((call.args, call.kwargs), widened)
+    return FunctionCall(call.function, call.module, args, kwargs, call.needs)
+
+
+def called_with(call: FunctionCall, values: Mapping[int, torch.Tensor]) -> list[Any]:
+    """What the Function returns for these values in place of the arguments of these numbers, which
+    need a gradient, with the same random numbers each time. Arguments are copies: it may write into
+    them."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    args, kwargs = mapped((call.args, call.kwargs), torch.clone)
+    args = [values[i].clone() if i in values else a for i, a in enumerate(args)]
+    for generator in (a for a in args if isinstance(a, torch.Generator)):
+        generator.manual_seed(0)
+    with torch.enable_grad():
+        y = call.function.apply(*args, **kwargs)
+    torch.set_rng_state(state)
+    return list(y) if isinstance(y, (list, tuple)) else [y]
+
+
+def needing(values: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The same values, asking for a gradient."""
+    return {i: x.detach().requires_grad_(True) for i, x in values.items()}
+
+
+def backward_of(
+    call: FunctionCall, values: Mapping[int, torch.Tensor], sent: Mapping[int, torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients that its backward gives for the values, where these gradients are ``sent`` into
+    its results of these numbers."""
+    leaves = needing(values)
+    y = called_with(call, leaves)
+    ends = [y[j] for j in sent]
+    return list(torch.autograd.grad(ends, [*leaves.values()], [*sent.values()], allow_unused=True))

@@ -1,0 +1,28 @@
+"""repro.py of a user's own ``autograd.Function``: their model is built and called, and the Function
+is tried by itself. No data of a case goes into it."""
+
+from __future__ import annotations
+
+from narrowfuzz.arms.functions import ids_of
+from narrowfuzz.case import Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.expect import DerivativeOf
+from narrowfuzz.play import derivatives, functions, own
+from narrowfuzz.triage.paste import pasted
+from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
+from narrowfuzz.verdict import Verdict
+
+
+def write_function_script(spec: Spec, verdict: Verdict, device: str) -> str:
+    """The script's text, for a device as torch calls it."""
+    expect, model = verdict.expect, MODELS[spec.model]
+    assert isinstance(expect, DerivativeOf)
+    look = f"wrong_backward(found, {expect.function!r}, {verdict.at.name!r})"
+    return guarded(
+        docstring(verdict, model.title),
+        "import torch\ntorch.set_num_threads(1)",
+        pasted((model.module, "derivatives", "wrong_backward"), (own, functions, derivatives)),
+        f"model = {model.expression(spec)}.to({device!r}, {TORCH_NAME[spec.dtype]})\n"
+        f"found = derivatives(model, {ids_of(spec)})\nsentence, shows = {look}\n"
+        "print(sentence)\nsys.exit(125 if shows is None else int(shows))",
+    )
