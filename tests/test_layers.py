@@ -145,8 +145,10 @@ MAY_IMPORT = {
     "triage": JUDGED | {"overlay", "plants", "vectors", "watch"},
     "watch": {"__init__", "address", "content", "exits"},
     "own_models": {"case", "catalog", "play"},
+    "results": {"trace"},
     "campaign": JUDGED
     | {
+        "results",
         "__init__",
         "gpu",
         "facts",
