@@ -157,8 +157,10 @@ MAY_IMPORT = {
     "triage": JUDGED | {"overlay", "own_models", "plants", "vectors", "watch"},
     "watch": {"__init__", "address", "content", "exits"},
     "own_models": {"case", "catalog", "play"},
+    "results": {"trace"},
     "campaign": JUDGED
     | {
+        "results",
         "__init__",
         "gpu",
         "facts",

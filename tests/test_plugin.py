@@ -5,11 +5,13 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from narrowfuzz.oracles import OF_CONVERTED
+from narrowfuzz.plugin import Harness
 from narrowfuzz.triage.verify import RunScript
 
 pytest_plugins = ("pytester",)
@@ -121,10 +123,55 @@ def test_a_bad_option_is_a_usage_error(
 def test_a_property_that_holds_passes_and_one_never_judged_fails(
     suite: pytest.Pytester, run: Run
 ) -> None:
-    suite.makepyfile(PROPERTY.format(rules=["O6", "O1", "O3"]))
-    result = run("--nf-profile", "smoke", "--nf-recipe", "torch.fp32")
+    suite.makepyfile(
+        PROPERTY.format(rules=["O6", "O1", "O3"]).replace(
+            "harness.recipes", "plain(harness.recipes)"
+        )
+        + "def plain(recipes): return [r for r in recipes if r.name == 'torch.fp32']\n"
+    )
+    result = run("--nf-profile", "smoke")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["narrowfuzz: profile smoke, torch *", "*O3: no case was judged*"])
+
+
+@pytest.mark.slow
+def test_a_narrow_choice_that_leaves_a_rule_nothing_skips_and_says_why(
+    suite: pytest.Pytester, run: Run
+) -> None:
+    """R21 is about recipes with powers of two: that torch.fp32 has none is no fault of a user."""
+    suite.makepyfile(PROPERTY.format(rules=["O6", "O3", "R21"]))
+    result = run("-rs", "--nf-profile", "smoke", "--nf-recipe", "torch.fp32")
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED*O3*torch.fp32*"])
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_what_does_not_apply_hides_no_bug_of_a_narrow_choice(
+    suite: pytest.Pytester, run: Run
+) -> None:
+    suite.makepyfile(PROPERTY.format(rules=["O22", "O3"]))
+    Path("mine.py").write_text(LIAR)
+    result = run(
+        "-x", "--nf-profile", "smoke", "--nf-recipe", "mine.*", "--nf-recipe-file", "mine.py",
+        "--nf-no-ledger",
+    )  # fmt: skip
+    result.assert_outcomes(skipped=1, failed=1)
+    result.stdout.fnmatch_lines(["*mine.liar (emulated) / eager*O3*"])
+
+
+def test_a_choice_that_is_not_judged_for_another_reason_fails() -> None:
+    """What a rule could not decide is no rule that does not apply, however narrow the choice."""
+    harness = object.__new__(Harness)
+    harness.narrow, harness.recipes, harness.stateful = True, [], []
+    for said in ({"inconclusive": 1}, {"inconclusive": 1, "not_applicable": 5}, {}):
+        with pytest.raises(pytest.fail.Exception, match="R21: no case was judged"):
+            harness._never_judged(("R21",), Counter(said), "no case was judged")
+    with pytest.raises(pytest.skip.Exception):
+        harness._never_judged(("R21",), Counter({"not_applicable": 5}), "no case was judged")
+    harness.narrow = False
+    with pytest.raises(pytest.fail.Exception):
+        harness._never_judged(("R21",), Counter({"not_applicable": 5}), "no case was judged")
 
 
 @pytest.mark.slow

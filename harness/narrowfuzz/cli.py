@@ -216,6 +216,7 @@ def run(
     verbose: Verbose = False,
     quiet: Quiet = False,
     json: Json = False,
+    beside: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Generate random cases, check them, shrink and confirm failures.
 
@@ -233,6 +234,7 @@ def run(
         ledgers=tuple(ledger or ()), plant=plant,
         te_version=te_version, fail_on=fail_on, min_judged=min_judged,
         baseline=tuple(baseline or ()), suppress=suppress, verbose=verbose, quiet=quiet,
+        beside=beside,
     )  # fmt: skip
     raise typer.Exit(_ended(json, partial(run_command, asked)))
 
@@ -368,22 +370,45 @@ def compare(
     seed: Annotated[int, typer.Option(help="Another seed generates other cases.")] = 1,
     workers: Workers = 1,
     recipe: Globs = None,
+    recipe_file: Files = None,
     arm: ArmGlobs = None,
     model: ModelFiles = None,
+    ledger: Ledgers = None,
+    no_ledger: Annotated[
+        bool, typer.Option("--no-ledger", help="Treat known issues like any other finding")
+    ] = False,
+    fail_on: FailOn = "low",
+    suppress: Suppress = None,
+    accept: Annotated[
+        Path | None,
+        typer.Option(help="Write what only SECOND shows into this file, for a later --suppress"),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why that is meant; --accept needs it")] = "",
+    until: Annotated[
+        str,
+        typer.Option(help="Day from which on it counts again, like 2027-01-31; else in 90 days"),
+    ] = "",
+    json: Json = False,
 ) -> None:
     """Run the same cases on two versions of a library and show what differs.
 
-    Exit code 0: no difference; 1: they differ; 3: a run did not finish.
+    Exit code 0: no difference; 1: they differ; 2: wrong options, or a side cannot run; 3: a run
+    did not finish; 4: nothing was checked on both.
     """
-    from narrowfuzz.campaign.compare import compare_command
+    from narrowfuzz.campaign.accept import Accepting
+    from narrowfuzz.campaign.compare import Asked, compare_command
 
-    given = {"--recipe": recipe, "--arm": arm, "--model": model}
-    more = [text for name, values in given.items() for v in values or () for text in (name, v)]
-    raise typer.Exit(
-        compare_command(
-            first, second, cases=cases, seed=seed, workers=workers, out=out, more=more
-        )
+    given = {
+        "--recipe": recipe, "--arm": arm, "--model": model, "--recipe-file": recipe_file,
+        "--ledger": ledger, "--suppress": [suppress] if suppress else None, "--fail-on": [fail_on],
+    }  # fmt: skip
+    more = [str(t) for name, values in given.items() for v in values or () for t in (name, v)]
+    more += ["--no-ledger"] * no_ledger
+    accepting = Accepting(accept, reason, until)
+    asked = Asked(
+        out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting
     )  # fmt: skip
+    raise typer.Exit(_ended(json, partial(compare_command, first, second, asked)))
 
 
 @app.command()

@@ -71,6 +71,8 @@ class Judge:
     device: Device = field(default_factory=Device)
     #: Called with each case of another shape or layout that a relation is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
+    #: Called with each case that is judged, and what its arms left.
+    observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
     #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
     unseen: dict[str, str] = field(default_factory=dict)
     #: Draws that were made together, until they are judged.
@@ -116,6 +118,7 @@ class Judge:
         repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
+        self.observed(case, evidence.left)
         verdicts, ran = self._placed(case, _judged(evidence, chosen)), evidence.ran
         judgement = self._fold(case, verdicts, ran)
         if judgement.causes and case.spec.native:

@@ -6,6 +6,7 @@ the fixtures, not here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ PROFILES = {
 PATCHED_SECONDS = {"smoke": 0.0, "ci": 30.0, "nightly": 300.0}
 #: So many seconds a finding is made smaller.
 _MINIMISING = 20.0
+#: What a rule says that has judged; the plugin must not load ``narrowfuzz.campaign`` for it.
+JUDGED = ("ok", "diverged", "crashed", "known")
 #: Data draws on each compiled Spec.
 _DRAWS = 6
 
@@ -119,7 +122,7 @@ class Harness:
         from narrowfuzz.device import choose, enter
         from narrowfuzz.judge import Judge
         from narrowfuzz.ledger import Ledger, load_ledger
-        from narrowfuzz.recipe import Recipe, of_kind, runnable
+        from narrowfuzz.recipe import Recipe, of_kind, runnable, select
         from narrowfuzz.stateful import Stateful
         from narrowfuzz.trials import Trials
 
@@ -128,6 +131,8 @@ class Harness:
             choose(name, _number(config))
             device = enter(name)
             everything, chosen = _recipes(config)
+            #: The user's choice leaves recipes out: rules may have nothing to look at.
+            self.narrow = len(chosen) < len(select(everything, ()))
             able = [r for one in chosen if (r := runnable(one, device.torch))]
             here = {recipe.name: recipe for recipe in able}
             self.recipes = [*of_kind(here, Recipe).values()]
@@ -180,15 +185,15 @@ class Harness:
         __tracebackhide__ = True
         if not self.examples(compile):
             pytest.skip(f"profile {self.profile} draws no {compile} cases")
-        judged = 0
+        said: Counter[str] = Counter()
         for judgement in self._compiled(compile, rules, needs):
-            judged += _judged(judgement, rules, compiled=True)
+            said += _said(judgement, rules, compiled=True)
             self._fail(judgement, rules)
-        if not judged:
-            none = (
-                f"{', '.join(rules)}: none of {self.examples(compile)} {compile} Specs was judged"
-            )
-            pytest.skip(none) if self.examples(compile) < 20 else pytest.fail(none, pytrace=False)
+        if not any(said[status] for status in JUDGED):
+            none = f"none of {self.examples(compile)} {compile} Specs was judged"
+            if self.examples(compile) < 20:
+                pytest.skip(f"{', '.join(rules)}: {none}")
+            self._never_judged(rules, said, none)
 
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
         """With the report of what these rules show, made smaller, and the path of its script."""
@@ -220,7 +225,7 @@ class Harness:
             drawn = self._drawn(st.one_of(both, direct), compile, self.examples(compile))
             self._judgements[compile] = drawn
         shared = self._judgements[compile]
-        if needs is None or any(_judged(j, rules, compiled=True) for j in shared):
+        if needs is None or any(_judged(j, rules) for j in shared):
             return shared
         fitting = direct.filter(lambda batch: needs(batch[0].spec))
         return shared + self._drawn(fitting, compile, max(2, self.examples(compile) // 4))
@@ -281,7 +286,8 @@ class Harness:
         """Draw eager cases and fail with the full sentence of every first cause of these rules,
         which are ``among`` those of models unless told otherwise.
 
-        Fails if no case was ever judged: a property that never applies is not one that holds.
+        Fails if no case was ever judged: a property that never applies is not one that holds. Where
+        the user chose recipes to none of which the rules apply, it skips and says so.
         """
         from hypothesis import given
 
@@ -291,30 +297,46 @@ class Harness:
         __tracebackhide__ = True
         known = among or OF_CONVERTED
         oracles = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
-        judged = 0
+        said: Counter[str] = Counter()
 
         @self.settings()
         @given(strategy)
         def run(case: Any) -> None:
-            nonlocal judged
+            nonlocal said
             __tracebackhide__ = True
             judgement = self.judge.judge(case, oracles)
-            judged += _judged(judgement, rules)
+            said += _said(judgement, rules)
             self._fail(judgement, rules)
 
         run()
-        if not judged:
-            pytest.fail(f"{', '.join(rules)}: no case was judged", pytrace=False)
+        if not any(said[status] for status in JUDGED):
+            self._never_judged(rules, said, "no case was judged")
+
+    def _never_judged(self, rules: tuple[str, ...], said: Counter[str], none: str) -> None:
+        """A rule that never applies is no promise that holds, so this fails. Only where the user
+        chose some recipes, and the rules say of every case that they do not apply to it, it skips:
+        what applies to none of these is judged on others."""
+        __tracebackhide__ = True
+        names = ", ".join(rules)
+        if self.narrow and said and set(said) == {"not_applicable"}:
+            chosen = ", ".join((*(r.name for r in self.recipes), *(r.name for r in self.stateful)))
+            pytest.skip(f"{names}: {none}, for they do not apply to what was chosen: {chosen}")
+        pytest.fail(f"{names}: {none}", pytrace=False)
 
 
-def _judged(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> int:
-    """How many verdicts of these rules said something (about a compiled arm)."""
-    return sum(
-        v.oracle in rules
-        and v.status in ("ok", "diverged", "crashed", "known")
-        and not (compiled and not BY_NAME[v.arm].compiled)
+def _said(judgement: Any, rules: tuple[str, ...], *, compiled: bool = False) -> Counter[str]:
+    """How often these rules said what (about a compiled arm)."""
+    return Counter(
+        v.status
         for v in judgement.verdicts
+        if v.oracle in rules and not (compiled and not BY_NAME[v.arm].compiled)
     )
+
+
+def _judged(judgement: Any, rules: tuple[str, ...]) -> bool:
+    """Did one of these rules say something about a compiled arm?"""
+    said = _said(judgement, rules, compiled=True)
+    return any(said[status] for status in JUDGED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

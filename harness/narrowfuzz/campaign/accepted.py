@@ -91,7 +91,7 @@ def accepted(
 ) -> Accepted:
     """What these accept. Raises ValueError for a baseline that is no run, and for a file that is
     not valid or gives no reason."""
-    entries = _suppressions(file) if file else ()
+    entries = suppressions(file) if file else ()
     seen = [name for run in baselines for name in _fingerprints(run)]
     return Accepted(
         frozenset(seen) if baselines else None,
@@ -117,7 +117,7 @@ def _fingerprints(run: Path) -> frozenset[str]:
         raise ValueError(f"--baseline {run}: {error}") from None
 
 
-def _suppressions(file: Path) -> tuple[Suppression, ...]:
+def suppressions(file: Path) -> tuple[Suppression, ...]:
     try:
         found = msgspec.toml.decode(file.read_bytes(), type=_File).suppress
     except OSError as error:

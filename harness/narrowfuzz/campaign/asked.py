@@ -45,6 +45,8 @@ class Asked:
     verbose: bool = False
     #: The verdict and the findings only.
     quiet: bool = False
+    #: The run of the other side of a comparison.
+    beside: Path | None = None
     #: Judged before anything is drawn, in this order.
     first: tuple[Case, ...] = ()
     #: Single linears are drawn, too.

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from narrowfuzz.exits import CLEAN, FOUND, OURS
+from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepted
+from narrowfuzz.campaign.beside import count_seen, read_seen, shown_alone
+from narrowfuzz.campaign.comparison import LETTERS, Comparison, compared, side_run
+from narrowfuzz.campaign.comparison_words import as_json, lines_of, write_page, write_summary
+from narrowfuzz.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
 from narrowfuzz.overlay import folder_of
 
 #: What a run ends with if it came to its end.
 _ENDED = (0, 1)
+#: How often the two are looked at, and how often a line is said where there is no terminal.
+_POLL_SECONDS, _SAY_SECONDS = 0.2, 10.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,28 @@ class Side:
     title: str
     python: str
     overlay: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of ``narrowfuzz compare``."""
+
+    out: Path
+    cases: int = 500
+    seed: int = 1
+    #: Worker processes of each side; 0: half of the cores.
+    workers: int = 1
+    #: Options of ``run``, for both sides.
+    more: Sequence[str] = ()
+    accepting: Accepting = field(default_factory=Accepting)
+
+    @property
+    def processes(self) -> int:
+        return self.workers or max(1, (os.cpu_count() or 1) // 2)
+
+
+class Interrupted(Exception):
+    """Somebody stopped the comparison."""
 
 
 def side_of(text: str) -> Side:
@@ -50,64 +80,162 @@ def side_of(text: str) -> Side:
     )
 
 
-def compare_command(
-    first: str, second: str, *, cases: int, seed: int, workers: int, out: Path, more: Sequence[str]
-) -> int:
-    """Run the same cases on both; returns 0 if both show the same, 1 if not, 3 if a run did not
-    come to its end. ``more``: options of ``run`` for both. What the ledger knows is shown as well:
-    it may be what differs. Raises ValueError for a side that is none, or a folder that is used."""
+def compare_command(first: str, second: str, asked: Asked) -> tuple[int, dict[str, Any]]:
+    """Run the same cases on both at the same time; returns the exit code, and what
+    ``compare.json`` holds: 0 if both show the same, 1 if not, 3 if a run did not come to its end, 4
+    if nothing was judged on both. Raises ValueError for a side that is none, a folder that is used,
+    or what the runs refuse."""
+    check_accepting(asked.accepting)
     sides = [side_of(first), side_of(second)]
-    if out.exists():
-        raise ValueError(f"--out {out} is there already: name another folder")
+    if asked.out.exists():
+        raise ValueError(f"--out {asked.out} is there already: name another folder")
+    if asked.cases < 1:
+        raise ValueError(f"--cases must be at least 1, got {asked.cases}")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
-    found: list[dict[str, dict[str, Any]]] = []
-    digests: list[str] = []
-    for letter, side in zip("AB", sides, strict=True):
+    for letter, side in zip(LETTERS, sides, strict=True):
         console.print(f"{letter}: {escape(side.title)}", soft_wrap=True)
-        folder = out / letter
-        code = _run(side, folder, ["--cases", str(cases), "--seed", str(seed),
-                                   "--workers", str(workers), "--no-ledger", *more])  # fmt: skip
+    try:
+        codes = _run_both(console, sides, asked)
+    except Interrupted:
+        console.print("stopped: nothing was compared")
+        return INTERRUPTED, {"exit_code": INTERRUPTED}
+    for letter, side, code in zip(LETTERS, sides, codes, strict=True):
         if code not in _ENDED:
-            console.print(f"its run ended with {code}: {escape(str(folder))}.log says why")
-            return OURS
-        rows = map(json.loads, (folder / "findings.jsonl").read_text().splitlines())
-        found.append({row["fingerprint"]: row for row in rows})
-        digests.append(json.loads((folder / "summary.json").read_text())["cases_digest"])
-    return _tell(console, found, digests)
+            log = asked.out / f"{letter}.log"
+            if code == USAGE:
+                raise ValueError(f"{letter}, {side.title}: {_last_line(log)}")
+            console.print(f"{letter}: its run ended with {code}: {escape(str(log))} says why")
+            return OURS, {"exit_code": OURS}
+    runs = [side_run(s.title, asked.out / letter) for s, letter in zip(sides, LETTERS, strict=True)]
+    return _conclude(console, compared(*runs), asked)
 
 
-def _run(side: Side, folder: Path, options: Sequence[str]) -> int:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+def _conclude(console: Console, comparison: Comparison, asked: Asked) -> tuple[int, dict[str, Any]]:
+    """Say and write what came of it."""
+    comparison, written = write_accepted(comparison, asked.accepting)
+    code = FOUND if comparison.differ else TOO_LITTLE if comparison.empty else CLEAN
+    for line in lines_of(comparison, asked.out):
+        console.print(line, soft_wrap=True)
+    for line in written:
+        console.print(escape(line), soft_wrap=True)
+    document = as_json(comparison) | {"exit_code": code}
+    write_summary(comparison, asked.out)
+    write_page(comparison, asked.out, document)
+    page = escape(str(asked.out / "report.html"))
+    console.print(f"\nOutput: {escape(str(asked.out))}; the page: {page}", soft_wrap=True)
+    return code, document
+
+
+def _last_line(log: Path) -> str:
+    said = log.read_text(errors="replace").strip().splitlines()
+    return said[-1].removeprefix("narrowfuzz: ") if said else "it said nothing"
+
+
+def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int]:
+    """The exit codes of both runs. Where one fails the other is stopped: there is nothing to
+    compare."""
+    asked.out.mkdir(parents=True)
+    folders = [asked.out / letter for letter in LETTERS]
+    processes: list[subprocess.Popen[bytes]] = []
+    with _interruptible(), _progress(console) as say:
+        try:
+            for side, own, other in zip(sides, folders, reversed(folders), strict=True):
+                processes.append(_start(side, own, other, asked))
+            far = _HowFar(folders, asked.cases, asked.processes)
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() not in (None, *_ENDED) for process in processes):
+                    break
+                say(far.said())
+                time.sleep(_POLL_SECONDS)
+        finally:
+            stopped = [process for process in processes if process.poll() is None]
+            for process in stopped:
+                process.terminate()
+            codes = [process.wait() for process in processes]
+    # who was stopped for the other's sake is not to blame
+    return [CLEAN if p in stopped else code for p, code in zip(processes, codes, strict=True)]
+
+
+def _start(side: Side, own: Path, other: Path, asked: Asked) -> subprocess.Popen[bytes]:
     over = os.pathsep.join(filter(None, (side.overlay, os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, **({"PYTHONPATH": over} if over else {})}
-    with Path(f"{folder}.log").open("w") as log:
-        command = [side.python, "-m", "narrowfuzz", "run", *options, "--out", str(folder)]
-        return subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT).returncode
+    command = [
+        side.python, "-m", "narrowfuzz", "run", "--cases", str(asked.cases), "--seed",
+        str(asked.seed), "--workers", str(asked.processes), *asked.more, "--beside", str(other),
+        "--out", str(own),
+    ]  # fmt: skip
+    with Path(f"{own}.log").open("w") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
-def _tell(
-    console: Console, found: Sequence[dict[str, dict[str, Any]]], digests: Sequence[str]
-) -> int:
-    a, b = found
-    if digests[0] != digests[1]:
-        console.print(
-            "[yellow]the two did not judge the same cases[/]: recipes or arms that run on one do "
-            "not on the other; single findings compare, counts do not"
-        )
-    for title, names in (
-        ("only A", a.keys() - b.keys()), ("only B", b.keys() - a.keys()),
-        ("both", a.keys() & b.keys()),
-    ):  # fmt: skip
-        console.print(f"[bold]{title}: {len(names)}[/]")
-        for name in sorted(names):
-            sides: dict[str, list[str]] = {}
-            for letter, rows in zip("AB", found, strict=True):
-                if name in rows:
-                    sides.setdefault(_said(rows[name]), []).append(letter)
-            for text, letters in sides.items():
-                console.print(f"  {', '.join(letters)}: {escape(text)}", soft_wrap=True)
-    return CLEAN if a.keys() == b.keys() else FOUND
+@dataclass
+class _HowFar:
+    """How far both runs are."""
+
+    folders: Sequence[Path]
+    cases: int
+    processes: int
+    began: float = field(default_factory=time.monotonic)
+    #: When both had their first case, and how many the slower one had then.
+    first: tuple[float, int] | None = None
+
+    def said(self) -> str:
+        """What both have done, and how long it will take."""
+        now, done = time.monotonic(), [count_seen(folder) for folder in self.folders]
+        whole = -(-self.cases // self.processes) * self.processes
+        least = min(done)
+        said = ", ".join(f"{letter} {n}" for letter, n in zip(LETTERS, done, strict=True))
+        line = f"{now - self.began:4.0f} s   {said} of {whole} cases"
+        if least >= whole:
+            return f"{line}   {_left_over(self.folders)}"
+        if not least:
+            return f"{line}   loading the libraries"
+        self.first = self.first or (now, least)
+        since, judged = now - self.first[0], least - self.first[1]
+        if not judged:
+            return line
+        return f"{line}   about {since * (whole - least) / judged:.0f} s left"
 
 
-def _said(row: dict[str, Any]) -> str:
-    return f"{row['severity']}, {row['sentence']} ({row['recipe']}, {row['arm']})"
+def _left_over(folders: Sequence[Path]) -> str:
+    """How much of what one side shows alone is looked into already."""
+    seen = [read_seen(folder) for folder in folders]
+    alone = [shown_alone(mine, other) for mine, other in zip(seen, reversed(seen), strict=True)]
+    parts = [
+        f"{letter} {len([*(folder / 'findings').glob('*')])} of {len(names)}"
+        for letter, folder, names in zip(LETTERS, folders, alone, strict=True)
+        if names
+    ]
+    return f"looking into what one side shows alone: {', '.join(parts)}" if parts else "ending"
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Any]:
+    """Says a line in place on a terminal, elsewhere every ten seconds."""
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda line: status.update(escape(line))
+        return
+    last = [time.monotonic()]
+
+    def say(line: str) -> None:
+        if time.monotonic() - last[0] >= _SAY_SECONDS:
+            last[0] = time.monotonic()
+            console.print(escape(line), soft_wrap=True)
+
+    yield say
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end both runs."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Interrupted
+
+    previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

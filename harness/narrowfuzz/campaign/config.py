@@ -52,6 +52,8 @@ class Config:
     turn_cases: int = 100
     #: End after so many findings; 0: when the time is up.
     stop_after: int = 0
+    #: The run of the other side of a comparison: what it shows as well is not looked into.
+    beside: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes <= 60 * 24 * 7:

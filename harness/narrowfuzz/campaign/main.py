@@ -110,6 +110,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         own=own,
         linears=asked.linears and (not models or "linear" in models),
         first=tuple(map(dump_case, asked.first or _first(chosen.values(), models))),
+        beside=asked.beside,
     )
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())

@@ -28,6 +28,7 @@ import torch
 from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.ladder import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
+from narrowfuzz.campaign.beside import Beside
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
@@ -57,6 +58,8 @@ from narrowfuzz.verdict import fingerprint
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)
 _REPORT_EVERY = 0.5
+#: What one side of a comparison shows alone is made smaller in so many seconds, all together.
+_TOGETHER_SECONDS = 20.0
 
 
 def work(
@@ -88,6 +91,7 @@ def _work(
         out.send(("ready", None))
         try:
             worker.loop()
+            worker.settle()
         except DeviceLost as lost:
             print(f"worker {number} has lost its device: {lost}", file=sys.stderr, flush=True)
             os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
@@ -143,6 +147,10 @@ class Worker:
         self.judge = Judge(every, ledger, self.arms, device=device)
         self.judge.before_rerun = self._note
         self.judge.programs.listen = Compiles(out.send, lambda: self.subject).listen
+        #: In a comparison: what it saw, for the other side to read.
+        self.beside = config.beside and Beside(config.out, config.beside, number, generation)
+        if self.beside:
+            self.judge.observed = self.beside.observed
         self.journal = _journal(config, number)
         #: Recipe and model of what runs.
         self.subject = ""
@@ -325,6 +333,8 @@ class Worker:
         repeat: bool = True,
     ) -> Judgement:
         self._note(case)
+        if self.beside:
+            self.beside.begin(case)
         judgement = self.judge.judge(case, oracles, only, focus=focus, repeat=repeat)
         if only is not None and judgement.causes:  # which rung is the first to show it?
             rungs = (self.judge.beneath(case.spec, v.arm) for v in judgement.causes)
@@ -343,9 +353,12 @@ class Worker:
         self.looked |= looked
         for verdict in judgement.known:
             self.counts["known", verdict.explained_by] += 1
-        for verdict in judgement.causes:
-            if claim(self.config.out, fingerprint(verdict, judgement.family)):
-                self._triage(case, verdict)
+        if self.beside:
+            self.beside.judged(case, judgement, self.past)
+        else:
+            for verdict in judgement.causes:
+                if claim(self.config.out, fingerprint(verdict, judgement.family)):
+                    self._triage(case, verdict, self.past)
         self.past.append(case)
         if time.monotonic() - self.reported > _REPORT_EVERY:
             self.flush()
@@ -358,13 +371,29 @@ class Worker:
             self.out.send(("note", f"{recipe}: its tap shows no operands ({why}): rules that start "
                                    "from them judge nothing"))  # fmt: skip
 
-    def _triage(self, case: Case, verdict: Any) -> None:
+    def settle(self) -> None:
+        """In a comparison: look into what the other side does not show, each divergence on one case
+        after the other until a script shows it."""
+        if not self.beside:
+            return
+        self.flush()
+        differing = self.beside.differing(self.deadline, self.journal.touch)
+        for name, kept in differing:
+            for later in kept:
+                if not claim(self.config.out, name):
+                    break
+                seconds = _TOGETHER_SECONDS / len(differing)
+                self._triage(later.case, later.verdict, later.past, most=max(seconds, 3.0))
+
+    def _triage(
+        self, case: Case, verdict: Any, past: Sequence[Case], *, most: float = 25.0
+    ) -> None:
         self.flush()
         started, compiling = time.monotonic(), self.judge.programs.compile_seconds
-        left = max(5.0, min(25.0, self.deadline - time.monotonic()))
+        left = max(min(5.0, most), min(most, self.deadline - time.monotonic()))
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
-            scripts=self.scripts, past=tuple(self.past), files=self.config.recipe_files,
+            scripts=self.scripts, past=tuple(past), files=self.config.recipe_files,
             models=self.config.own, shown=lambda found: self.out.send(("shown", found)),
         )  # fmt: skip
         result = with_first_bad(

@@ -86,6 +86,11 @@ class Evidence:
     unconverted: bool = False
 
     @property
+    def left(self) -> dict[str, Trace]:
+        """What every arm left."""
+        return self.traces
+
+    @property
     def ran(self) -> bool:
         """True if the cheapest arm came to its end."""
         cheapest = next(iter(self.traces.values()), None)

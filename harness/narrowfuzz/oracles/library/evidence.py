@@ -55,9 +55,14 @@ class LibraryEvidence:
         return self.case.spec
 
     @property
+    def left(self) -> dict[str, Trace]:
+        """As of Evidence: ranks among them."""
+        return {**self.traces, **self.on_ranks}
+
+    @property
     def ran(self) -> bool:
         """True if every run came to its end."""
-        return all(trace.error is None for trace in {**self.traces, **self.on_ranks}.values())
+        return all(trace.error is None for trace in self.left.values())
 
 
 @dataclass(eq=False)

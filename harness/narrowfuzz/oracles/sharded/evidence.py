@@ -41,6 +41,11 @@ class ShardedEvidence:
         return self.whole.traces
 
     @property
+    def left(self) -> dict[str, Trace]:
+        """As of Evidence."""
+        return self.traces
+
+    @property
     def spec(self) -> Spec:
         return self.case.spec
 

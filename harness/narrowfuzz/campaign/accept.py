@@ -1,0 +1,89 @@
+"""``narrowfuzz compare --accept``: what a change is meant to do, in a file for ``--suppress``."""
+
+from __future__ import annotations
+
+import datetime
+import glob
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from narrowfuzz.campaign.accepted import suppressions
+from narrowfuzz.campaign.comparison import LETTERS, Comparison, Difference
+
+#: So long an intended change is accepted if no day is given.
+_DAYS = 90
+
+
+@dataclass(frozen=True)
+class Accepting:
+    """Options: the file to write, why, and the day from which on it counts again."""
+
+    file: Path | None = None
+    reason: str = ""
+    until: str = ""
+
+
+def check_accepting(asked: Accepting) -> None:
+    """Raises ValueError for an acceptance without a reason, a day that is none or past, or a file
+    that cannot be added to."""
+    if asked.file is None:
+        if asked.reason or asked.until:
+            raise ValueError("--reason and --until say why and how long --accept FILE accepts")
+        return
+    if not asked.reason.strip():
+        raise ValueError(f"--accept {asked.file}: say by --reason why the change is meant")
+    _until(asked)
+    if asked.file.exists():
+        suppressions(asked.file)
+    elif not asked.file.absolute().parent.is_dir():
+        raise ValueError(f"--accept {asked.file}: its folder does not exist")
+
+
+def write_accepted(comparison: Comparison, asked: Accepting) -> tuple[Comparison, Sequence[str]]:
+    """Add what B alone shows to the file; the comparison without it, and what was done. What A
+    alone shows is gone with B: accepting it would only hide its return."""
+    if asked.file is None:
+        return comparison, ()
+    until = _until(asked)
+    wanted = [one for one in comparison.counting if one.side == LETTERS[1]]
+    before = asked.file.read_text() if asked.file.exists() else ""
+    if wanted:
+        text = "\n".join(_entry(one, asked.reason, until) for one in wanted)
+        asked.file.write_text(f"{before.rstrip()}\n\n{text}" if before.strip() else text)
+        suppressions(asked.file)  # what we write we can read
+    why = f"accepted until {until}: {asked.reason}"
+    differences = [replace(d, accepted=why) if d in wanted else d for d in comparison.differences]
+    return replace(comparison, differences=differences), [
+        f"accepted in {asked.file}: {len(wanted)} that B alone shows, until {until}; "
+        f"later: narrowfuzz compare --suppress {asked.file}, or run"
+    ]
+
+
+def _until(asked: Accepting) -> datetime.date:
+    today = datetime.date.today()
+    if not asked.until:
+        return today + datetime.timedelta(days=_DAYS)
+    try:
+        until = datetime.date.fromisoformat(asked.until)
+    except ValueError:
+        raise ValueError(f"--until {asked.until!r} is no day: write it like {today}") from None
+    if until <= today:
+        raise ValueError(f"--until {until} has come already: name a later day")
+    return until
+
+
+def _entry(one: Difference, reason: str, until: datetime.date) -> str:
+    return (
+        f"# {one.recipe}, {one.arm}: {_quoted(one.sentence)}\n"
+        "[[suppress]]\n"
+        f"fingerprint = {_quoted(glob.escape(one.fingerprint))}\n"
+        f"reason = {_quoted(reason)}\n"
+        f"until = {until}\n"
+    )
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML: JSON's, but for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,332 @@
+"""What two runs of the same cases gave, side by side: plain data, for terminal, page and JSON."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from narrowfuzz.campaign.beside import (
+    CaseSeen,
+    case_file,
+    known_there,
+    numbered,
+    read_seen,
+    shown_alone,
+    total_causes,
+)
+from narrowfuzz.campaign.judged import Combination
+from narrowfuzz.results import KINDS, Hashes, Kind
+from narrowfuzz.severity import SEVERITIES
+
+#: The sides, as they are called in all that is written.
+LETTERS = ("A", "B")
+
+
+@dataclass(frozen=True)
+class SideRun:
+    """What one side's run left."""
+
+    #: As the user named it.
+    title: str
+    folder: Path
+    seen: Sequence[CaseSeen]
+    #: Rows of ``findings.jsonl``, by fingerprint.
+    rows: Mapping[str, dict[str, Any]]
+    #: Fingerprint -> the finding that it is a part of.
+    parts: Mapping[str, str]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def versions(self) -> str:
+        """What was under test there, in words."""
+        versions, checkouts = self.environment["versions"], self.environment["checkouts"]
+        named = [f"{name} {versions[name]}" for name in ("torch", "torchao") if name in versions]
+        return "  ".join([*named, *(f"{name} from {path}" for name, path in checkouts.items())])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one side shows and the other does not."""
+
+    fingerprint: str
+    #: A or B.
+    side: str
+    #: new: a script shows it; suspected: none does.
+    status: str
+    severity: str
+    sentence: str
+    recipe: str
+    arm: str
+    #: How many of its side's cases show it.
+    cases: int
+    #: Files of the run, below the comparison's folder; "" where there is none.
+    case: str = ""
+    script: str = ""
+    #: Why no script shows it, and why it does not count; "" otherwise.
+    why_suspected: str = ""
+    accepted: str = ""
+
+    @property
+    def counts(self) -> bool:
+        return self.status == "new" and not self.accepted
+
+
+@dataclass(frozen=True)
+class Common:
+    """What both sides show: nobody looked into it."""
+
+    fingerprint: str
+    #: Of the first case that shows it on both; alike unless it got worse or better.
+    sentences: tuple[str, str]
+    recipe: str
+    arm: str
+    #: How many cases show it, on A and on B.
+    cases: tuple[int, int]
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """An entry of the ledger that explained something."""
+
+    id: str
+    #: On how many cases, on A and on B.
+    cases: tuple[int, int]
+    #: Where one side alone has it, the other shows the same on the same bits.
+    by_ledger: bool = False
+
+    @property
+    def one_side(self) -> str:
+        """The side that alone shows it; "" where both do."""
+        return "" if all(self.cases) or self.by_ledger else LETTERS[self.cases[0] == 0]
+
+
+@dataclass(frozen=True)
+class Bits:
+    """How many results were compared bit for bit, how many differ, and where the first is."""
+
+    compared: Mapping[Kind, int]
+    differ: Mapping[Kind, int]
+    #: How many cases have one that differs.
+    cases: int
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of it."""
+
+    sides: tuple[SideRun, SideRun]
+    #: How many cases were judged on both, on A alone and on B alone.
+    cases: tuple[int, int, int]
+    #: Rule -> the cases it judged on both sides.
+    rules: Mapping[str, int]
+    met: Sequence[Combination]
+    never: Sequence[str]
+    bits: Bits
+    #: The gravest first; those that count before those that do not.
+    differences: Sequence[Difference]
+    common: Sequence[Common]
+    known: Sequence[Known]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def counting(self) -> list[Difference]:
+        return [one for one in self.differences if one.counts]
+
+    @property
+    def known_apart(self) -> list[Known]:
+        """The entries that one side alone shows."""
+        return [one for one in self.known if one.one_side]
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.counting or self.known_apart)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing was judged on both."""
+        return not self.rules
+
+
+def side_run(title: str, folder: Path) -> SideRun:
+    """Read what a run beside another one left."""
+    lines = (folder / "findings.jsonl").read_text().splitlines()
+    rows = {row["fingerprint"]: row for row in map(json.loads, lines)}
+    with closing(sqlite3.connect(folder / "findings.db")) as db:
+        parts = dict(db.execute(
+            "select fingerprint, sighting_of from findings where status = 'sighting'"
+        ).fetchall())  # fmt: skip
+    return SideRun(
+        title, folder, read_seen(folder), rows, parts,
+        json.loads((folder / "summary.json").read_text()),
+        json.loads((folder / "env.json").read_text()),
+    )  # fmt: skip
+
+
+def compared(a: SideRun, b: SideRun) -> Comparison:
+    """Hold one side's run against the other's, case by case."""
+    of_a, of_b = numbered(a.seen), numbered(b.seen)
+    pairs = [(of_a[name], of_b[name]) for name in of_a if name in of_b]
+    met = sorted({c for one, other in pairs for c in _combinations(one) & _combinations(other)})
+    asked = {*a.summary["never_judged"], *b.summary["never_judged"]}
+    asked |= {" ".join(c) for side in (a, b) for one in side.seen for c in _combinations(one)}
+    return Comparison(
+        sides=(a, b),
+        cases=(len(pairs), len(of_a.keys() - of_b.keys()), len(of_b.keys() - of_a.keys())),
+        rules=_rules(pairs),
+        met=met,
+        never=sorted(asked - {" ".join(c) for c in met}),
+        bits=_bits(pairs),
+        differences=sorted((*_alone(a, b, "A"), *_alone(b, a, "B")), key=_grave),
+        common=[*_common(a, b), *_known_on_one(a, b, "A"), *_known_on_one(b, a, "B")],
+        known=_known(pairs, _by_ledger(a, b) | _by_ledger(b, a)),
+        notes=[f"{letter}: {note}" for letter, side in zip(LETTERS, (a, b), strict=True)
+               for note in side.summary["notes"]],
+    )  # fmt: skip
+
+
+def _grave(one: Difference) -> tuple[Any, ...]:
+    return not one.counts, SEVERITIES.index(one.severity), one.side == "A", one.fingerprint  # type: ignore[arg-type]
+
+
+def _combinations(one: CaseSeen) -> set[Combination]:
+    return {(one.recipe, arm, one.model) for arm in one.arms}
+
+
+def _rules(pairs: Iterable[tuple[CaseSeen, CaseSeen]]) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for one, other in pairs:
+        counted.update(_names(one.rules) & _names(other.rules))
+    return dict(sorted(counted.items()))
+
+
+def _names(rules: Mapping[str, Sequence[str]]) -> set[str]:
+    return {name for names in rules.values() for name in names}
+
+
+def _bits(pairs: Iterable[tuple[CaseSeen, CaseSeen]]) -> Bits:
+    compared: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))
+    differ: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))
+    cases, first = 0, ""
+    for one, other in pairs:
+        other_results, before = other.results, differ.total()
+        for arm in one.results.keys() & other_results.keys():
+            for kind, names in _paired(one.results[arm], other_results[arm]).items():
+                compared[kind] += len(names)
+                unlike = sorted(name for name, alike in names.items() if not alike)
+                differ[kind] += len(unlike)
+                if unlike and not first:
+                    first = f"{unlike[0]} on {arm}, {one.recipe}, {one.model}, case {one.case}"
+        cases += differ.total() > before
+    return Bits(compared, differ, cases, first)
+
+
+def _paired(one: Hashes, other: Hashes) -> dict[Kind, dict[str, bool]]:
+    """Of each kind: what either side has, and whether both have the same."""
+    return {
+        kind: {
+            name: one.get(kind, {}).get(name) == other.get(kind, {}).get(name)
+            for name in {*one.get(kind, {}), *other.get(kind, {})}
+        }
+        for kind in KINDS
+    }
+
+
+def _alone(side: SideRun, other: SideRun, letter: str) -> Iterable[Difference]:
+    """What this side shows alone. A part of another finding is told with that one; what its process
+    did not come to look into is suspected."""
+    shown = total_causes(side.seen)
+    alone = shown_alone(side.seen, other.seen) | (side.rows.keys() - shown.keys())
+    for name in sorted(alone - total_causes(other.seen).keys() - other.rows.keys()):
+        cases = shown.get(name, [])
+        if name in side.rows:
+            yield _as_found(side.rows[name], letter, len(cases))
+        elif name not in side.parts:
+            first = cases[0]
+            cause = first.causes[name]
+            yield Difference(
+                name, letter, "suspected", "low", cause.sentence, first.recipe, cause.arm,
+                len(cases), case=_below(side, case_file(side.folder, first.case)),
+                why_suspected="its process ended before it was looked into",
+            )  # fmt: skip
+
+
+def _as_found(row: Mapping[str, Any], letter: str, cases: int) -> Difference:
+    return Difference(
+        row["fingerprint"], letter, row["status"], row["severity"], row["sentence"], row["recipe"],
+        row["arm"], max(cases, 1), f"{letter}/{row['case']}", f"{letter}/{row['script']}",
+        why_suspected=row["why_suspected"], accepted=row["accepted"],
+    )  # fmt: skip
+
+
+def _below(side: SideRun, file: Path) -> str:
+    return f"{side.folder.name}/{file.relative_to(side.folder)}"
+
+
+def _common(a: SideRun, b: SideRun) -> list[Common]:
+    """What both show, without what each looked into: that would have been known to the other."""
+    on_a, on_b = total_causes(a.seen), total_causes(b.seen)
+    found = [
+        _both(name, on_a[name], on_b[name], a) for name in sorted(on_a.keys() & on_b.keys())
+    ]  # fmt: skip
+    for name in sorted((a.rows.keys() & b.rows.keys()) - {one.fingerprint for one in found}):
+        row = a.rows[name]  # a lost process is told by the run, not by a case
+        found.append(Common(name, (row["sentence"], b.rows[name]["sentence"]), row["recipe"],
+                            row["arm"], (1, 1), f"A/{row['case']}"))  # fmt: skip
+    return found
+
+
+def _both(name: str, on_a: list[CaseSeen], on_b: list[CaseSeen], a: SideRun) -> Common:
+    of_b = {one.case: one for one in on_b}
+    same = next((one for one in on_a if one.case in of_b), None)
+    first = same or on_a[0]
+    second = of_b[first.case] if same else on_b[0]
+    return Common(
+        name, (first.causes[name].sentence, second.causes[name].sentence), first.recipe,
+        first.causes[name].arm, (len(on_a), len(on_b)), _below(a, case_file(a.folder, first.case)),
+    )  # fmt: skip
+
+
+def _known_on_one(side: SideRun, other: SideRun, letter: str) -> Iterator[Common]:
+    """What this side shows, and the other's ledger explains on the same bits."""
+    twins, there = numbered(other.seen), total_causes(other.seen)
+    found: dict[str, tuple[CaseSeen, frozenset[str]]] = {}
+    for key, one in numbered(side.seen).items():
+        for name in one.causes.keys() - there.keys():
+            if entries := known_there(one, name, twins.get(key)):
+                found.setdefault(name, (one, entries))
+    counted = total_causes(side.seen)
+    for name, (one, entries) in sorted(found.items()):
+        if name in shown_alone(side.seen, other.seen):
+            continue
+        cause, n = one.causes[name], len(counted[name])
+        said = (cause.sentence, f"the same, known as {', '.join(sorted(entries))}")
+        yield Common(name, said if letter == "A" else said[::-1], one.recipe, cause.arm, (n, n),
+                     _below(side, case_file(side.folder, one.case)))  # fmt: skip
+
+
+def _by_ledger(side: SideRun, other: SideRun) -> set[str]:
+    """The entries that explain on the other side alone what both show."""
+    twins = numbered(other.seen)
+    return {
+        entry
+        for key, one in numbered(side.seen).items()
+        for name in one.causes
+        for entry in known_there(one, name, twins.get(key))
+    }
+
+
+def _known(pairs: Sequence[tuple[CaseSeen, CaseSeen]], by_ledger: Collection[str]) -> list[Known]:
+    """On the cases that both judged: others say nothing of a difference."""
+    on_a, on_b = (Counter(name for pair in pairs for name in pair[i].known) for i in (0, 1))
+    return [
+        Known(name, (on_a[name], on_b[name]), name in by_ledger) for name in sorted({*on_a, *on_b})
+    ]

@@ -1,0 +1,241 @@
+"""What a comparison says: on a terminal, as Markdown, as a page, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from rich.markup import escape
+
+from narrowfuzz.campaign.comparison import LETTERS, Bits, Common, Comparison, Difference, Known
+from narrowfuzz.campaign.markdown import plain
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.results import KINDS, Kind
+
+#: Of ``compare.json``; it grows when a field changes its sense, not when one is added.
+SCHEMA = 1
+#: Combinations that were never judged, and what both sides show: so many are named.
+_NEVER, _COMMON = 6, 10
+_KINDS: dict[Kind, str] = {
+    "results": "outputs and gradients",
+    "operands": "operands of multiplies",
+    "scales": "scales",
+    "errors": "errors",
+}
+
+
+def verdict(comparison: Comparison) -> str:
+    """One sentence: do they differ?"""
+    if comparison.empty:
+        return "Nothing was judged on both sides: this comparison says nothing"
+    found, apart = comparison.counting, comparison.known_apart
+    if not found and not apart:
+        left = len(comparison.differences)
+        rest = f"; {_number(left, 'difference')} listed that do not count" if left else ""
+        return f"No difference: no rule is broken on one side alone{rest}"
+    parts = [
+        f"{_number(sum(one.side == letter for one in found), 'finding')} on {letter} alone"
+        for letter in reversed(LETTERS)
+    ]
+    if apart:
+        parts.append(f"{_number(len(apart), 'known issue')} on one side alone")
+    return f"The two differ: {', '.join(parts)}"
+
+
+def bits_said(bits: Bits) -> str:
+    """How many results were compared bit for bit, and how many differ."""
+    whole, unlike = sum(bits.compared.values()), sum(bits.differ.values())
+    each = ", ".join(
+        f"{bits.differ[kind]} of {bits.compared[kind]} {_KINDS[kind]}"
+        for kind in KINDS
+        if bits.compared[kind]
+    )
+    if not whole:
+        return "Nothing was compared bit for bit"
+    if not unlike:
+        return (
+            f"Bit for bit: {whole} values compared, none differs ({each}). What differs between "
+            "the two installations had no effect on what was seen here"
+        )
+    scales = "" if bits.differ["scales"] else "; no scale differs on any case"
+    return (
+        f"Bit for bit: {whole} values compared, {unlike} differ in {_number(bits.cases, 'case')} "
+        f"({each}){scales}; first: {bits.first}"
+    )
+
+
+def judged_said(comparison: Comparison) -> str:
+    """How much was compared."""
+    both, only_a, only_b = comparison.cases
+    met, never = len(comparison.met), len(comparison.never)
+    apart = f", {only_a} on A alone, {only_b} on B alone" if only_a or only_b else ""
+    return (
+        f"Compared: {_number(both, 'case')} on both sides{apart}; {len(comparison.rules)} rules "
+        f"judged on both; {met} of {met + never} combinations of recipe, arm and model"
+    )
+
+
+def lines_of(comparison: Comparison, out: Path) -> Iterator[str]:
+    """What a terminal is told, as rich's markup: differences first, then what they are of."""
+    yield f"\n[bold]{escape(verdict(comparison))}[/]"
+    yield escape(bits_said(comparison.bits))
+    yield escape(judged_said(comparison)) + _never_said(comparison.never)
+    if any(comparison.cases[1:]):
+        yield (
+            "[yellow]the two did not judge the same cases[/]: recipes or arms that run on one do "
+            "not on the other; findings compare, counts of cases do not"
+        )
+    for letter in reversed(LETTERS):
+        mine = [one for one in comparison.differences if one.side == letter]
+        yield f"[bold]only {letter}: {len(mine)}[/]"
+        for one in mine:
+            yield f"  {escape(difference_said(one))}"
+            if one.script:
+                yield f"    script: {escape(str(out / one.script))}"
+    if comparison.known:
+        yield f"[bold]known issues: {len(comparison.known)}[/]"
+        for known in comparison.known:
+            yield f"  {escape(known_said(known))}"
+    yield f"[bold]both: {len(comparison.common)}[/]"
+    for common in comparison.common[:_COMMON]:
+        for line in common_said(common):
+            yield f"  {escape(line)}"
+    if len(comparison.common) > _COMMON:
+        yield f"  and {len(comparison.common) - _COMMON} more"
+    for note in comparison.notes:
+        yield f"[yellow]note[/] {escape(note)}"
+
+
+def difference_said(one: Difference) -> str:
+    weight = one.severity if one.status == "new" else "suspected"
+    why = f"; does not count: {one.accepted}" if one.accepted else ""
+    why += f"; no script shows it: {one.why_suspected}" if one.why_suspected else ""
+    place = f"{one.recipe}, {one.arm}, {_number(one.cases, 'case')}"
+    return f"{one.side}, {weight}: {one.sentence} ({place}){why}"
+
+
+def common_said(one: Common) -> list[str]:
+    """One line; two where the sides do not show the same of the same case."""
+    a, b = one.sentences
+    n, m = one.cases
+    cases = _number(n, "case") if n == m else f"{_number(n, 'case')} on A, {m} on B"
+    place = f"({one.recipe}, {one.arm}, {cases})"
+    return [f"A, B: {a} {place}"] if a == b else [f"A: {a} {place}", f"B: {b} {place}"]
+
+
+def known_said(one: Known) -> str:
+    n, m = one.cases
+    if side := one.one_side:
+        return f"on {side} alone: {one.id} ({_number(n or m, 'case')})"
+    cases = _number(n, "case") if n == m else f"{_number(n, 'case')} on A, {m} on B"
+    if one.by_ledger:
+        return f"on both, but the ledger names it on one side only: {one.id} ({cases})"
+    return f"on both: {one.id} ({cases})"
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """What ``compare.json`` holds, without the exit code."""
+    both, only_a, only_b = comparison.cases
+    bits = comparison.bits
+    return {
+        "schema": SCHEMA,
+        "verdict": verdict(comparison),
+        "sides": [
+            {
+                "side": letter,
+                "title": side.title,
+                "versions": side.environment["versions"],
+                "checkouts": side.environment["checkouts"],
+                "cases": len(side.seen),
+                "seconds": side.summary["seconds"],
+            }
+            for letter, side in zip(LETTERS, comparison.sides, strict=True)
+        ],
+        "cases": {"both": both, "only A": only_a, "only B": only_b},
+        "rules": dict(comparison.rules),
+        "combinations": [" ".join(one) for one in comparison.met],
+        "never_judged": list(comparison.never),
+        "bits": {
+            "compared": dict(bits.compared), "differ": dict(bits.differ), "cases": bits.cases,
+            "first": bits.first,
+        },
+        "differences": [asdict(one) | {"counts": one.counts} for one in comparison.differences],
+        "both": [asdict(one) for one in comparison.common],
+        "known": [asdict(one) | {"one_side": one.one_side} for one in comparison.known],
+        "notes": list(comparison.notes),
+    }  # fmt: skip
+
+
+def write_summary(comparison: Comparison, out: Path) -> None:
+    """``summary.md``, for a pull request."""
+    (out / "summary.md").write_text("\n\n".join(_parts(comparison)) + "\n")
+
+
+def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> None:
+    """``report.html``, a page without a network, and ``compare.json`` beside it."""
+    (out / "compare.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+                         lstrip_blocks=True)  # fmt: skip
+    template = engine.from_string(files(__package__).joinpath("comparison.html.j2").read_text())
+    html = template.render(
+        verdict=verdict(comparison),
+        bits=bits_said(comparison.bits),
+        judged=judged_said(comparison),
+        sides=list(zip(LETTERS, comparison.sides, strict=True)),
+        differences=[(one, _script(out, one)) for one in comparison.differences],
+        common=[common_said(one) for one in comparison.common],
+        known=[known_said(one) for one in comparison.known],
+        rules=[(name, BY_NAME[name].title, n) for name, n in comparison.rules.items()],
+        met=[" / ".join(one) for one in comparison.met],
+        never=comparison.never,
+        notes=comparison.notes,
+        same_cases=not any(comparison.cases[1:]),
+    )
+    (out / "report.html").write_text(html)
+
+
+def _script(out: Path, one: Difference) -> str:
+    file = out / one.script
+    return file.read_text() if one.script and file.is_file() else ""
+
+
+def _parts(comparison: Comparison) -> Iterator[str]:
+    yield f"## narrowfuzz compare: {plain(verdict(comparison))}"
+    yield _list(
+        f"{letter}: {side.title}: {side.versions}"
+        for letter, side in zip(LETTERS, comparison.sides, strict=True)
+    )
+    yield plain(bits_said(comparison.bits))
+    yield plain(judged_said(comparison))
+    for head, lines in (
+        ("What one side shows alone", [difference_said(one) for one in comparison.differences]),
+        ("Known issues", [known_said(one) for one in comparison.known]),
+        ("Shown on both sides", [line for one in comparison.common for line in common_said(one)]),
+        ("Notes", comparison.notes),
+    ):
+        if lines:
+            yield f"{head}:\n\n{_list(lines)}"
+    if never := comparison.never:
+        names = _list([*never[:100], *([f"and {len(never) - 100} more"] * (len(never) > 100))])
+        head = f"<summary>Never judged on both: {len(never)}</summary>"
+        yield f"<details>\n{head}\n\n{names}\n\n</details>"
+
+
+def _never_said(never: Sequence[str]) -> str:
+    if not never:
+        return ""
+    more = f" and {len(never) - _NEVER} more" if len(never) > _NEVER else ""
+    return f"; never: {escape(', '.join(never[:_NEVER]))}{more}"
+
+
+def _list(lines: Iterator[str] | Sequence[str]) -> str:
+    return "\n".join(f"- {plain(line)}" for line in lines)
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
