@@ -386,11 +386,14 @@ def list_(
 @app.command()
 def known(
     id: Annotated[str, typer.Argument(help="an entry, as `narrowfuzz list known` names it")],
+    issue: Annotated[
+        bool, typer.Option("--issue", help="as Markdown for the library's issue tracker")
+    ] = False,
 ) -> None:
     """Show one known divergence: what happens, what is expected, what helps, its script."""
     from narrowfuzz.listing import known_command
 
-    known_command(id)
+    known_command(id, issue=issue)
 
 
 @app.command()
