@@ -6,6 +6,9 @@ words. The lines of source are quoted; on which line of which release they stand
 
 from __future__ import annotations
 
+import fnmatch
+import glob
+
 import msgspec
 
 
@@ -40,3 +43,8 @@ class Issue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     related: tuple[str, ...] = ()
     #: What the reader must do before: a compiler to choose, say.
     before: str = ""
+
+    def seen_in(self, output: str) -> bool:
+        """Does what the reproduction printed show the bug?"""
+        lines = "\n".join(line.rstrip() for line in output.splitlines())
+        return fnmatch.fnmatchcase(lines, self.shows or f"*{glob.escape(self.actual.strip())}*")

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from te_on_cpu.environment import chosen_version, ensure, real_extension
+from te_on_cpu.install import CARRIED
 
 from narrowfuzz.environment import versions
 from narrowfuzz.filed import Issue, Place
 from narrowfuzz.ledger import KINDS, Entry
-from te_on_cpu.environment import chosen_version, ensure, real_extension
-from te_on_cpu.install import CARRIED
 
 TE = "transformer_engine"
 #: What the table must say; the rest of its fields may be left out.
