@@ -375,7 +375,7 @@ def compare(
     model: ModelFiles = None,
     ledger: Ledgers = None,
     no_ledger: Annotated[
-        bool, typer.Option("--no-ledger", help="Treat known issues like any other finding")
+        bool, typer.Option("--no-ledger", help="Compare known issues like any other finding.")
     ] = False,
     fail_on: FailOn = "low",
     suppress: Suppress = None,
@@ -555,11 +555,14 @@ def list_(
 @app.command()
 def known(
     id: Annotated[str, typer.Argument(help="A known issue, as `narrowfuzz list known` names it.")],
+    issue: Annotated[
+        bool, typer.Option("--issue", help="Print a bug report for the library's issue tracker.")
+    ] = False,
 ) -> None:
     """Explain a known issue: what happens, what was expected, what helps, its script."""
     from narrowfuzz.listing import known_command
 
-    known_command(id)
+    known_command(id, issue=issue)
 
 
 @app.command()

@@ -20,6 +20,11 @@ _SHOWN = 220
 
 def report_command(target: str, *, issue: bool) -> int:
     """Print a finding; returns the exit code. Raises ValueError if the target is none."""
+    if not Path(target).exists() and any(entry.id == target for entry in load_entries()):
+        asked = " --issue" if issue else ""
+        raise ValueError(
+            f"{target!r} is a known issue: `narrowfuzz known {target}{asked}` shows it"
+        )
     found = kept(target)
     if found.finding is None or found.folder is None:
         raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")

@@ -1,9 +1,10 @@
 """The ledger: divergences of released libraries that are known, each with its script.
 
-One TOML file per cause in ``reports/known/``. An entry explains findings by fingerprint *and* a
-predicate of the case, the machine and what was seen, or, better, by an *as-built deviation* that
-the reference then follows, so that every other rule stays sharp on the same case. It holds for the
-versions it names; on others it is tried: its script says whether it still shows.
+One TOML file each in ``reports/known/``; entries that one patch would cure name the same ``cause``.
+An entry explains findings by fingerprint *and* a predicate of the case, the machine and what was
+seen, or, better, by an *as-built deviation* that the reference then follows, so that every other
+rule stays sharp on the same case. It holds for the versions it names; on others it is tried: its
+script says whether it still shows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from narrowfuzz.content import content_dir
 from narrowfuzz.cures import CURES
 from narrowfuzz.environment import checkout
 from narrowfuzz.facts import Condition, Context, check_predicate, holds
+from narrowfuzz.filed import Issue
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
 from narrowfuzz.severity import DATA, Severity, Symptom, Use, severity
@@ -57,6 +59,16 @@ STATE_DEVIATIONS = {
     "segments_update_gradients": "each layer of a reentrant checkpoint updates all gradients",
     "window_resized_at_its_newest_end": "another history cuts or pads the newest maxima",
     "writing_parameters_updates_forward": "an optimizer step updates forward scales once more",
+}
+
+#: What an entry is to the maintainers of its library.
+Kind = Literal["", "bug", "arguable", "expected", "artefact"]
+KINDS: dict[Kind, str] = {
+    "bug": "a bug that a maintainer would mend",
+    "arguable": "a limitation, or arguable",
+    "expected": "documented, or expected",
+    "artefact": "of a CPU or an emulation alone",
+    "": "not said",
 }
 
 
@@ -112,6 +124,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     when: dict[str, Condition] = {}
     #: None and no deviation: confirmed by hand, and no case expresses it yet.
     matches: tuple[Match, ...] = ()
+    #: What it is to the library's maintainers, and what would be told to them.
+    kind: Kind = ""
+    issue: Issue | None = None
+    #: Entries that one patch would cure give the same name here; "": this one has its own cause.
+    cause: str = ""
     #: Where its file is; the loader's to say.
     folder: str = ""
 
@@ -119,6 +136,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def path(self) -> Path:
         """Its script."""
         return Path(self.folder) / self.script
+
+    @property
+    def reproduction(self) -> Path:
+        """The short script that an issue shows."""
+        return Path(self.folder) / f"{self.id}.issue.py"
+
+    @property
+    def one_cause(self) -> str:
+        """The name of its cause: its own, where it shares none."""
+        return self.cause or self.id
 
     @property
     def severity(self) -> Severity:

@@ -25,6 +25,8 @@ class Listing:
     records: Sequence[Record]
     #: Title of a table's column -> the field that it shows.
     columns: Mapping[str, str]
+    #: A sentence to people about all of it.
+    sentence: str = ""
 
 
 def listed(
@@ -57,7 +59,10 @@ def print_listing(listing: Listing) -> None:
     for record in listing.records:
         table.add_row(*(_cell(record[name]) for name in listing.columns.values()))
     width = None if sys.stdout.isatty() else 160
-    Console(highlight=False, markup=False, width=width).print(table)
+    console = Console(highlight=False, markup=False, width=width)
+    console.print(table)
+    if listing.sentence:
+        console.print(f"\n{listing.sentence}")
 
 
 def _cell(value: str | Sequence[str]) -> str:
@@ -140,6 +145,7 @@ def _known(
     from narrowfuzz.advice import applying
     from narrowfuzz.arm import BY_NAME
     from narrowfuzz.arms.ladder import select_arms
+    from narrowfuzz.causes import by_cause, counted, same_cause
     from narrowfuzz.ledger import load_entries
     from narrowfuzz.machine import machine
     from narrowfuzz.recipe import load_every, select
@@ -151,12 +157,17 @@ def _known(
     records = [
         {
             "id": e.id, "severity": e.severity, "recipes": e.recipes, "title": e.title,
-            "workaround": e.workaround, "links": e.links,
+            "workaround": e.workaround, "links": e.links, "kind": e.kind, "cause": e.one_cause,
+            "same_cause": same_cause(e, entries),
         }
-        for e in entries
+        for together in by_cause(entries).values() for e in together
     ]  # fmt: skip
-    columns = {"entry": "id", "severity": "severity", "recipes": "recipes", "what": "title"}
-    return Listing(records, {**columns, "what helps": "workaround", "links": "links"})
+    columns = {
+        "entry": "id", "severity": "severity", "kind": "kind", "recipes": "recipes",
+        "what": "title", "what helps": "workaround", "same cause as": "same_cause",
+        "links": "links",
+    }  # fmt: skip
+    return Listing(records, columns, counted(entries))
 
 
 _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
@@ -175,19 +186,28 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
 _FORMERLY = {"oracles": "rules"}
 
 
-def known_command(id: str) -> None:
-    """Print a known issue. Raises ValueError with the nearest match."""
-    from narrowfuzz.ledger import load_entries
+def known_command(id: str, *, issue: bool = False) -> None:
+    """Print a known issue, or the text to file. Raises ValueError with the nearest match, or with
+    what the entry lacks for an issue."""
+    from narrowfuzz.causes import same_cause
+    from narrowfuzz.ledger import KINDS, load_entries
 
     entries = {entry.id: entry for entry in load_entries()}
     if id not in entries:
         raise ValueError(unknown("known issue", id, entries))
     entry = entries[id]
+    if issue:
+        from narrowfuzz.known_issue import issue_text  # imports torch
+
+        print(issue_text(entry))
+        return
     console = Console(highlight=False, markup=False)
     versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
     parts = {
         "": f"{entry.title}\n\n{entry.explanation.strip()}",
         "severity": f"{entry.severity} ({entry.symptom}, the use is {entry.use})",
+        "kind": KINDS[entry.kind],
+        "same cause as": ", ".join(same_cause(entry, [*entries.values()])) or "no other entry",
         "expected": entry.expected,
         "what helps": entry.workaround,
         "cured": entry.cured or "in no version that was tried",
@@ -197,6 +217,7 @@ def known_command(id: str) -> None:
         "documentation": entry.documentation,
         "links": " ".join(entry.links) or f"none: {entry.searched}",
         "script": str(entry.path),
+        **({"to file": f"narrowfuzz known {id} --issue"} if entry.issue else {}),
     }
     for name, text in parts.items():
         console.print(f"{name}: {text}" if name else f"{text}\n", soft_wrap=True)

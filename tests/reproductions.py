@@ -1,0 +1,56 @@
+"""Runs what issues show as their reproduction, on the installed packages or on patched copies."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from narrowfuzz.known_issue import TE, release_of_te
+from narrowfuzz.ledger import Entry
+from narrowfuzz.triage.verify import ScriptRun, ended, script_environment, tidy
+from te_on_cpu.environment import CHOICE, ensure
+
+ROOT = Path(__file__).resolve().parents[1]
+#: TransformerEngine runs on the emulated extension, of which an issue's script says nothing.
+_EMULATED = (
+    "import runpy, sys; from te_on_cpu.environment import enter; enter(); "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+
+
+def alone(path: Path, entry: Entry, folder: Path, patched: Sequence[Path] = ()) -> ScriptRun:
+    """Run a script of an entry in a process of its own, which compiles below ``folder`` and finds
+    the ``patched`` packages first."""
+    environment = script_environment(folder)
+    first = [str(place) for place in patched]
+    command = [sys.executable, str(path)]
+    if TE in entry.versions:
+        version = release_of_te(entry)
+        first.append(str(ensure(version)))
+        environment[CHOICE] = version
+        command = [sys.executable, "-c", _EMULATED, str(path)]
+    if entry.cure:
+        environment["CXX"] = str(tuned_for_generic(folder))
+    environment["PYTHONPATH"] = os.pathsep.join([*first, environment["PYTHONPATH"]])
+    code, output = ended(command, environment, 300.0)
+    return ScriptRun(code, tidy(output))
+
+
+def tuned_for_generic(folder: Path) -> Path:
+    """A compiler that tunes for no CPU in particular, as g++ does for one that it does not know."""
+    script = folder / "g++"
+    script.write_text(f'#!/bin/sh\nexec "{shutil.which("g++")}" "$@" -mtune=generic\n')
+    script.chmod(0o755)
+    return script
+
+
+def miscompiles() -> bool:
+    """Is the compiler that is here one of those that the entries with a cure are about?"""
+    asked = [shutil.which("g++") or "false", "-dumpversion"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    return re.match(r"1[12]\b", told) is not None
