@@ -85,6 +85,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One known divergence."""
 
     id: str
+    #: Ids of entries that were merged into this one: ``known`` still takes them.
+    formerly: tuple[str, ...] = ()
     title: str
     #: What happens and why, with the library's function.
     explanation: str

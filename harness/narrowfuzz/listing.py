@@ -193,15 +193,18 @@ def known_command(id: str, *, issue: bool = False) -> None:
     from narrowfuzz.ledger import KINDS, load_entries
 
     entries = {entry.id: entry for entry in load_entries()}
-    if id not in entries:
+    merged = {old: entry for entry in entries.values() for old in entry.formerly}
+    if id not in entries and id not in merged:
         raise ValueError(unknown("known issue", id, entries))
-    entry = entries[id]
+    entry = entries.get(id) or merged[id]
     if issue:
         from narrowfuzz.known_issue import issue_text  # imports torch
 
         print(issue_text(entry))
         return
     console = Console(highlight=False, markup=False)
+    if id in merged:
+        console.print(f"{id} was merged into {entry.id}:\n", soft_wrap=True)
     versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
     parts = {
         "": f"{entry.title}\n\n{entry.explanation.strip()}",

@@ -10,8 +10,10 @@ than documented the outputs and gradients become; on what data; and whether the 
 
 One step less on data at the edge of a binade, or with an infinity or a NaN; two on data near the
 ends of the range. One step less for a documented but rare use, two for one that is not documented
-or that the library declares as a limit. 2 is high, 1 medium, 0 and less low; what every supported
-release cures is low.
+or that the library declares as a limit. A use counts as documented, too, where the library has said
+that it is meant to work: its maintainers repaired it before, test it, or call a report of it a bug.
+2 is high, 1 medium, 0 and less low; what every supported release cures is low, and of torch and
+torchao the newest release is the one that is supported.
 
 "Worse" is the *excess error* of the worst output or gradient: how much further from the unquantised
 result it is than the recipe, as documented, would be. FP8 itself costs two to four hundredths.

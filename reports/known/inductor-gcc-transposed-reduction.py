@@ -3,8 +3,19 @@ import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
 os.environ["OMP_NUM_THREADS"] = "1"
 import logging
+import re
+import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 logging.disable(logging.CRITICAL)
+real = shutil.which(os.environ.get("CXX", "g++")) or ""
+version = subprocess.run([real, "-dumpfullversion"], capture_output=True, text=True).stdout if real else ""
+folder = tempfile.TemporaryDirectory()
+tuned = Path(folder.name) / "g++"  # what a CPU that GCC does not know, or a masked one, gets from -march=native
+tuned.write_text(f'#!/bin/sh\nexec "{real}" "$@" -mtune=generic\n')
+tuned.chmod(0o755)
+os.environ["CXX"] = str(tuned)
 import torch
 from torch import nn
 
@@ -33,9 +44,7 @@ for name, x in (("contiguous", channels_first.t().contiguous()), ("transposed", 
     wrong = int((~((got - expected).abs() <= 0.01 * expected.abs().max())).sum())
     print(f"{name} x: largest gradient {got.abs().max():.3g}, eager {expected.abs().max():.3g}; {wrong} of {got.numel()} wrong")
     bad += wrong
-asked = ("g++", "-march=native", "-Q", "--help=target")
-tuned = subprocess.run(asked, capture_output=True, text=True).stdout
-if not bad and not any(line.split() == ["-mtune=", "generic"] for line in tuned.splitlines()):
-    print("cannot tell: g++ does not tune for generic here")
+if not bad and not re.match("1[12][.]", version):
+    print(f"cannot tell: g++ 11 and 12 do it, and this compiler is {real or 'none'} {version}")
     sys.exit(125)
 sys.exit(bool(bad))

@@ -1,4 +1,4 @@
-"""quantize_(MXFP8TrainingOpConfig): what the layer saves, torch.load refuses by default.
+"""quantize_(MXFP8TrainingOpConfig or Float8TrainingOpConfig): what the layer saves, torch.load refuses by default.
 """
 import os, sys
 sys.excepthook = lambda kind, error, trace: (print("cannot tell:", kind.__name__, error, flush=True), os._exit(125))
@@ -9,17 +9,22 @@ import tempfile
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig, MXFP8TrainingOpConfig
 from torchao.prototype.mx_formats.config import ScaleCalculationMode as Mode
 from torchao.quantization import quantize_
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
 torch.set_num_threads(1)
 bad = 0
-for mode in (Mode.FLOOR, Mode.RCEIL):
+mx = {"kernel_preference": KernelPreference.EMULATED}
+configs = {
+    "mxfp8, floor": MXFP8TrainingOpConfig(scale_calculation_mode=Mode.FLOOR, **mx),
+    "mxfp8, rceil": MXFP8TrainingOpConfig(scale_calculation_mode=Mode.RCEIL, **mx),
+    "float8": Float8TrainingOpConfig(),
+}
+for mode, config in configs.items():
     model = nn.Sequential(nn.Linear(64, 32))
-    quantize_(model, MXFP8TrainingOpConfig(kernel_preference=KernelPreference.EMULATED,
-                                           scale_calculation_mode=mode))
+    quantize_(model, config)
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     for weights_only in (True, False):

@@ -34,7 +34,9 @@ def public(bias):
 
 
 bad = untold = 0
-print("AMX:", torch.cpu.get_capabilities().get("amx_int8"))
+if not torch.cpu.get_capabilities().get("amx_int8"):
+    print("cannot tell: this CPU has no AMX, whose kernel it is")
+    sys.exit(125)
 for bias in (None, torch.arange(SIZE).to(torch.bfloat16)):
     want = F.linear(a.bfloat16(), b.bfloat16(), bias)
     for name, function in (("torch._scaled_mm, one scale", scaled_mm), ("torch._scaled_mm, rowwise", rowwise),

@@ -1,4 +1,4 @@
-"""torch's checkpoint of a TransformerEngine layer: what ran in FP8 is recomputed in high precision."""
+"""torch's checkpoint without reentrance, of a TransformerEngine layer that ran in FP8: backward raises."""
 import os, sys
 os.environ["OMP_NUM_THREADS"] = "1"
 def cannot(kind, error, trace):
@@ -23,14 +23,14 @@ def far(got, truth):
     return ((got.double() - truth).norm() / truth.norm()).item()
 
 bad = 0
-for name, by in (("te.checkpoint", te.checkpoint), ("torch, reentrant", checkpoint), ("torch", checkpoint)):
+for name, by in (("te.checkpoint", te.checkpoint), ("torch", checkpoint)):
     torch.manual_seed(0)
     layer = te.Linear(64, 64, bias=False)
     try:
         for _ in range(2):
             x = torch.randn(64, 64, device="cuda", requires_grad=True)
             with autocast(DelayedScaling(amax_history_len=4)):
-                y = by(layer, x, use_reentrant=name != "torch")
+                y = by(layer, x, use_reentrant=False)
             layer.weight.grad, dy = None, torch.randn_like(y)
             y.backward(dy)
     except Exception as error:
@@ -40,5 +40,4 @@ for name, by in (("te.checkpoint", te.checkpoint), ("torch, reentrant", checkpoi
     scale = layer.fp8_meta["scaling_bwd"].scale[0].item()
     error = far(layer.weight.grad, dy.double().T @ x.double())
     print(f"{name}: error of the weight gradient {error:.3g}; gradient scale {scale:.6g}")
-    bad += name != "te.checkpoint" and error < 1e-3
 sys.exit(1 if bad else 0)
