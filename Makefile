@@ -6,12 +6,14 @@ TORCH ?= newest
 TRIED := .venv-$(TORCH)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# what `make models` needs besides
+MODELS := $(VENV)/.models
 MINUTES ?= 2
 ARGS ?=
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: fuzz test lint bench watch-trials watch-titan score gate seed-bug gpu versions page nightly clean
+.PHONY: fuzz test lint bench watch-trials watch-titan models score gate seed-bug gpu versions page nightly clean
 
 fuzz: $(READY)
 	$(BIN)/narrowfuzz run --minutes $(MINUTES) $(ARGS)
@@ -35,6 +37,11 @@ watch-trials: $(READY)
 # watch around torchtitan's own trainer, with nothing wrong in it: it must be silent
 watch-titan: $(READY)
 	$(BIN)/python benchmarks/watch_titan.py $(ARGS)
+
+# check on models that others wrote, each with an owner for all that is said of it: docs/models.md.
+# It takes hours, and goes on where it was stopped; ARGS="--only 'mnist.py:*'"
+models: $(MODELS)
+	$(BIN)/python benchmarks/models.py $(ARGS)
 
 # everything that says how much is found; --seconds scales it, --write renews docs/detection.md
 score: $(READY)
@@ -83,6 +90,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'
 	touch $(READY)
+
+$(MODELS): $(READY)
+	$(PIP) torch==2.13.0 -e '.[models]'
+	touch $(MODELS)
 
 clean:
 	rm -rf $(VENV)

@@ -98,8 +98,9 @@ def make_model_tensors(
 def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
     rows, cols = (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
     if len(shape) < 2:
-        x = gaussian(hash_bits(case.data.seed, name, rows, cols)).reshape(shape)
-        return _to_dtype(0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x, case.spec)
+        x = gaussian(hash_bits(case.data.seed, name, rows, cols))
+        x = 0.25 * x if name.endswith("bias") else 1.0 + 0.125 * x
+        return _to_dtype(x, case.spec).reshape(shape)  # of shape (), too: arithmetic loses that
     # as weights they leave nothing to see
     tame = case.data.values in ("near_max", "scale_ends", "subnormal")
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
@@ -329,5 +330,5 @@ def _plant(target: F32 | None, spike: Spike, spec: Spec) -> None:
     value = np.array([int(spike.bits, 16)], dtype=np.uint32).view(np.float32)
     if np.isfinite(value[0]):
         value = _to_dtype(value.astype(np.float64), spec)
-    where = (spike.col % target.shape[-1],)
-    target[where if target.ndim == 1 else (spike.row % target.shape[0], *where)] = value[0]
+    rows, cols = target.shape[:-1][:1], target.shape[-1:]  # a single number has neither
+    target[(*(spike.row % n for n in rows), *(spike.col % n for n in cols))] = value[0]

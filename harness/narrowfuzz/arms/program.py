@@ -165,7 +165,7 @@ class _Run:
         self.program, self.spec, self.tap, self.focus = program, spec, tap, focus
         self.arm = program.arm
         self.tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(x))
+            name: torch.from_numpy(np.asarray(x, order="C"))  # a single number keeps its shape
             for name, x in named(spec, tensors).items()
         }
         if events is None and spec == program.spec:

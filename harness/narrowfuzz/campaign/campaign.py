@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from narrowfuzz.campaign.judged import Judged, judged
 from narrowfuzz.campaign.live import Live
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.store import Store
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.device import Device
 from narrowfuzz.overlay import laid
 from narrowfuzz.recipe import AnyRecipe
@@ -144,6 +145,7 @@ class Campaign:
             "compiled_data_seconds": tally.counts["data ms"] / 1000,
             "judged": {"met": len(share.met), "of": len(share.met) + len(share.never)},
             "never_judged": [" ".join(one) for one in share.never],
+            "linears_judged": list(_linears_judged(share)),
             "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},
             "pairs_never_met": missing(seen, whole),
             "first_verdict_seconds": round(tally.first_verdict, 1),
@@ -164,6 +166,18 @@ class Campaign:
             "rules": rule_counts(tally.counts),
             "trials": trials_seen(tally.counts),
         }
+
+
+def _linears_judged(share: Judged) -> Iterator[dict[str, Any]]:
+    """Of a user's model, on each recipe and arm: the linears that rules looked at one by one, and
+    how many there are."""
+    for recipe, arm, name in sorted(share.met):
+        model = MODELS.get(name)
+        if model is not None and model.own:
+            seen = share.layers[recipe, arm, name]
+            one_by_one = [layer for layer in model.linears if layer in seen]
+            yield {"recipe": recipe, "arm": arm, "model": model.title,
+                   "linears": one_by_one, "of": len(model.linears)}  # fmt: skip
 
 
 def consoles(asked: Asked) -> tuple[Console, Console]:

@@ -1,0 +1,291 @@
+"""``make models``: ``narrowfuzz check`` on models that others wrote, as their owner would type it.
+
+The models are pages of plain torch, and small ones of transformers, timm and torchtitan, below
+tests/own_models. Each is checked on its own precision, on float8 and on MXFP8, recomputed and
+compiled. All that ``check`` says of them needs an owner in benchmarks/models.toml, with a reason:
+a library whose bug it is, or ourselves, where it is a false word. docs/models.md is the table.
+
+Results are kept in reports/runs/models; what is there is not run again but for ``--again``, so
+that a run that was stopped goes on. Exit code 1: something said has no owner, is a false word of
+ours, or a check broke.
+
+    make models ARGS="--only 'hf_transformers.py:*'"
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "tests" / "own_models"
+KEPT = ROOT / "reports" / "runs" / "models"
+TABLE = ROOT / "docs" / "models.md"
+#: What is checked how, and whose what was said is.
+TOLD = Path(__file__).with_suffix(".toml")
+NARROW = ("torchao.float8.rowwise", "torchao.mxfp8.rceil")
+#: Ways to train, and the options that ask for them.
+WAYS = {
+    "recomputed": ("--checkpoint", "full"),
+    "compiled": ("--compile", "aot_eager", "--checkpoint", "selective"),
+    "inductor": ("--compile", "inductor"),
+}
+#: Whoever the fault is of, where it is not a library's.
+OURS, PAGE = "narrowfuzz", "the page"
+#: Seconds that a check may go on after its --minutes, for what it found last.
+_PATIENCE = 240.0
+#: Checks that have not run are named if they are no more than these.
+_NAMED = 8
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One thing that ``check`` said of a model that it would have its user believe."""
+
+    kind: str  # "finding", "suspected", "refused" or "broke"
+    fingerprint: str
+    sentence: str
+    severity: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, checked in one way."""
+
+    model: str
+    way: str
+    code: int
+    seconds: float
+    cases: int = 0
+    #: "recipe, arm" -> linears looked at one by one, and how many there are.
+    linears: dict[str, tuple[int, int]] = {}
+    never: list[str] = []
+    #: Ledger entry -> how often it explained something.
+    known: dict[str, int] = {}
+    said: list[Said] = []
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose something said is: globs of model, way and fingerprint, and why."""
+
+    model: str
+    owner: str
+    why: str
+    fingerprint: str = "*"
+    way: str = "*"
+    #: Words of the sentence: for refusals, which have no fingerprint.
+    says: str = ""
+
+    def of(self, row: Row, said: Said) -> bool:
+        names = ((row.model, self.model), (row.way, self.way), (said.fingerprint, self.fingerprint))
+        return all(fnmatchcase(*each) for each in names) and self.says in said.sentence
+
+
+@dataclass(frozen=True)
+class Model:
+    """A page and its function, with what its check needs."""
+
+    name: str
+    dtype: str
+    ways: tuple[str, ...]
+    #: Other releases that it is checked over, as ``--with`` takes them.
+    over: tuple[str, ...] = ()
+
+
+def models(told: dict[str, Any]) -> Iterator[Model]:
+    for page in told["page"]:
+        for build in page["builds"]:
+            inductor = ("inductor",) if build in page.get("inductor", ()) else ()
+            yield Model(
+                f"{page['file']}:{build}", page["dtype"], ("recomputed", "compiled", *inductor),
+                tuple(page.get("with", ())),
+            )  # fmt: skip
+
+
+def checked(model: Model, way: str, asked: argparse.Namespace) -> Row:
+    """Run ``narrowfuzz check`` and read its document."""
+    folder = KEPT / f"{model.name.replace(':', '.')}-{way}-{time.time_ns()}"
+    recipes = [f"--recipe={name}" for name in (f"torch.{model.dtype}", *NARROW)]
+    command = [
+        sys.executable, "-m", "narrowfuzz", "check", f"{PAGES / model.name}", *recipes, *WAYS[way],
+        *(f"--with={release}" for release in model.over), f"--cases={asked.cases}",
+        f"--minutes={asked.minutes:g}", f"--workers={asked.workers}", "--seed=1", "--json",
+        f"--out={folder}",
+    ]  # fmt: skip
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=60 * asked.minutes + _PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # it still says what it has
+        out, err = process.communicate()
+    seconds = round(time.monotonic() - start, 1)
+    return row_of(model.name, way, process.returncode, seconds, out, err)
+
+
+def row_of(model: str, way: str, code: int, seconds: float, out: str, err: str) -> Row:
+    """What a check that ended so has said."""
+    last = err.strip().splitlines()[-1:] or [""]
+    try:
+        document = json.loads(out)
+    except ValueError:
+        document = {}
+    if code == 2 or "cases" not in document:
+        kind = "refused" if code == 2 else "broke"
+        said = [Said(kind, "", last[0].removeprefix("narrowfuzz: "))]
+        return Row(model=model, way=way, code=code, seconds=seconds, said=said)
+    said = [
+        Said(kind, one["fingerprint"], one["sentence"], one["severity"])
+        for kind, name in (("finding", "findings"), ("suspected", "suspected"))
+        for one in document[name]
+    ]
+    if code not in (0, 1, 4):
+        said.append(Said("broke", "", f"exit code {code}: {' '.join(document['notes'])}"))
+    return Row(
+        model=model, way=way, code=code, seconds=seconds, cases=document["cases"],
+        linears={
+            f"{one['recipe']}, {one['arm']}": (len(one["linears"]), one["of"])
+            for one in document["linears_judged"]
+        },
+        never=document["never_judged"], known=document["known"], said=said,
+    )  # fmt: skip
+
+
+def file_of(model: str, way: str) -> Path:
+    return KEPT / f"{model.replace(':', '.')}-{way}.json"
+
+
+def kept(wanted: Sequence[tuple[Model, str]]) -> list[Row]:
+    """The rows that there are of these."""
+    files = [file_of(model.name, way) for model, way in wanted]
+    return [msgspec.json.decode(f.read_bytes(), type=Row) for f in files if f.is_file()]
+
+
+def owner_of(row: Row, said: Said, owners: Sequence[Owner]) -> Owner | None:
+    return next((owner for owner in owners if owner.of(row, said)), None)
+
+
+def wrong(rows: Sequence[Row], owners: Sequence[Owner]) -> Iterator[str]:
+    """Each thing said that has no owner, or that we are the owner of, and each check that broke."""
+    for row in rows:
+        for said in row.said:
+            owner = owner_of(row, said, owners)
+            if said.kind == "broke":
+                yield f"{row.model} {row.way}: it broke: {said.sentence}"
+            elif owner is None:
+                yield f"{row.model} {row.way}: {said.kind} without an owner: {said.fingerprint}: {said.sentence}"  # noqa: E501
+            elif owner.owner == OURS:
+                yield f"{row.model} {row.way}: a false word of ours: {said.sentence} ({owner.why})"
+
+
+def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) -> str:
+    """The page that docs/models.md is."""
+    found = sum(len(row.said) for row in rows)
+    false = sum(1 for _ in wrong(rows, owners))
+    lines = [
+        "# Models that others wrote",
+        "",
+        "`make models` runs `narrowfuzz check` on each as its owner would, on the model's own",
+        f"precision and on {' and '.join(f'`{name}`' for name in NARROW)}. `benchmarks/models.py`",
+        "writes this page; whose each word is, and why, stands in `benchmarks/models.toml`.",
+        "",
+        f"{len({row.model for row in rows})} models in {len(rows)} checks, {sum(r.cases for r in rows)} cases: "  # noqa: E501
+        f"{found} things said, of which {false} are false, or have no owner yet.",
+        f"Versions: {', '.join(versions())}.",
+        "",
+        "| model | way | cases | linears judged one by one | known divergences met | said | s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(_line(row, owners) for row in rows),
+    ]
+    if missing:
+        names = f": {', '.join(missing)}" if len(missing) <= _NAMED else ""
+        lines += ["", f"{len(missing)} more checks have not run here yet{names}."]
+    owned = [(row, said, owner_of(row, said, owners)) for row in rows for said in row.said]
+    if owned:
+        lines += ["", "## What was said, and whose it is", ""]
+    for row, said, owner in owned:
+        whose = f"**{owner.owner}**: {owner.why}" if owner else "**no owner yet**"
+        words = said.sentence.replace("|", "\\|")
+        lines += [f"- `{row.model}`, {row.way}, {said.kind}: {words}", f"  {whose}"]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, owners: Sequence[Owner]) -> str:
+    counts = [f"{n} of {of} ({where})" for where, (n, of) in row.linears.items() if n]
+    best = max(row.linears.values(), default=(0, 0))
+    judged = (
+        f"{best[0]} of {best[1]}, on {len(counts)} of {len(row.linears)} arms" if counts else "none"
+    )
+    if row.never:
+        judged += f"; never: {len(row.never)}"
+    said = [f"{one.kind} ({who.owner if (who := owner_of(row, one, owners)) else 'no owner'})"
+            for one in row.said]  # fmt: skip
+    told = ", ".join(dict.fromkeys(said)) or "nothing"
+    known = ", ".join(f"`{id}`" for id in sorted(row.known)) or "-"
+    cells = (row.model, row.way, str(row.cases), judged, known, told, f"{row.seconds:.0f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def versions() -> Iterator[str]:
+    for name in ("torch", "torchao", "transformers", "timm"):
+        try:
+            yield f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", metavar="GLOB", help="these FILE.py:BUILD only")
+    parser.add_argument("--way", action="append", choices=WAYS, help="these ways only")
+    parser.add_argument("--cases", type=int, default=16, help="of each check")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of each check at most")
+    parser.add_argument("--workers", type=int, default=0, help="of each check; 0: one per core")
+    parser.add_argument("--again", action="store_true", help="run what has run before, too")
+    asked = parser.parse_args()
+    told = tomllib.loads(TOLD.read_text())
+    owners = [Owner(**each) for each in told["owner"]]
+    every = [(model, way) for model in models(told) for way in model.ways]
+    wanted = [
+        (model, way) for model, way in every
+        if any(fnmatchcase(model.name, glob) for glob in asked.only or ("*",))
+        and way in (asked.way or WAYS)
+    ]  # fmt: skip
+    if not wanted:
+        parser.error(f"--only {' '.join(asked.only)}: no model of {TOLD.name} is called so")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for model, way in wanted:
+        file = file_of(model.name, way)
+        if file.is_file() and not asked.again:
+            continue
+        row = checked(model, way, asked)
+        file.write_bytes(msgspec.json.encode(row))
+        print(f"{row.seconds:6.0f} s  {model.name} {way}: {row.cases} cases, exit code {row.code}")
+        print(*(f"          {line}" for line in wrong([row], owners)), sep="\n", flush=True)
+    rows = kept(every)
+    there = {(row.model, row.way) for row in rows}
+    missing = [f"`{m.name}` {way}" for m, way in every if (m.name, way) not in there]
+    TABLE.write_text(table(rows, owners, missing))
+    faults = list(wrong(kept(wanted), owners))
+    print(f"{len(faults)} faults in {len(kept(wanted))} checks; {TABLE.relative_to(ROOT)}")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
