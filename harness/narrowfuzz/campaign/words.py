@@ -25,6 +25,11 @@ WORDS: dict[str, str] = {
 }
 
 
+def plural(n: int, noun: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def explained(word: str) -> str:
     """What a word, or a rule's name, means; "" for one that explains nothing."""
     if word not in BY_NAME:

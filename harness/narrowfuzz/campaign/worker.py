@@ -361,6 +361,7 @@ class Worker:
     def _triage(self, case: Case, verdict: Any) -> None:
         self.flush()
         started, compiling = time.monotonic(), self.judge.programs.compile_seconds
+        self.out.send(("confirming", started))
         left = max(5.0, min(25.0, self.deadline - time.monotonic()))
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
