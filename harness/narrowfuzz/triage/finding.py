@@ -251,11 +251,11 @@ def effect_of(finding: Finding) -> str:
     effect = float(finding.effect)
     if math.isinf(effect):
         return "an output or a gradient becomes NaN or infinite, or is lost"
+    beyond = "of its size, beyond what the recipe itself costs"
     if effect < 0.001:
-        return "no output or gradient is off by more than a thousandth of its size, beyond what the recipe "
-            "itself costs"
+        return f"no output or gradient is off by more than a thousandth {beyond}"
     off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
-    return f"the worst output or gradient is off by {off} of its size, beyond what the recipe itself costs"
+    return f"the worst output or gradient is off by {off} {beyond}"
 
 
 def report(finding: Finding, replay: str) -> str:
