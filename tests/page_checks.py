@@ -131,7 +131,7 @@ def test_search_and_level_choose_what_is_shown(shown: Any, tmp_path: Path) -> No
 
 def test_terms_explain_themselves_by_mouse_and_by_keyboard(shown: Any, tmp_path: Path) -> None:
     script = """async () => {
-      const term = [...document.querySelectorAll(".term")].find(t => t.textContent === "O5");
+      const term = [...document.querySelectorAll(".term")].find(t => t.textContent === "configuration");
       const box = document.getElementById("means"), seen = [];
       const look = () => seen.push(box.hidden ? "" : box.textContent);
       term.dispatchEvent(new Event("mouseenter")); look();
@@ -145,7 +145,7 @@ def test_terms_explain_themselves_by_mouse_and_by_keyboard(shown: Any, tmp_path:
     said = asked(shown, tmp_path, script)
     opened = [bool(text) for text in said["seen"]]
     assert opened == [True, False, True, False, True, False] and said["order"]
-    assert said["seen"][0].startswith("gemm-bound, output; it applies where")
+    assert said["seen"][0].startswith("What was converted")
 
 
 def test_a_script_is_copied_or_selected(shown: Any, tmp_path: Path) -> None:

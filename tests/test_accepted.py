@@ -275,11 +275,11 @@ def test_an_issue_has_the_claim_the_script_the_versions_and_what_is_open() -> No
     text = issue_text(FINDING, "import torch\nraise SystemExit(1)\n")
     assert text.startswith(f"# {RECIPE}: output wrong value")
     assert "```python\nimport torch\nraise SystemExit(1)\n```" in text
-    assert "It needs: bias=True." in text and "25.0% of its norm" in text
+    assert "Required to reproduce: bias=True." in text and "off by 25.0% of its size" in text
     assert "- torch 2.13.0" in text and "absent" not in text.split("Where it was seen")[0]
     assert "- not tried on a GPU" in text and "It prints `output[0, 0]: 1, must be 2`" in text
     assert "must be attached" not in text
     long = issue_text(FINDING, "import torch\n" * 500)
     assert "The attached `repro.py` (500 lines" in long and "```" not in long
     open_ = issue_text(msgspec.structs.replace(FINDING, why_suspected="it shows no more"), "")
-    assert "**No script shows it yet: it shows no more.**" in open_
+    assert "**No script reproduces it yet: it shows no more.**" in open_

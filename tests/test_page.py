@@ -15,6 +15,7 @@ from narrowfuzz.campaign.plots import heat_map, histogram, histogram_text
 from narrowfuzz.campaign.words import WORDS, explained
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.triage.finding import Bins, Element, View
 from test_accepted import FINDING, OTHER, SHARE, store
 from test_nearest import ALIKE
@@ -78,7 +79,7 @@ def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:
     cards = [named for tag, named in read.elements if tag == "article"]
     assert [card["id"] for card in cards] == [OTHER.id, FINDING.id]
     assert [card["data-level"] for card in cards] == ["2", "1"]
-    assert "judged: 2 of 3 combinations" in read.text and "1 suspected" in read.text
+    assert "checked: 2 of 3 combinations" in read.text and "1 suspected" in read.text
     assert f"findings/{FINDING.id} --model mine.py:build" in read.text
     assert "1 of 1" in read.text and "1 of 2" in read.text, "by recipe and arm"
 
@@ -87,9 +88,9 @@ def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:
     from narrowfuzz.campaign.store import Store
 
     empty = page(Store(tmp_path / "run"), cases=0, findings=[])
-    assert "Nothing was judged: this run says nothing" in empty.text
+    assert "Nothing was checked: this run says nothing" in empty.text
     sound = page(Store(tmp_path / "other"), findings=[])
-    assert "Nothing new in what was judged" in sound.text
+    assert "Nothing new in what was checked" in sound.text
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_tensor_is_drawn_and_said_in_words(store: Any) -> None:
     assert "1 are not finite" in words and "[70, 2]" in words
     kinds = [named.get("class") for tag, named in read.elements if tag in ("path", "rect", "line")]
     assert {"cross", "unjudged", "first", "one", "s8", "within", "over"} <= {*kinds}
-    assert "as it was drawn" in read.text and "0x3a = 1.25" in read.text
+    assert "as it was first found" in read.text and "0x3a = 1.25" in read.text
     assert "byte 121" in read.text and "byte 120" in read.text
 
 
@@ -195,7 +196,7 @@ def test_what_resembles_it_is_said_not_to_explain_it(store: Any) -> None:
 
 def test_how_fast_and_when_is_said(store: Any) -> None:
     read = page(store)
-    assert "after 4.5 s, at case 17" in read.text
+    assert "after 4.5 s and 17 cases" in read.text
     assert "30 s of compiling, 20 s of data" in read.text
     speed = read.text[read.text.index("cases a second") :]
     assert speed.startswith("cases a second8.0") and FINDING.fingerprint in speed
@@ -208,3 +209,33 @@ def test_the_baseline_is_compared(store: Any) -> None:
     said = re.sub(r"\s+", " ", part)
     assert "New: 2" in said and "In both: 1" in said and "Gone since: 1O2--gone" in said
     assert "not proven to be fixed" in said
+
+
+def test_a_finding_says_what_it_means_whose_it_is_and_what_to_do(store: Any) -> None:
+    read = page(store)
+    assert read.text.count("What this means") == read.text.count("What now?") == 2
+    assert f"narrowfuzz report {FINDING.id} --issue" in read.text
+    assert "the worst output or gradient is off by" in read.text.lower()
+    row = rows_of(FINDING.oracle)[0]
+    assert row.says in read.text and row.why in read.text, "the rule is text, not a tooltip"
+    assert "Bits are compared" not in read.text
+
+
+def test_a_user_s_model_is_told_apart_from_the_library(store: Any) -> None:
+    assert "None of your code takes part" in page(store).text
+    conversion = "def convert(model):\n    quantize_(model, MXFP8TrainingOpConfig())\n"
+    more = {"id": "other", "fingerprint": "O5--other", "needs": ["bias=False"]}
+    store.add(msgspec.structs.replace(FINDING, conversion=conversion, **more), "pass\n")
+    assert "quantize_(model, MXFP8TrainingOpConfig())" in page(store).text
+
+
+def test_a_long_script_is_cut_on_the_page_and_named_by_its_file(store: Any) -> None:
+    data = "x" * 500_000
+    script = "\n".join(["import torch", f"tensors = {data!r}", *["step()"] * 2000, "sys.exit(1)"])
+    more = {"id": "long", "fingerprint": "O5--long", "needs": ["bias=False"]}
+    store.add(msgspec.structs.replace(FINDING, **more), script)
+    read = page(store)
+    source = (store.out / "report.html").read_text()
+    assert len(source) < 100_000 and "sys.exit(1)" in read.text
+    links = [named.get("href") for tag, named in read.elements if tag == "a"]
+    assert "findings/long/repro.py" in links

@@ -5,12 +5,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
 
-from narrowfuzz.arm import COMPILED, Arm
-from narrowfuzz.facts import OF_MACHINE, Fact, may_hold
+from narrowfuzz.arm import BY_NAME, COMPILED, Arm
+from narrowfuzz.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger import Entry, stands
 from narrowfuzz.machine import Machine
 from narrowfuzz.recipe import AnyRecipe
 from narrowfuzz.severity import SEVERITIES
+
+#: How the symptom of what only ranks show begins.
+_ON_RANKS = "fails only on ranks"
 
 
 def applying(
@@ -43,12 +46,15 @@ def applying(
 
 
 def _facts(recipe: AnyRecipe, arm: Arm) -> Iterator[dict[str, Fact]]:
-    """What every case has that climbs to the arm, by what it is compiled with."""
+    """What every case has that climbs to the arm, by what it is compiled with; in one process
+    nothing is sharded."""
+    alone: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
     rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
     for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
         for rung in rungs or ["none"]:
             checkpoint = arm.checkpoint or "none"
-            yield {"recipe": name, "arm": arm.name, "compile": rung, "checkpoint": checkpoint}
+            how = {"arm": arm.name, "compile": rung, "checkpoint": checkpoint}
+            yield {"recipe": name, **how, **alone}
 
 
 def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
@@ -59,4 +65,17 @@ def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
     if not may_hold(entry.when, cases):
         return False
     everywhere = bool(entry.deviation) or not entry.matches
-    return everywhere or any(may_hold(match.when, facts) for match in entry.matches)
+    arm = BY_NAME[str(facts["arm"])]
+    return everywhere or any(
+        may_hold(match.when, facts) and any(_on(arm, glob) for glob in match.fingerprints)
+        for match in entry.matches
+    )
+
+
+def _on(arm: Arm, fingerprint: str) -> bool:
+    """Can an arm show it? What fails on ranks only, no run in one process can."""
+    rule, _, arms, symptom, *_ = fingerprint.split("--")
+    if not arm.sharded and (symptom.startswith(_ON_RANKS) or rule.startswith("S")):
+        return False
+    # its cases climb lower rungs as well
+    return any(fnmatch.fnmatch(a.name, arms) for a in BY_NAME.values() if a.sharded <= arm.sharded)

@@ -118,6 +118,8 @@ _OF_SHARDING = {
     "fsdp_ranks": "data", "tensor_ranks": "tensor", "gathers": "gathers",
     "narrow_styles": "narrow_styles", "context": "context", "stages": "stages", "units": "units",
 }  # fmt: skip
+#: Facts that only a case on ranks has.
+OF_RANKS = (*_OF_SHARDING, "uneven", "empty_shard")
 _OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
 
 OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {

@@ -12,7 +12,15 @@ from narrowfuzz.catalog import title_of
 from narrowfuzz.kept import kept
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.severity import LARGE
-from narrowfuzz.triage.finding import Finding, replay_command, report
+from narrowfuzz.triage.finding import (
+    DATA_WORDS,
+    FLAKE_WORDS,
+    Finding,
+    conditions,
+    effect_of,
+    replay_command,
+    report,
+)
 
 #: Lines of a script that an issue shows; a longer one is to be attached.
 _SHOWN = 220
@@ -61,23 +69,23 @@ def _what(finding: Finding) -> str:
     how = {"cpu": "on a CPU"}.get(finding.device, f"on {finding.device}")
     backend = f" ({spec.backend})" if spec.backend else ""
     lines = [
-        f"`{finding.recipe}`{backend}, run as `{finding.arm}` {how}, with {finding.reach} data.",
+        f"`{finding.recipe}`{backend}, run {BY_NAME[finding.arm].words} {how}, on "
+        f"{DATA_WORDS[finding.reach]}.",
         f"Seen: {finding.sentence}.",
     ]
-    effect = float(finding.effect)
-    if effect >= LARGE:
-        worst = "NaN or infinity" if effect == float("inf") else f"{effect:.1%} of its norm"
-        lines.append(f"The worst output or gradient is off by {worst} more than the recipe costs.")
+    if float(finding.effect) >= LARGE:
+        worst = effect_of(finding)
+        lines.append(f"{worst[0].upper()}{worst[1:]}.")
     if finding.needs:
-        lines.append(f"It needs: {', '.join(finding.needs)}.")
+        lines.append(f"Required to reproduce: {conditions(finding.needs)}.")
     if finding.first_bad:
         told = "\n".join(finding.first_bad)
         lines.append(f"Where its first bad value stands:\n\n```\n{told}\n```\n")
-    lines += [f"It goes away with: {what}." for what in finding.avoided]
+    lines += [f"It does not happen with: {what}." for what in finding.avoided]
     if finding.flake != "always":
-        lines.append(f"It repeats: {finding.flake}.")
+        lines.append(f"It reproduces {FLAKE_WORDS[finding.flake]}.")
     if finding.why_suspected:
-        lines.append(f"**No script shows it yet: {finding.why_suspected}.**")
+        lines.append(f"**No script reproduces it yet: {finding.why_suspected}.**")
     return "\n".join(lines)
 
 

@@ -259,9 +259,7 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
                 names=_lacking(expect),
                 tensor=_TENSORS.get(at.name, "an input"),
                 again=_AGAIN.get(at.run, "when it is run again"),
-                beside=_BESIDE.get(
-                    expect.at.run if isinstance(expect, Same) else "", "between runs"
-                ),
+                beside=_BESIDE.get(other, "between two runs"),
                 **found.groupdict(),
             )
     return symptom

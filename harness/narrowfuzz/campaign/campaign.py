@@ -56,9 +56,11 @@ class Campaign:
         console, around = consoles(self.asked)
         environment = self.environment()
         applying, command = self.applying(), self.asked.list_known
-        _print_head(around, self.config, environment, self.device.profile(), self.lacking)
+        _print_head(around, self.config, environment, self.lacking)
+        if self.asked.verbose:
+            _print_probed(around, environment, self.device.profile())
         if self.asked.configuration:
-            head = "known of this configuration, drawn or not:"
+            head = "Known issues that may affect you:"
             print_unmet(around, {}, applying, head, command)
         live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
@@ -205,7 +207,6 @@ def _print_head(
     console: Console,
     config: Config,
     environment: dict[str, Any],
-    profile: list[str],
     lacking: list[str],
 ) -> None:
     """What runs, on what, and what does not."""
@@ -218,9 +219,6 @@ def _print_head(
     )
     for package, folder in environment["checkouts"].items():
         console.print(f"{package} is no release, but {folder}", soft_wrap=True)
-    probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
-    console.print(f"cast policies (probed): {probed}", soft_wrap=True)
-    console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)
     console.print(f"recipes: {', '.join(config.recipes)}", soft_wrap=True)
     if any(name.startswith("te.") for name in config.recipes):
         from te_on_cpu.environment import told
@@ -228,6 +226,13 @@ def _print_head(
         console.print(f"TransformerEngine {told()}", soft_wrap=True)
     for line in lacking:
         console.print(f"not tested: {line}", soft_wrap=True)
+
+
+def _print_probed(console: Console, environment: dict[str, Any], profile: list[str]) -> None:
+    """How this machine casts and adds, as ``narrowfuzz doctor`` says, too."""
+    probed = "; ".join(f"{k}: {v}" for k, v in environment["policies"].items())
+    console.print(f"how it casts (probed): {probed}", soft_wrap=True)
+    console.print(f"how it adds (measured): {'; '.join(profile)}", soft_wrap=True)
 
 
 def _brief(finding: Finding) -> dict[str, str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.words import plural
 
 if TYPE_CHECKING:
     from narrowfuzz.campaign.supervisor import Tally
@@ -31,7 +34,8 @@ class Live:
         for found in [found.finding for found in tally.found]:
             if found.fingerprint not in self.named:
                 self.named.add(found.fingerprint)
-                sentence = f"found: {found.sentence} ({found.recipe}, {found.arm})"
+                how = BY_NAME[found.arm].words
+                sentence = f"found: {found.sentence} ({found.recipe}, {how})"
                 self.console.print(escape(sentence), soft_wrap=True)
         if time.monotonic() - self.last < self.every:
             return
@@ -52,17 +56,24 @@ def progress(tally: Tally, config: Config) -> str:
     counts, seconds = tally.counts, tally.seconds
     asked, minutes = config.cases, config.minutes
     of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
-    return (
-        f"{seconds:4.0f} s{of_time}   {counts['cases']}{of_cases} cases "
-        f"({counts['cases'] / max(seconds, 1):.0f}/s)   {counts['specs']} Specs   "
-        f"{counts['compiles']} compiles   {tally.new} findings{_compiling(tally)}"
-    )
+    done = f"{counts['cases']}{of_cases} cases"
+    if counts["cases"] == 1 and not of_cases:
+        done = "1 case"
+    parts = [
+        f"{seconds:4.0f} s{of_time}",
+        f"{done} ({counts['cases'] / max(seconds, 1):.0f}/s)",
+        plural(tally.new, "finding"),
+        *_doing(tally),
+    ]
+    return "   ".join(parts)
 
 
-def _compiling(tally: Tally) -> str:
-    if not tally.compiling:
-        return ""
-    what, since = min(tally.compiling.values(), key=lambda one: one[1])
-    others = len(tally.compiling) - 1
-    more = f" and {others} more" if others else ""
-    return f"   compiling: {what}, {time.monotonic() - since:.0f} s{more}"
+def _doing(tally: Tally) -> Iterator[str]:
+    """What takes longest now: a finding that is confirmed, else something that is compiled."""
+    if not tally.ready:
+        yield "starting"
+    for title, doing in (("", tally.confirming), ("compiling: ", tally.compiling)):
+        if doing:
+            what, since = min(doing.values(), key=lambda one: one[1])
+            more = f" and {len(doing) - 1} more" if len(doing) > 1 else ""
+            yield f"{title}{what}, {time.monotonic() - since:.0f} s{more}"

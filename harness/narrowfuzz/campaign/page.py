@@ -14,16 +14,31 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from narrowfuzz.arm import REFERENCE, climb
+from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.nearest import Near, nearest
 from narrowfuzz.campaign.plots import heat_map, heat_text, histogram, histogram_text
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.words import explained
+from narrowfuzz.campaign.words import explained, plural
+from narrowfuzz.catalog import title_of
 from narrowfuzz.ledger import Entry
+from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.severity import SEVERITIES
-from narrowfuzz.triage.finding import Finding, replay_command
+from narrowfuzz.triage.finding import (
+    DATA_WORDS,
+    FLAKE_WORDS,
+    Finding,
+    conditions,
+    configuration_of,
+    effect_of,
+    example_of,
+    replay_command,
+)
+
+#: Of a script: the longest line that is shown whole, and how many lines at its begin and end.
+_LINE, _LINES = 200, 150
+WORDS_OF = {name: arm.words for name, arm in BY_NAME.items()}
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,10 @@ def write_page(
     found.sort(key=lambda one: SEVERITIES.index(one.finding.severity))
     engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                          lstrip_blocks=True)  # fmt: skip
+    engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
+                       "effect": effect_of, "conditions": conditions, "words": WORDS_OF,
+                       "plural": plural, "title_of": title_of, "data_words": DATA_WORDS,
+                       "flake_words": FLAKE_WORDS}  # fmt: skip
     engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
                        "histogram": histogram, "histogram_text": histogram_text}  # fmt: skip
     template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())
@@ -93,14 +112,26 @@ def _shown(
     script, picture = folder / "repro.py", folder / "state.svg"
     return Shown(
         finding,
-        script.read_text() if script.is_file() else "",
+        _shortened(script.read_text()) if script.is_file() else "",
         accepted.why(finding),
         replay_command(folder, options),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
         nearest(finding, entries),
-        (REFERENCE.name, *(arm.name for arm in climb(finding.minimal.spec))),
+        tuple(arm.name for arm in climb(finding.minimal.spec)),
     )
+
+
+def _shortened(script: str) -> str:
+    """A script without most of its data, which nobody reads: they are in its file."""
+    lines = []
+    for line in script.splitlines():
+        rest = len(line) - _LINE
+        lines.append(f"{line[:_LINE]} ... and {rest} characters more" if rest > _LINE else line)
+    if len(lines) > 2 * _LINES:
+        left = f"# ... {len(lines) - 2 * _LINES} lines: they are in the file ..."
+        lines = [*lines[:_LINES], left, *lines[-_LINES:]]
+    return "\n".join(lines)
 
 
 def _matrix(share: Judged) -> dict[str, dict[str, tuple[int, int]]]:

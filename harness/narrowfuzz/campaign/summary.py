@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.campaign.ended import Ended, hits_of
 from narrowfuzz.campaign.judged import JUDGED, Judged
+from narrowfuzz.campaign.words import plural
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, missing, table
 from narrowfuzz.ledger import Entry
@@ -21,6 +23,7 @@ from narrowfuzz.triage.finding import Finding, report
 from narrowfuzz.trials import Answer, trials_line
 
 _RULE_WIDTH, _CELL_WIDTH = 29, 18
+_TABLE = "checked / inconclusive / not applicable"
 #: Entries that are named though the run did not meet them, and combinations that it never judged.
 _UNMET, _NEVER = 6, 6
 
@@ -61,8 +64,8 @@ def print_summary(
         _print_finding(console, ended, finding)
     for finding in store.suspected():
         console.print(
-            f"[yellow]suspected[/] {finding.id}: {escape(finding.fingerprint)}: "
-            f"{escape(finding.why_suspected)}",
+            f"[yellow]not reproduced in a fresh process[/] {finding.id}: "
+            f"{escape(finding.sentence)}: {escape(finding.why_suspected)}",
             soft_wrap=True,
         )
     for note in ended.notes:
@@ -70,11 +73,11 @@ def print_summary(
     _print_known(around, ended.known)
     print_unmet(
         around, hits_of(tally.counts), ended.applying,
-        "known of what was asked for, and not met by this run:", ended.list_known,
+        "Known issues that may affect you, not met by this run:", ended.list_known,
     )  # fmt: skip
-    if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
-        around.print(line, soft_wrap=True)
     if verbose:
+        if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
+            around.print(line, soft_wrap=True)
         _print_rules(around, tally.counts)
         _print_pairs(around, pairs_seen(tally.counts), ended.whole)
     page = escape(str(store.out / "report.html"))
@@ -96,15 +99,13 @@ def _print_judged(console: Console, around: Console, ended: Ended) -> None:
     counts, tally, never = ended.tally.counts, ended.tally, ended.share.never
     names = ", ".join(" ".join(one) for one in never[:_NEVER])
     more = f" and {len(never) - _NEVER} more" if len(never) > _NEVER else ""
-    rest = f"; never: {escape(names)}{more}" if never else ""
+    rest = f"; not checked: {escape(names)}{more}" if never else ""
     console.print(f"{ended.judged()}{rest}", soft_wrap=True)
     _print_layers(around, ended.share)
+    digest = f"; digest of the cases: {tally.digest}" if ended.counted else ""
     around.print(
-        f"{counts['cases']} cases, {counts['specs']} Specs, {counts['compiles']} compiles in "
-        f"{tally.seconds:.0f} s; first verdicts after {tally.first_verdict:.1f} s. "
-        f"{f'Digest of the cases: {tally.digest}. ' if ended.counted else ''}"
-        f"On compiled artefacts {counts['compile ms'] / 1000:.0f} s of compiling and "
-        f"{counts['data ms'] / 1000:.0f} s of data",
+        f"{plural(counts['cases'], 'case')} of {plural(counts['specs'], 'configuration')}, "
+        f"{plural(counts['compiles'], 'compile')}, in {tally.seconds:.0f} s{digest}",
         soft_wrap=True,
     )
 
@@ -116,9 +117,10 @@ def _print_layers(console: Console, share: Judged) -> None:
         every = own[name]
         seen = [layer for layer in every if layer in share.layers[recipe, arm, name]]
         rest = [layer for layer in every if layer not in seen]
-        line = f"  {recipe}, {arm}: {len(seen)} of {len(every)} linears one by one"
+        how = f"  {recipe}, {ARMS[arm].words}:"
+        line = f"{how} {len(seen)} of {plural(len(every), 'linear')} checked one by one"
         if rest:
-            line += f"; as multiplies of the whole {', '.join(rest)}"
+            line += f"; as part of the whole model: {', '.join(rest)}"
         console.print(escape(line), soft_wrap=True)
 
 
@@ -128,7 +130,7 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
     at_once = max(1, (console.width - _RULE_WIDTH) // _CELL_WIDTH)
     for start in range(0, len(recipes), at_once):
         shown = recipes[start : start + at_once]
-        view = Table(title="judged / inconclusive / not applicable", title_justify="left", box=None)
+        view = Table(title=_TABLE, title_justify="left", box=None)
         view.add_column("rule", no_wrap=True, width=_RULE_WIDTH)
         for recipe in shown:
             view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
@@ -180,10 +182,10 @@ def print_unmet(
 
 def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
     if known:
-        console.print("\nknown divergences that still show:")
+        console.print("\nKnown issues that showed:")
     for entry, hits in known:
         console.print(
-            f"  {entry.id} ({entry.severity}, {hits} hits): {escape(entry.title)}"
+            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}"
             f"  [dim]What helps: {escape(entry.workaround)}  {escape(_relative(entry.path))}[/]",
             soft_wrap=True,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing as mp
+import os
 import signal
 import sys
 import threading
@@ -29,6 +30,9 @@ from narrowfuzz.device import forks
 from narrowfuzz.triage.finding import Finding, Triaged
 
 Progress = Callable[["Tally"], None]
+#: What a worker does about a finding.
+CONFIRMING = "confirming a finding: running its script in a fresh process"
+SHRINKING = "looking for a smaller example of a finding"
 #: How long workers may go on after the deadline, to finish a finding they are triaging.
 GRACE_SECONDS = 75.0
 
@@ -64,6 +68,8 @@ class Tally:
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     #: Worker -> what it compiles, and since when on the monotonic clock.
     compiling: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: Worker -> what it does about a finding, and since when.
+    confirming: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
@@ -116,9 +122,18 @@ def start_server(device: str) -> None:
     mp.get_context("forkserver").set_forkserver_preload(
         [f"narrowfuzz.campaign.{name}" for name in modules]
     )
+    quieten_tracker()
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, usual)
+
+
+def quieten_tracker() -> None:
+    """The process that cleans up after workers that are ended warns of what it cleans up."""
+    quiet = "ignore:resource_tracker:UserWarning"
+    given = os.environ.get("PYTHONWARNINGS", "")
+    if quiet not in given.split(","):
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, quiet)))
 
 
 def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None:
@@ -203,10 +218,14 @@ def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) ->
             tally.first_verdict = tally.seconds
     elif kind == "shown":
         handle.shown = value.finding.id
+        tally.confirming[handle.number] = (SHRINKING, time.monotonic())
         _keep(value, tally, store)
     elif kind == "finding":
         _keep(value, tally, store, handle.shown)
         handle.shown = ""
+        tally.confirming.pop(handle.number, None)
+    elif kind == "confirming":
+        tally.confirming[handle.number] = (CONFIRMING, value)
     elif kind == "compiling":
         tally.compiling[handle.number] = value
     elif kind == "compiled":
@@ -241,6 +260,7 @@ def _look_after(
     if handle.process.is_alive() or (handle.channel is not None and not hung):
         return
     tally.compiling.pop(handle.number, None)
+    tally.confirming.pop(handle.number, None)
     if handle.recycled:
         handle.generation, handle.recycled = handle.generation + 1, False
         _start(handle, config, context, deadline)

@@ -7,22 +7,24 @@ from narrowfuzz.oracles.explained import rows_of
 
 #: What a reader who has read nothing else needs to know of each.
 WORDS: dict[str, str] = {
-    "exact": "Bits are compared: no order of sums and no rounding mode explains a difference.",
-    "bound": "The result lies outside an interval that is proven for every order of sums, from the "
-    "operands that were really multiplied.",
-    "ratio": "The error against float64 is far above the eager run's, on twenty other draws too.",
-    "lattice": "Data whose sums every accumulator gets exactly: results are compared to the bit.",
-    "ladder": "Data whose sums come out differently in accumulators of other widths.",
-    "wild": "Data of a value class: gaussian, outliers, zero rows, edges of binades, infinities.",
-    "arm": "A way to run a case: eager, recomputed, compiled, on other kernels.",
-    "rungs": "The arms that the case runs on, in order; at the marked one the rule was broken.",
-    "recipe": "A way to train in narrow precision: what is converted, and what it promises.",
-    "suspected": "A rule shows it and no stand-alone script does: kept and counted, not a finding.",
-    "fingerprint": "The identity of a cause: rule, role, arm, symptom and family of recipes.",
-    "judged": "A rule about a cast or a multiply has said something of this recipe, arm and model, "
-    "or one that holds ranks to one process or to each other.",
-    "needs": "What the smallest case needs besides what every case has.",
+    "arm": "A way to run a model: eager, with checkpointing, compiled, without oneDNN.",
+    "recipe": "A way to train in narrow precision: how the library converts a model.",
+    "configuration": "What was converted, and how it was run.",
+    "first shown by": "The ways to run it, from plain to compiled; the marked one is the first "
+    "that shows the bug.",
+    "suspected": "A rule shows it, and no script of its own reproduces it in a fresh process: kept "
+    "and counted, not a finding.",
+    "fingerprint": "The identity of a finding, for baselines and suppressions: rule, role, arm, "
+    "symptom and family of recipes.",
+    "checked": "A rule about a cast or a multiply has said something of this recipe, arm and "
+    "model, or one that compares ranks with one process or with each other.",
+    "required to reproduce": "What the smallest example has besides what every example has.",
 }
+
+
+def plural(n: int, noun: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def explained(word: str) -> str:

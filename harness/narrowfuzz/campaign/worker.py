@@ -390,6 +390,7 @@ class Worker:
     ) -> None:
         self.flush()
         started, compiling = time.monotonic(), self.judge.programs.compile_seconds
+        self.out.send(("confirming", started))
         left = max(min(5.0, most), min(most, self.deadline - time.monotonic()))
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,

@@ -147,5 +147,5 @@ def _excess_of(got: Any, expected: Any, truth: Any) -> float:
     size = float(np.linalg.norm(truth[finite]))
     if size == 0.0:
         return math.inf if got[finite].any() else 0.0
-    far, base = (float(np.linalg.norm((x - truth)[finite])) for x in (got, expected))
+    far, base = (float(np.linalg.norm(x[finite] - truth[finite])) for x in (got, expected))
     return max(0.0, far - base) / size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,6 +136,8 @@ class Finding(msgspec.Struct, kw_only=True):
     needless: list[str] = msgspec.field(default_factory=list)
     #: Of NaN or infinity: where ``watch`` sees the first, in its script.
     first_bad: list[str] = msgspec.field(default_factory=list)
+    #: Source of what converts the model, the Spec's values put in; "" where nothing does.
+    conversion: str = ""
     #: Other divergences that chance made of it: no script shows them.
     seen_as: list[str] = msgspec.field(default_factory=list)
 
@@ -238,6 +241,23 @@ def example_of(case: Case) -> str:
     return f"{tokens}, {sizes}, {spec.dtype}, {REGIME_WORDS[data.regime]}, seed {data.seed}"
 
 
+def conditions(needs: Sequence[str]) -> str:
+    """What a case needs, in one line; a user's model without the hash of its file."""
+    return ", ".join(need.partition("#")[0] for need in needs)
+
+
+def effect_of(finding: Finding) -> str:
+    """How far the worst output or gradient is off, in words."""
+    effect = float(finding.effect)
+    if math.isinf(effect):
+        return "an output or a gradient becomes NaN or infinite, or is lost"
+    beyond = "of its size, beyond what the recipe itself costs"
+    if effect < 0.001:
+        return f"no output or gradient is off by more than a thousandth {beyond}"
+    off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
+    return f"the worst output or gradient is off by {off} {beyond}"
+
+
 def report(finding: Finding, replay: str) -> str:
     """What a failure says: what it means, the configuration, what it takes, the smallest example,
     and ``replay``, the one command."""
@@ -250,9 +270,9 @@ def report(finding: Finding, replay: str) -> str:
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
     if finding.needs:
-        lines.append(f"  required to reproduce: {', '.join(finding.needs)}")
+        lines.append(f"  required to reproduce: {conditions(finding.needs)}")
     if finding.needless:
-        lines.append(f"  not required: {', '.join(finding.needless)}")
+        lines.append(f"  not required: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
     lines += [f"  does not happen with: {what}" for what in finding.avoided]
     if finding.flake != "always":
@@ -270,7 +290,7 @@ def report(finding: Finding, replay: str) -> str:
 
 #: When it shows, in words.
 FLAKE_WORDS: dict[Flake, str] = {
-    "always": "always",
+    "always": "every time",
     "per process": "in every new process, but not twice in one",
     "flaky": "sometimes",
 }

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case import Spec, fields_of
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.recipe import AnyRecipe, Recipe
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import Source, pasted
@@ -43,6 +43,19 @@ def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
         parts.append(_source(recipe.name, [function], _of_spec(recipe, spec) | keywords))
         parts.append(_CALLED[name].format(name=function.__name__))
     return "\n".join(parts)
+
+
+def conversion_of(recipe: AnyRecipe, spec: Spec) -> str:
+    """What converts a model of the Spec, to read; "" where nothing is converted, or where it is no
+    function of a file."""
+    if not isinstance(recipe, Recipe):
+        return ""
+    try:
+        function, keywords = _function(recipe.name, "convert", recipe.convert)
+        source = _source(recipe.name, [function], _of_spec(recipe, spec) | keywords)
+    except ValueError:
+        return ""
+    return source if "import " in source else ""
 
 
 def verbs_source(

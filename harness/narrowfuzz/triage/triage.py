@@ -40,6 +40,7 @@ from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needless_of, needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
+from narrowfuzz.triage.recipe_source import conversion_of
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
@@ -255,6 +256,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         needless=needless_of(case, minimal, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
+        conversion=conversion_of(judge.recipe(case.spec), minimal.spec),
         story=story,
         view=view,
     )
