@@ -24,7 +24,7 @@ from operator import attrgetter
 import msgspec
 
 from narrowfuzz.case import Case, Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.schedule.story import FEATURES, features
@@ -83,6 +83,12 @@ def _empty_shard(spec: Spec) -> bool:
     rounded up, until none are left: of 4 rows the third of three ranks has none."""
     data = spec.sharding.data
     return data > 1 and any(-(-rows // data) * (data - 1) >= rows for rows in _rows(spec))
+
+
+def _model(context: Context, read: Callable[[Model], Fact]) -> Fact:
+    """Of the case's model; None of a library's own layers."""
+    model = MODELS.get(context.case.spec.model)
+    return None if model is None or context.case.spec.layer else read(model)
 
 
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
@@ -146,6 +152,11 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "message": _of_verdict(lambda v: v.got),
     #: The result that it is about: output, embedding.weight.grad@1.
     "result": _of_verdict(lambda v: v.at.name),
+    #: What a conversion changed is at modules that it replaced, as it was asked to.
+    "swapped": _of_verdict(lambda v: v.swapped),
+    #: The model calls attention, or is a user's and may; its forward draws random numbers.
+    "attends": lambda context: _model(context, lambda model: model.attends),
+    "random": lambda context: _model(context, lambda model: model.random),
     "device": lambda context: context.device,
     **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
 }

@@ -15,6 +15,7 @@ from torch.nn import Linear
 
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.arm import SHARDED, Arm, base_of, climb, with_checkpoint
+from narrowfuzz.arms.attributes import lost_by, read_of, still_read
 from narrowfuzz.arms.functions import derivatives_of
 from narrowfuzz.arms.ladder import approximate, unavailable
 from narrowfuzz.arms.library_ranks import run_on_ranks
@@ -48,7 +49,7 @@ from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.trace import Trace
+from narrowfuzz.trace import Change, Trace
 from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS, FEW_DRAWS = 20, 3
@@ -213,6 +214,7 @@ class Judge:
             plan_of_other=self.plan,
             gradients=gradient_names(case.spec),
             excused=self._excused(case, recipe, tensors) if model.own else None,
+            unread=self._unread(case, recipe, tensors, traces),
             tied=ties(case.spec),
             layers=() if recipe.functional else layer_names(case.spec),
             pointwise=model.pointwise,
@@ -291,18 +293,29 @@ class Judge:
             for v in verdicts
         ]  # fmt: skip
 
+    def _bare(self, case: Case, recipe: Recipe) -> Program:
+        """The case's model, unconverted, as nobody has used it yet."""
+        bare = replace(recipe, convert=lambda model, spec: model, converted=None, tap=no_tap)
+        return Program(case.spec, bare, base_of(case.spec), device=self.device.torch)
+
     def _excused(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32]
     ) -> Callable[[frozenset[str]], frozenset[str]]:
         """Which missing gradients of a user's model need not be there."""
-        bare = replace(recipe, convert=lambda model, spec: model, converted=None, tap=no_tap)
+        return lru_cache(lambda names: excused(self._bare(case, recipe), tensors, names))
+
+    def _unread(
+        self, case: Case, recipe: Recipe, tensors: dict[str, F32], traces: Mapping[str, Trace]
+    ) -> Callable[[Change], Change | None]:
+        """What of a change of the census is left without lost attributes that nobody reads."""
 
         @lru_cache
-        def asked(names: frozenset[str]) -> frozenset[str]:
-            program = Program(case.spec, bare, base_of(case.spec), device=self.device.torch)
-            return excused(program, tensors, names)
+        def read() -> frozenset[tuple[str, str]]:
+            taken = (t.census.changes for t in traces.values() if t.census is not None)
+            wanted = lost_by(change for changes in taken for change in changes)
+            return read_of(self._bare(case, recipe), tensors, wanted)
 
-        return asked
+        return lambda change: still_read(change, read()) if change.attributes else change
 
     def _draws(self, case: Case, verdict: Verdict) -> int:
         """How many other draws must show this divergence before it counts: a ratio may be chance,

@@ -255,6 +255,12 @@ class Change:
     module: str
     before: str = ""
     after: str = ""
+    #: Of lost attributes: whose, of the module's parameters, "" for its own; and their names.
+    parameter: str = ""
+    attributes: tuple[str, ...] = ()
+    #: It is at a module that conversion put another one in the place of, or gave other parameters,
+    #: as it was asked to; of what was one with another, at either.
+    swapped: bool = False
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Verdict:
     remark: str = ""
     #: It is about a linear that conversion left alone: what is wrong there is PyTorch's.
     unconverted: bool = False
+    #: Of what a conversion changed: all of it is at modules that it was asked to replace.
+    swapped: bool = False
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,11 +53,22 @@ def compare(
     )
     bare = {change.module for change in differences if change.kind == "own forward lost"}
     return tuple(
-        change
+        replace(change, swapped=not _one_with(change, before).isdisjoint(after.chosen))
         for change in differences
         if not (change.kind in may_change and change.module in after.chosen)
         and not (change.kind in _FOLLOWS and change.module in bare)
     )
+
+
+def _one_with(change: Change, before: Snapshot) -> set[str]:
+    """The module of a change, and of something that was shared, the others that had it."""
+    together = {change.module}
+    if change.kind == "second name left unconverted":
+        together.add(before.modules[change.module].first)
+    if change.kind == "tied weights untied":
+        mine = (p.first for name, p in before.parameters.items() if owner(name) == change.module)
+        together |= set(map(owner, mine))
+    return together
 
 
 def owner(name: str) -> str:
@@ -105,7 +117,7 @@ def _modules(before: Snapshot, after: Snapshot) -> Iterator[Change]:
             yield Change("hooks lost", name, ", ".join(lost))
         gone = [a for a in old.attributes if a not in new.attributes]
         if gone:
-            yield Change("attributes lost", name, ", ".join(gone))
+            yield Change("attributes lost", name, ", ".join(gone), attributes=tuple(gone))
         for attribute, value in old.attributes.items():
             if new.attributes.get(attribute, value) != value:
                 yield Change(
@@ -144,8 +156,11 @@ def _parameters(before: Snapshot, after: Snapshot) -> Iterator[Change]:
         if new.hooks < old.hooks:
             yield Change("parameter hooks lost", module, f"{name}: {old.hooks}", f"{new.hooks}")
         if old.attributes - new.attributes:
-            lost = ", ".join(sorted(old.attributes - new.attributes))
-            yield Change("parameter attributes lost", module, f"{name}: {lost}")
+            gone = tuple(sorted(old.attributes - new.attributes))
+            yield Change(
+                "parameter attributes lost", module, f"{name}: {', '.join(gone)}",
+                parameter=name, attributes=gone,
+            )  # fmt: skip
     order = [name for name in after.parameters if name in common]
     if order != list(common):
         moved = next(n for n, m in zip(order, common, strict=True) if n != m)

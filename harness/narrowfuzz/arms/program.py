@@ -137,6 +137,10 @@ class Program:
         """The model's modules by all their names."""
         return dict(self._model.named_modules(remove_duplicate=False))
 
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The model's parameters by all their names."""
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
 
 @dataclass(frozen=True)
 class _Left:

@@ -28,20 +28,25 @@ def check_census(evidence: Evidence) -> Iterator[Verdict]:
         yield plain("census", arm, ROLE, "not_applicable", why)
         return
     by_kind: dict[ChangeKind, list[Change]] = {}
-    for change in trace.census.changes:
+    changes = tuple(trace.census.changes)
+    if evidence.unread is not None and any(change.attributes for change in changes):
+        changes = tuple(filter(None, map(evidence.unread, changes)))
+    for change in changes:
         by_kind.setdefault(change.kind, []).append(change)
     if not by_kind:
-        yield plain("census", arm, ROLE, "ok")
-    for kind, changes in by_kind.items():
-        yield _verdict(arm, kind, changes)
+        none = not trace.census.changes
+        yield plain("census", arm, ROLE, "ok", "" if none else "what was lost is read by nobody")
+    for kind, of_kind in by_kind.items():
+        yield _verdict(arm, kind, of_kind)
 
 
 def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
-    first = changes[0]
+    """At the first module that conversion had no business with, if there is one."""
+    first = next((change for change in changes if not change.swapped), changes[0])
     more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
     return Verdict(
         "census", arm, ROLE, "diverged", kind,
         At(what="module", name=first.module or "the root"),
         (first.after or "nothing") + more,
-        Own(first.before or "nothing"),
+        Own(first.before or "nothing"), swapped=first.swapped,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def tried(source: Source) -> Facts:
     fixed |= {
         "heads": 1,
         "attention": "flash",
-        "bias": False,
+        "bias": any(linear.bias is not None for linear in linears.values()),
         "dynamic": False,
         "dtype": dtype,
     }

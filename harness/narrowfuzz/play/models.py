@@ -176,7 +176,7 @@ class Hooked(nn.Module):
     def __init__(self, dim: int, out: int, bias: bool) -> None:
         super().__init__()
         self.proj = nn.Linear(dim, out, bias)
-        self.proj.lr_scale = 0.5
+        self.proj.gain = 2.0
         self.proj.register_forward_pre_hook(self.halve_input)
         self.proj.register_forward_hook(self.double_output)
 
@@ -186,7 +186,7 @@ class Hooked(nn.Module):
 
     @staticmethod
     def double_output(module: Any, args: Any, output: Any) -> Any:
-        return output * 2.0
+        return output * module.gain
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.proj(x)

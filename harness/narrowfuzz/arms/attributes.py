@@ -1,0 +1,58 @@
+"""Which attributes of a model's modules and parameters something reads while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from narrowfuzz.arms.program import Program
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.trace import Change
+
+#: A module's or parameter's name, and an attribute's.
+Attribute = tuple[str, str]
+
+
+def still_read(change: Change, read: frozenset[Attribute]) -> Change | None:
+    """A change of the census without the lost attributes that are not ``read``; None if nothing is
+    left of it."""
+    if not change.attributes:
+        return change
+    kept = tuple(a for a in change.attributes if (change.parameter or change.module, a) in read)
+    said = f"{change.parameter}: {', '.join(kept)}" if change.parameter else ", ".join(kept)
+    return replace(change, before=said, attributes=kept) if kept else None
+
+
+def lost_by(changes: Iterable[Change]) -> frozenset[Attribute]:
+    """What these changes of the census took away."""
+    return frozenset((c.parameter or c.module, a) for c in changes for a in c.attributes)
+
+
+def read_of(
+    program: Program, tensors: dict[str, F32], wanted: frozenset[Attribute]
+) -> frozenset[Attribute]:
+    """Of these attributes, those that a run of this unconverted ``program`` reads or asks for. All
+    of them if it does not come to its end."""
+    if program.error is not None:
+        return wanted
+    read: set[Attribute] = set()
+    objects = {**program.modules(), **program.parameters()}
+    for name in {name for name, _ in wanted} & objects.keys():
+        attributes = frozenset(a for of, a in wanted if of == name)
+        _listen(objects[name], attributes, lambda a, name=name: read.add((name, a)))  # type: ignore[misc]
+    trace = program.run(tensors, tap=False)
+    return wanted if trace.error is not None or trace.void else frozenset(read)
+
+
+def _listen(held: Any, attributes: frozenset[str], note: Callable[[str], Any]) -> None:
+    """From now on this object, whose class becomes one of its own, notes who reads these."""
+    kind: Any = type(held)
+
+    def reading(self: Any, name: str) -> Any:
+        if name in attributes:
+            note(name)
+        return kind.__getattribute__(self, name)
+
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    held.__class__ = type(kind)(kind.__name__, (kind,), {**named, "__getattribute__": reading})
