@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_own_models import ANOTHER_IN_RECOMPUTE, HEAD, SIZES
+from test_own_models import ANOTHER_IN_RECOMPUTE, EVERY_SECOND, HEAD, SIZES
 
 pytestmark = pytest.mark.slow
 TINY = HEAD + "def build(): return nn.Sequential(nn.Linear(16, 16), nn.GELU()), torch.ones(8, 16)\n"
@@ -43,15 +43,47 @@ def check(here: Path, model: str, *argv: str) -> Ran:
     return narrowfuzz(here, "check", model, "--workers", "1", "--seed", "1", "--out", "out", *argv)
 
 
-def test_a_sound_model_is_said_to_be_sound_and_what_was_judged(tmp_path: Path) -> None:
+def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     ran = check(tmp_path, "mine.py:build", "--cases", "14", "--checkpoint", "full")
     assert ran.code == 0, ran.output
     head, rest = ran.output.split("narrowfuzz 0", 1)
-    assert "mine.py:build: 1 linears; torch.fp32, --compile none, --checkpoint full" in head
-    assert "mine.py:build is sound in all that was judged" in rest
+    assert "mine.py:build: 1 linear; torch.fp32, --compile none, --checkpoint full" in head
+    assert "No problems found in mine.py:build. " in rest and "sound" not in rest
+    assert "1 of 1 linear one by one" in rest and "Not checked: " in rest
+    assert "6 kinds of data" in rest and "recomputed (full)" in rest and "a reload" in rest
+    assert not ran.summary["lacking"]
     assert "Judged: 2 of 2 combinations" in rest and "eager: 1 of 1 linears one by one" in rest
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
+
+
+def test_a_run_whose_first_cases_did_not_all_happen_is_not_green(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    ran = check(tmp_path, "mine.py:build", "--cases", "3", "--min-judged", "0")
+    assert ran.code == 4, ran.output
+    assert "only 3 of its first 10 cases ran" in ran.output.strip().splitlines()[-1]
+    assert ran.summary["lacking"] and not ran.summary["findings"]
+
+
+def test_a_forward_that_differs_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + EVERY_SECOND.format(every=2))
+    ran = check(tmp_path, "mine.py:build", "--minutes", "1")
+    assert ran.code == 2, ran.output
+    (line,) = ran.output.strip().splitlines()
+    assert "blocks.1 (EverySecond)" in line and not ran.folder.exists()
+
+
+def test_parameters_without_a_gradient_are_noted(tmp_path: Path) -> None:
+    idle = TINY.replace("nn.GELU()", "Idle()") + (
+        "class Idle(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.shift = nn.Parameter(torch.zeros(16))\n"
+        "    def forward(self, x): return x\n"
+    )
+    (tmp_path / "mine.py").write_text(idle)
+    ran = check(tmp_path, "mine.py:build", "--cases", "1", "--min-judged", "0")
+    assert "no gradient reaches 1.shift in one call" in ran.output, ran.output
 
 
 def test_arms_are_those_of_the_configuration(tmp_path: Path) -> None:
@@ -79,7 +111,7 @@ def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
         "--cases", "24",
     )  # fmt: skip
     assert ran.code == 0, ran.output
-    assert "mine.py:build: 1 linears and 7 other sizes; torchao.float8.rowwise@0" in ran.output
+    assert "mine.py:build: 1 linear and 7 other sizes; torchao.float8.rowwise@0" in ran.output
     assert ran.summary["judged"] == {"met": 1, "of": 1}
 
 
@@ -89,7 +121,8 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Pat
         tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.5", "--checkpoint", "full"
     )
     assert ran.code == 1, ran.output
-    assert "mine.py:build is not sound: " in ran.output
+    assert "Found " in ran.output and " in mine.py:build (" in ran.output
+    assert ran.summary["soundness"].startswith("Found ")
     (found,) = [f for f in ran.summary["findings"] if f["sentence"].startswith("model.feed_forw")]
     assert found["sentence"].startswith("model.feed_forward: "), found["sentence"]
     folder = str(ran.folder / "findings" / found["id"])

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.ended import Ended
-from narrowfuzz.campaign.judged import RULES, Judged, judged, looked_at
+from narrowfuzz.campaign.judged import RULES, Judged, happened, judged, looked_at
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.summary import print_summary
 from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.recipe import load_every
+from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.verdict import Status, Verdict
 from rich.console import Console
 
@@ -87,4 +92,78 @@ def test_a_run_without_a_case_says_that_it_says_nothing(tmp_path: Path) -> None:
     assert "Nothing was judged: this run says nothing." in text
     assert "not checked: torch.bf16 eager linear" in text
     subject = said(tmp_path, Judged(frozenset(), ()), Counter(), subject="mine.py:build")
-    assert subject.startswith("mine.py:build: nothing was judged")
+    assert subject.startswith("mine.py:build: nothing was checked")
+
+
+def ended(tmp_path: Path, share: Judged, counts: dict[Any, int], **more: Any) -> Ended:
+    given = {"subject": "mine.py:build", "min_judged": 100.0, "first": 3} | more
+    tally = Tally(counts=Counter({"cases": 3, "first": 3} | counts))
+    return Ended(tally, Store(tmp_path / "run"), Ledger([]), share, Accepted(), **given)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Model:
+    made = Model(
+        "mine.py:build#0", "mine.py:build", "OwnModel", lambda spec: (), "block", own=True,
+        linears=("model.up", "model.down"),
+    )  # fmt: skip
+    monkeypatch.setitem(MODELS, made.name, made)
+    return made
+
+
+def counted(model: Model, arms: Sequence[str], cases: Sequence[Case]) -> set[tuple[Any, ...]]:
+    """What a worker counts of these cases if rules look at one linear on each arm."""
+    seen: set[tuple[Any, ...]] = set().union(*map(happened, cases))
+    for arm in arms:
+        one = Verdict("O5", arm, "output", "ok", at=At(layer="model.up"))
+        seen |= looked_at([one], "torch.bf16", model.name)
+    return seen
+
+
+def test_the_verdict_says_what_was_compared_and_no_more(tmp_path: Path, own: Model) -> None:
+    arms = ["eager", "eager+checkpoint", "inductor+checkpoint"]
+    spec = Spec(recipe="torch.bf16", model=own.name)
+    cases = [Case(spec=spec, data=DataSpec(values=v)) for v in ("gaussian", "outlier")]
+    counts = counted(own, arms, cases)
+    share = judged(counts, BF16, arms, [own.name], "cpu")
+    said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
+    assert "sound" not in said and said.startswith("No problems found in mine.py:build. ")
+    assert "1 of 2 linears one by one" in said and "2 kinds of data" in said
+    assert "recomputed (full)" in said and "compiled (inductor)" in said
+    assert "Not checked: formulas of its own" in said
+    assert "step" not in said and "reload" not in said  # none was judged
+    trained = msgspec.structs.replace(
+        spec, events=(Forward(), Backward(of=(0,)), Step(), Reload(), Forward(mode="eval"))
+    )
+    counts = counted(own, ["eager"], [Case(spec=trained, data=DataSpec(regime="lattice"))])
+    share = judged(counts, BF16, ["eager"], [own.name], "cpu")
+    said = ended(tmp_path, share, dict.fromkeys(counts, 1)).soundness()
+    assert "1 kind of data" in said and "over 1 step" in said and "a reload" in said
+    assert "compiled" not in said and "recomputed" not in said
+
+
+@pytest.mark.parametrize(
+    ("counts", "arms", "more", "says"),
+    [
+        ({"first": 2}, ["eager"], {}, "only 2 of its first 3 cases ran: give it more --minutes"),
+        ({"first": 2}, ["eager"], {"counted": True}, "give it more --cases"),
+        ({}, ["eager", "inductor"], {}, "never judged on inductor"),
+        ({}, ["eager"], {}, ""),
+    ],
+)
+def test_what_did_not_happen_is_said_and_is_not_enough(
+    tmp_path: Path, own: Model, counts: dict[Any, int], arms: list[str], more: Any, says: str
+) -> None:
+    spec = Spec(recipe="torch.bf16", model=own.name)
+    seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
+    share = judged(seen, BF16, arms, [own.name], "cpu")
+    one = ended(tmp_path, share, counts | dict.fromkeys(seen, 1), **more)
+    assert bool(one.lacking) is bool(says) and says in one.soundness()
+    assert one.soundness().startswith("No problems found in mine.py:build so far, but") is bool(
+        says
+    )
+
+
+def test_what_is_not_a_users_model_lacks_nothing(tmp_path: Path) -> None:
+    share = Judged(frozenset(), (("torch.bf16", "eager", "linear"),))
+    assert not ended(tmp_path, share, {"first": 0}, subject="").lacking

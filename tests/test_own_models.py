@@ -16,6 +16,7 @@ from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.models.zoo import layer_names
+from narrowfuzz.oracles import ORACLES
 from narrowfuzz.own_models import known_as, register
 from narrowfuzz.own_models.calls import asked
 from narrowfuzz.play.own import imported
@@ -357,22 +358,23 @@ def test_records_and_mappings_may_come_out(own: Callable[..., str], kind: str) -
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "heads", "width"), [(32000, 4, 320), (128256, 2, 160), (262144, 1, 40)]
+    ("vocabulary", "heads", "width"), [(512, 2, 160), (32000, 2, 24), (262144, 1, 10)]
 )
 def test_vocabularies_and_widths_of_real_models_are_judged_as_they_are(
     own: Callable[..., str], vocabulary: int, heads: int, width: int
 ) -> None:
-    """Head sizes of 80 and 40, and 32k to 256k ids."""
+    """Head sizes of 80, 12 and 10, and 32k to 256k ids."""
     text = f"""{BLOCK}
 def build():
-    lm = llama.Llama({vocabulary}, {width}, 96, {heads}, 1)
-    return lm.to(torch.bfloat16), torch.randint({vocabulary}, (1, 8))
+    lm = llama.Llama({vocabulary}, {width}, 20, {heads}, 1)
+    return lm.to(torch.bfloat16), torch.randint({vocabulary}, (1, 4))
 """
     (model,) = register(own(text))
     assert (model.fixed["n"], model.fixed["k"]) == (vocabulary, vocabulary)
     case = case_of(model)
     assert load_case(dump_case(case)) == case
-    judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case)
+    rules = [rule for rule in ORACLES if not rule.reruns]
+    judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case, rules)
     assert judgement.ran and not judgement.causes
     assert tensors_of(case, RECIPES["torch.bf16"])["input"].max() > 0.5 * vocabulary
 
@@ -510,6 +512,41 @@ def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
     assert result.confirmed, result.finding.why_suspected
     assert result.finding.minimal.spec.model == model.name, "there is no smaller model of a user's"
     assert result.finding.sentence.startswith("model.feed_forward ")
+
+
+def test_a_script_repeats_on_one_model_as_the_judge_does(own: Callable[..., str]) -> None:
+    """What a model keeps begins anew with another one: that would show nothing."""
+    (model,) = register(own("""
+class Tires(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, self.calls = nn.Linear(8, 8), 0
+    def forward(self, x):
+        self.calls += 1
+        return self.proj(x) * (1.0 if self.calls < 9 else 0.5)
+def build(): return Tires(), torch.ones(4, 8)
+"""))  # fmt: skip
+    judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
+    case = case_of(model, "torch.fp32", dtype="fp32", steps=5)
+    (verdict,) = (v for v in judge.judge(case).causes if v.oracle == "O1")
+    result = triage(judge, case, verdict, seconds=1.0)
+    assert result.confirmed, result.finding.why_suspected
+
+
+def test_what_a_backward_leaves_behind_is_seen_by_the_next_forward(own: Callable[..., str]) -> None:
+    text = """
+class Ages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj, self.age = nn.Linear(8, 8), 0
+    def forward(self, x):
+        y = self.proj(x) * (1 + 0.125 * self.age)
+        y.register_hook(lambda grad: setattr(self, "age", 1))
+        return y
+def build(): return nn.Sequential(nn.Linear(8, 8), Ages()), torch.ones(4, 8)
+"""
+    with pytest.raises(ValueError, match=r"give something else is 1 \(Ages\), and"):
+        register(own(text))
 
 
 def test_a_cast_kept_over_a_step_is_found(own: Callable[..., str]) -> None:

@@ -47,8 +47,10 @@ class Asked:
     quiet: bool = False
     #: The run of the other side of a comparison.
     beside: Path | None = None
-    #: Judged before anything is drawn, in this order.
+    #: Judged before anything is drawn, in this order, and the arms that are meant: others run only
+    #: to tell which is the first to show something. None: all.
     first: tuple[Case, ...] = ()
+    meant: tuple[str, ...] = ()
     #: Single linears are drawn, too.
     linears: bool = True
     #: What holds of the configuration that was asked for: the ledger's entries that it rules out

@@ -19,7 +19,7 @@ from narrowfuzz.campaign.judged import Judged, judged
 from narrowfuzz.campaign.live import Live
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.catalog import MODELS, title_of
 from narrowfuzz.device import Device
 from narrowfuzz.overlay import laid
 from narrowfuzz.recipe import AnyRecipe
@@ -70,7 +70,7 @@ class Campaign:
             whole=drawable(self.recipes, self.config), options=self.options(),
             applying=[] if self.asked.configuration else applying, list_known=command,
             counted=bool(self.config.cases), min_judged=self.asked.min_judged,
-            subject=self.asked.models[0] if self.asked.configuration else "",
+            subject=title_of(self.config.models[0]) if self.asked.configuration else "",
             first=len(self.config.first),
         )  # fmt: skip
         print_summary(console, around, ended, verbose=self.asked.verbose)
@@ -119,8 +119,8 @@ class Campaign:
     def judged(self, tally: Tally) -> Judged:
         """What was judged of what was asked for and can run here."""
         return judged(
-            tally.counts, self.recipes, select_arms(self.config.arms), self.config.models,
-            self.device.torch,
+            tally.counts, self.recipes, self.asked.meant or select_arms(self.config.arms),
+            self.config.models, self.device.torch,
         )  # fmt: skip
 
     def options(self) -> list[str]:
@@ -161,6 +161,7 @@ class Campaign:
             "suspected": [_brief(finding) for finding in self.store.suspected()],
             "known": {entry.id: hits for entry, hits in ended.known},
             "soundness": ended.soundness(),
+            "lacking": ended.lacking,
             "notes": ended.notes,
             "lost_workers": tally.lost_workers,
             "interrupted": tally.interrupted,

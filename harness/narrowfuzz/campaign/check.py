@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 import msgspec
 
-from narrowfuzz.arm import climb
+from narrowfuzz.arm import Arm, climb
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
@@ -39,6 +40,13 @@ _TRAINING = (
 _VALUES: tuple[ValueClass, ...] = (
     "gaussian", "outlier", "heavy_tail", "zero_rows", "binade_edges", "inf_nan",
 )  # fmt: skip
+
+#: Seconds that Inductor takes on a quiet core without anything cached: at all, and for each linear.
+_STARTS, _COMPILES = 10.0, 3.0
+#: The share of a run's time that the first compiling may take.
+_SHARE = 0.6
+#: Parameters that are named.
+_NAMED = 6
 
 
 def check_command(
@@ -74,18 +82,12 @@ def check_command(
             f"{', '.join(dict.fromkeys(arm.name for arm in climbed))}; --compile and --checkpoint "
             "say more"
         )
-    compiled = sum(bool(arm.compiler) for arm in climbed if arm.name in arms)
-    then = f"{asked.cases} cases" if asked.cases else f"{asked.minutes or 2.0:g} minutes"
-    kept = sum(named(name, only) for name in model.linears)
-    of = f"{kept} of " if kept < len(model.linears) else ""
-    sizes = f" and {len(others)} other sizes" if others else ""
+    meant = () if asked.arms else tuple(dict.fromkeys(
+        arm.name for spec in asked_of for arm in _meant(climb(spec))
+    ))  # fmt: skip
     _, around = consoles(asked)
     around.print(
-        f"{model.title}: {of}{len(model.linears)} linears{sizes}; {', '.join(wanted)}, "
-        f"--compile {compile}, --checkpoint {checkpoint}\n"
-        f"first {len(first)} cases of this configuration and near it"
-        + (f", which compile {compiled} times at about ten seconds each" if compiled else "")
-        + f"; then what is drawn around it, until {then} are over",
+        _head(asked, model, len(others), only, wanted, compile, checkpoint, len(first), asked_of),
         soft_wrap=True, markup=False,
     )  # fmt: skip
     facts: dict[str, Fact] = {
@@ -96,7 +98,7 @@ def check_command(
 
     return run_command(
         replace(
-            asked, recipes=wanted, arms=tuple(arms), first=first, linears=False,
+            asked, recipes=wanted, arms=tuple(arms), first=first, meant=meant, linears=False,
             configuration=facts,
         )
     )  # fmt: skip
@@ -132,22 +134,29 @@ def _specs(
     ]  # fmt: skip
 
 
+def _meant(rungs: Sequence[Arm]) -> Iterator[Arm]:
+    """What was asked for, of the rungs that it climbs over: the eager ones, that what is recomputed
+    or compiled is held against, and the last."""
+    yield from (arm for arm in rungs if not arm.compiler)
+    yield rungs[-1]
+
+
 def _first(asked: Sequence[Spec]) -> Iterator[Case]:
-    """These on every kind of data, then what happens around them."""
-    for spec in asked:  # what needs no compiler is judged even where there is no time for one
-        yield Case(spec=msgspec.structs.replace(spec, compile="none"), data=DataSpec())
-    for spec in asked:
-        if spec.compile != "none":
-            yield Case(spec=spec, data=DataSpec())
+    """These on every kind of data, then what happens around them; backend by backend, as a
+    compiled program serves all data and is forgotten once another is compiled."""
     around: tuple[dict[str, Any], ...] = (
         {"events": _TRAINING}, {"steps": 3}, {"steps": 2, "microbatches": 2},
         {"lifecycle": "reload"},
     )  # fmt: skip
     for spec in asked:
+        eager = msgspec.structs.replace(spec, compile="none")
+        # what needs no compiler is judged even where there is no time for one
+        yield Case(spec=eager, data=DataSpec())
+        if spec != eager:
+            yield Case(spec=spec, data=DataSpec())
         yield from (Case(spec=spec, data=DataSpec(values=v, seed=1)) for v in _VALUES[1:])
         for change in around:
-            eager = msgspec.structs.replace(spec, compile="none", **change)
-            yield Case(spec=eager, data=DataSpec(seed=2))
+            yield Case(spec=msgspec.structs.replace(eager, **change), data=DataSpec(seed=2))
 
 
 def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator[Case]:
@@ -155,3 +164,50 @@ def _other_sizes(models: Sequence[Model], recipes: Sequence[Recipe]) -> Iterator
     for model in models:
         for spec in _specs(model, recipes[:1], "none", "none")[:1]:
             yield Case(spec=spec, data=DataSpec(seed=3))
+
+
+def _head(
+    asked: Asked,
+    model: Model,
+    others: int,
+    only: tuple[str, ...],
+    wanted: Sequence[str],
+    compile: str,
+    checkpoint: str,
+    first: int,
+    specs: Sequence[Spec],
+) -> str:
+    """What is checked, for how long, and what of it may not fit."""
+    minutes = asked.minutes or 2.0
+    then = f"{asked.cases} cases" if asked.cases else f"{minutes:g} minutes"
+    kept = sum(named(name, only) for name in model.linears)
+    of = f"{kept} of " if kept < len(model.linears) else ""
+    sizes = f" and {others} other sizes" if others else ""
+    linears = f"{of}{len(model.linears)} linear{'s' * (len(model.linears) != 1)}{sizes}"
+    lines = [
+        f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
+        f"{checkpoint}",
+        f"first {first} cases of this configuration and near it; then what is drawn around it, "
+        f"until {then} are over",
+    ]
+    if compile != "none":
+        lines.append(_compiling(len(model.linears), sum(s.compile != "none" for s in specs),
+                                None if asked.cases else 60 * minutes))  # fmt: skip
+    if model.unreached:
+        more = len(model.unreached) - _NAMED
+        names = ", ".join(model.unreached[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        lines.append(
+            f"note: no gradient reaches {names} in one call with what it is built with: nothing "
+            "that it returns depends on that"
+        )
+    return "\n".join(lines)
+
+
+def _compiling(linears: int, programs: int, seconds: float | None) -> str:
+    """How long compiling takes, and whether there is time for it."""
+    each = _STARTS + _COMPILES * linears
+    said = f"compiled {programs} time{'s' * (programs != 1)}, each in about {each:.0f} seconds"
+    if seconds is None or each < seconds * _SHARE:
+        return said
+    least = math.ceil(each / _SHARE / 60)
+    return f"{said}: that may not fit into {seconds / 60:g} minutes, give it --minutes {least}"

@@ -31,8 +31,10 @@ class Config:
     own: tuple[str, ...] = ()
     #: Single linears are drawn, too.
     linears: bool = True
-    #: Cases, as JSON, that are judged before any is drawn: the workers share them.
+    #: Cases, as JSON, that are judged before any is drawn: the workers share them, Spec by Spec.
     first: tuple[bytes, ...] = ()
+    #: The arms that these run on; none: all. What shows is judged on those beneath, too.
+    first_arms: tuple[str, ...] = ()
     #: Sizes off the grid of the recipe's blocks, and empty ones, are drawn as well.
     wild_shapes: bool = True
     #: Stop after so many judged cases, all workers together; 0: when the time is up. Where they are

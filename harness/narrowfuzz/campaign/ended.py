@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from narrowfuzz.arm import LADDER, Arm
 from narrowfuzz.campaign.accepted import Accepted
-from narrowfuzz.campaign.judged import Judged
+from narrowfuzz.campaign.judged import Combination, Judged
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair
 from narrowfuzz.ledger import Entry, Ledger
 from narrowfuzz.severity import SEVERITIES
@@ -66,29 +68,68 @@ class Ended:
         return replay_command(self.store.out / "findings" / finding.id, self.options)
 
     def soundness(self) -> str:
-        """Whether the user's model is sound, "" without one."""
+        """What was found in the user's model, or what was compared with what and showed nothing, or
+        why that is not enough to say so; "" without a model."""
         subject, counts = self.subject, self.tally.counts
         if not subject:
             return ""
         if found := self.accepted.counting(self.store.findings()):
-            return f"{subject} is not sound: {found[0].sentence}"
+            more = f"; and {len(found) - 1} more below" if len(found) > 1 else ""
+            head = f"Found {_many(len(found), 'problem')} in {subject} ({_severities(found)})"
+            return f"{head}: {found[0].sentence}{more}"
         if not counts["cases"]:
-            return f"{subject}: nothing was judged, give it more --minutes"
-        if counts["first"] < self.first:
-            ran = f"{counts['first']} of the first {self.first} cases ran"
-            return f"{subject}: {ran}, give it more --minutes"
+            return f"{subject}: nothing was checked. Give it more --minutes"
+        if self.lacking:
+            return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
         if self.store.findings():
-            return f"{subject} shows nothing that counts: what it shows is accepted"
+            return f"No problems found in {subject} but those that are accepted. {self.compared()}"
         if hits := hits_of(counts):
-            return f"{subject} shows nothing new, but known divergences: {', '.join(sorted(hits))}"
-        return f"{subject} is sound in all that was judged"
+            known = ", ".join(sorted(hits))
+            return f"No problems found in {subject} but known ones ({known}). {self.compared()}"
+        return f"No problems found in {subject}. {self.compared()}"
+
+    @property
+    def lacking(self) -> list[str]:
+        """Why finding nothing does not say that a user's model is right, with what helps."""
+        counts, found = self.tally.counts, []
+        if not self.subject:
+            return []
+        if unstable := [one for one in self.accepted.counting(self.store.suspected())
+                        if one.oracle == "O1"]:  # fmt: skip
+            found.append(f"a run was not repeated by the next: {unstable[0].sentence}")
+        if counts["first"] < self.first:
+            ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
+            more = "--cases" if self.counted else "--minutes"
+            found.append(f"only {ran}: give it more {more}")
+        if self.share.share < self.min_judged:
+            arms = sorted({arm for _, arm, _ in self.share.never})
+            found.append(f"never judged on {', '.join(arms)}: give it more --minutes")
+        return found
+
+    def compared(self) -> str:
+        """What of the user's model was compared with what, and on what, and what was not."""
+        share = self.share
+        own = [one for one in sorted(share.met) if MODELS[one[2]].by_default]
+        arms = [arm for arm in LADDER if any(one[1] == arm.name for one in own)]
+        recipes = ", ".join(dict.fromkeys(recipe for recipe, _, _ in own))
+        ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
+        said = f"Checked with {recipes}: {_linears(share, own)}"
+        if ways:
+            said += f"; {_listed(ways)}, against the eager run"
+        said += f". On {_many(len(share.values), 'kind')} of data"
+        trained = [f"over {_many(share.steps, 'step')}"] * (share.steps > 0)
+        trained += [f"with {_listed(share.events)}"] if share.events else []
+        return (
+            f"{said}{''.join(f', {one}' for one in trained)}. Not checked: formulas of its own "
+            "between the linears (norms, activations, masks, losses, an autograd.Function) as "
+            "such: what is wrong in them in the same way in every run is not seen"
+        )
 
     def verdict(self) -> str:
         """How much was found."""
         found, suspected = self.store.findings(), self.store.suspected()
         left = sum(bool(self.accepted.why(finding)) for finding in self.seen)
-        by_severity = Counter(finding.severity for finding in found)
-        words = ", ".join(f"{by_severity[s]} {s}" for s in SEVERITIES if by_severity[s])
+        words = _severities(found)
         return (
             f"New findings: {len(found)}{f' ({words})' if words else ''}; "
             f"suspected, without a script that shows them: {len(suspected)}."
@@ -114,3 +155,35 @@ class Ended:
 def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:
     """How often each entry explained something."""
     return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+
+
+def _severities(findings: Sequence[Finding]) -> str:
+    """How many of each."""
+    counted = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{counted[s]} {s}" for s in SEVERITIES if counted[s])
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """One, two and three."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _ways(arm: Arm) -> Sequence[str]:
+    """What an arm does that an eager run does not."""
+    how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
+    made = f"compiled ({arm.stage})" if arm.compiler else ""
+    return [" and ".join(filter(None, (made, how)))] if made or how else []
+
+
+def _linears(share: Judged, own: Sequence[Combination]) -> str:
+    """How many of the linears of a user's model rules have looked at one by one."""
+    every = {name: MODELS[name].linears for _, _, name in own}
+    seen = {(name, layer) for one in own for name in one[2:] for layer in share.layers[one]}
+    known = [layer for name, layers in every.items() for layer in layers if (name, layer) in seen]
+    whole = _many(sum(map(len, every.values())), "linear")
+    return f"{len(known)} of {whole} one by one, their casts and products"

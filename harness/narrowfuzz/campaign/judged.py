@@ -14,9 +14,11 @@ from typing import Any
 
 from narrowfuzz.arm import EAGER, LADDER, REFERENCE, SHARDED_CONTEXT
 from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.case import Case
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.recipe import AnyRecipe
+from narrowfuzz.schedule.events import Forward, Reload, Step
 from narrowfuzz.sharding import contextual, shardable
 from narrowfuzz.trainings import not_reentrant
 from narrowfuzz.verdict import Verdict
@@ -40,6 +42,11 @@ class Judged:
     never: tuple[Combination, ...]
     #: The layers that rules looked at one by one; of a compiled graph, others are multiplies of it.
     layers: Mapping[Combination, frozenset[str]] = field(default_factory=dict)
+    #: The classes of values that any of it was judged on, the most steps in a row, and what else
+    #: happened in a training, in words.
+    values: frozenset[str] = frozenset()
+    steps: int = 0
+    events: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -58,6 +65,25 @@ def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple
     }
 
 
+#: What may happen in a training besides steps, and how a sentence says it.
+_EVENTS = {"reload": "a reload", "eval": "an evaluation in between", "accumulated": "microbatches"}
+
+
+def happened(case: Case) -> set[tuple[Any, ...]]:
+    """("met", (kind, what)) for what a case was judged on: its class of values, how many steps it
+    took, and what else happened."""
+    spec = case.spec
+    found: list[tuple[str, Any]] = [
+        ("values", case.data.values if case.data.regime == "wild" else case.data.regime)
+    ]
+    found.append(("steps", sum(isinstance(event, Step) for event in spec.training)))
+    reloads = spec.lifecycle == "reload" or any(isinstance(e, Reload) for e in spec.training)
+    evaluates = any(isinstance(e, Forward) and e.mode == "eval" for e in spec.training)
+    kinds = {"reload": reloads, "eval": evaluates, "accumulated": spec.microbatches > 1}
+    found += [("event", kind) for kind, there in kinds.items() if there]
+    return {("met", one) for one in found}
+
+
 def judged(
     counts: Collection[Any],
     recipes: Mapping[str, AnyRecipe],
@@ -72,7 +98,15 @@ def judged(
             seen[key[1:4]].add(key[4])
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     whole = set(_asked(recipes, arms, models, device))
-    return Judged(frozenset(met & whole), tuple(sorted(whole - met)), layers)
+    with_what = [key[1] for key in counts if isinstance(key, tuple) and key[0] == "met"]
+    return Judged(
+        frozenset(met & whole),
+        tuple(sorted(whole - met)),
+        layers,
+        values=frozenset(what for kind, what in with_what if kind == "values"),
+        steps=max((what for kind, what in with_what if kind == "steps"), default=0),
+        events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
+    )
 
 
 def _asked(

@@ -7,7 +7,7 @@ import datetime
 import fnmatch
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +111,13 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         linears=asked.linears and (not models or "linear" in models),
         first=tuple(map(dump_case, asked.first or _first(chosen.values(), models))),
         beside=asked.beside,
+        first_arms=asked.meant,
     )
     store = Store(folder)
     config = dataclasses.replace(config, part=store.begin())
     campaign = Campaign(asked, config, store, chosen, lacking, loaded, where, allowed)
     tally, summary = campaign.run()
-    return _code(campaign, tally, fail_on), summary
+    return _code(campaign, tally, fail_on, lacking=summary["lacking"]), summary
 
 
 def _first(recipes: Iterable[AnyRecipe], models: tuple[str, ...]) -> Iterator[Case]:
@@ -138,8 +139,11 @@ def _incomplete(campaign: Campaign, tally: Tally) -> bool:
     return not tally.enough and (judged < counted or (not judged and tally.lost_workers > 0))
 
 
-def _code(campaign: Campaign, tally: Tally, fail_on: FailOn) -> int:
-    """The exit code of a campaign that has ended so."""
+def _code(
+    campaign: Campaign, tally: Tally, fail_on: FailOn, *, lacking: Collection[str] = ()
+) -> int:
+    """The exit code of a campaign that has ended so; ``lacking``: what it takes to say that a
+    user's model shows nothing."""
     if tally.interrupted:
         return INTERRUPTED
     if tally.broken or _incomplete(campaign, tally):
@@ -149,7 +153,7 @@ def _code(campaign: Campaign, tally: Tally, fail_on: FailOn) -> int:
     if fails(found, len(counting(store.suspected())), fail_on):
         return FOUND
     enough = campaign.judged(tally).share >= campaign.asked.min_judged
-    return CLEAN if enough else TOO_LITTLE
+    return CLEAN if enough and not lacking else TOO_LITTLE
 
 
 def _as_planted(asked: Asked, planted: tuple[str, str]) -> Asked:

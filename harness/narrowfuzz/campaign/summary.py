@@ -82,6 +82,8 @@ def print_summary(
         _print_pairs(around, pairs_seen(tally.counts), ended.whole)
     page = escape(str(store.out / "report.html"))
     around.print(f"\nOutput: {escape(str(store.out))}; the page: {page}", soft_wrap=True)
+    if ended.lacking and not ended.accepted.counting(store.findings()):
+        console.print(f"Not enough was checked: {escape('; '.join(ended.lacking))}", soft_wrap=True)
 
 
 def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:

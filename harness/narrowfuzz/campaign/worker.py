@@ -31,8 +31,9 @@ from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign.beside import Beside
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
-from narrowfuzz.campaign.judged import looked_at
+from narrowfuzz.campaign.judged import happened, looked_at
 from narrowfuzz.campaign.raised import innermost, when
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
@@ -60,6 +61,9 @@ _CORE = tuple(o for o in ORACLES if not o.reruns)
 _REPORT_EVERY = 0.5
 #: What one side of a comparison shows alone is made smaller in so many seconds, all together.
 _TOGETHER_SECONDS = 20.0
+#: The share of a run's time that triage may take before the configuration that was asked for has
+#: been compiled.
+_AT_ONCE = 0.2
 
 
 def work(
@@ -157,6 +161,10 @@ class Worker:
         rng = random.Random(f"{config.seed}/{config.part}/{number}/{generation}")
         #: What is found is triaged beside the slices' time.
         self.triage_seconds = 0.0
+        #: What waits to be triaged, with what ran before it, while something more urgent is
+        #: ``holding`` it, and the time that triage may take meanwhile.
+        self.waiting: list[tuple[Case, Any, tuple[Case, ...]]] = []
+        self.holding, self.triage_at_once = False, _AT_ONCE * 60.0 * config.minutes
         self.generator = Generator(
             config, self.recipes, self.stateful, rng, self.judge.plan,
             lambda: time.monotonic() - self.triage_seconds,
@@ -165,7 +173,7 @@ class Worker:
         self.starts = generation == 0
         self.counts: Counter[Any] = Counter()
         #: What of it was told already: recipe, arm, model and layer.
-        self.looked: set[tuple[str, ...]] = set()
+        self.looked: set[tuple[Any, ...]] = set()
         #: Recipes whose tap was said to see nothing.
         self.warned: set[str] = set()
         #: What this process has judged last.
@@ -195,17 +203,27 @@ class Worker:
             self.serve(now, min(self.deadline, time.monotonic() + seconds))
 
     def _begin(self) -> None:
-        """This worker's part of the cases that come before any is drawn, on every rung."""
+        """This worker's part of the cases that come before any is drawn. What they show is looked
+        into at once as long as that leaves time for the first that is compiled, else after it."""
         first = map(load_case, self.config.first)
         mine = [c for c in first if self.judge.recipe(c.spec).process == self.process]
-        for case in mine[self.number :: self.config.workers]:
+        only = frozenset(self.config.first_arms) or None
+        for case, holding in dealt(mine, self.number, self.config.workers):
             if time.monotonic() >= self.deadline or self.has_enough:
                 break
+            self.holding = holding
             self.counts["specs"] += 1
             before = self.judge.programs.compiles
-            self._judge(case, ORACLES)
+            self._judge(case, ORACLES, only)
             self.counts["first"] += 1
             self.counts["compiles"] += self.judge.programs.compiles - before
+        self.holding = False
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """Look into what had to wait."""
+        while self.waiting and not self.holding:
+            self._triage(*self.waiting.pop(0))
 
     def serve(self, now: Slice, until: float) -> None:
         """One slice, ``until`` its time is up."""
@@ -336,9 +354,13 @@ class Worker:
         if self.beside:
             self.beside.begin(case)
         judgement = self.judge.judge(case, oracles, only, focus=focus, repeat=repeat)
+        verdicts, known = judgement.verdicts, judgement.known
         if only is not None and judgement.causes:  # which rung is the first to show it?
             rungs = (self.judge.beneath(case.spec, v.arm) for v in judgement.causes)
-            judgement = self.judge.judge(case, only=frozenset[str]().union(*rungs))
+            once_more = frozenset[str]().union(*rungs)
+            judgement = self.judge.judge(case, only=once_more)
+            verdicts = (*(v for v in verdicts if v.arm not in once_more), *judgement.verdicts)
+            known = (*(v for v in known if v.arm not in once_more), *judgement.known)
         self.counts["cases"] += 1
         self.judged += 1
         self.digest.update(case.id.encode())
@@ -346,23 +368,31 @@ class Worker:
         self.generator.remember(case, judgement)
         if why := self.judge.unseen.get(case.spec.recipe):
             self._warn(case.spec.recipe, why)
-        for verdict in judgement.verdicts:
+        for verdict in verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
-        looked = looked_at(judgement.verdicts, case.spec.recipe, case.spec.model) - self.looked
-        self.counts.update(looked)
+        looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
+        looked |= happened(case) if looked else set()
+        self.counts.update(looked - self.looked)
         self.looked |= looked
-        for verdict in judgement.known:
+        for verdict in known:
             self.counts["known", verdict.explained_by] += 1
         if self.beside:
             self.beside.judged(case, judgement, self.past)
         else:
-            for verdict in judgement.causes:
-                if claim(self.config.out, fingerprint(verdict, judgement.family)):
-                    self._triage(case, verdict, self.past)
+            self._claim(case, judgement)
         self.past.append(case)
         if time.monotonic() - self.reported > _REPORT_EVERY:
             self.flush()
         return judgement
+
+    def _claim(self, case: Case, judgement: Judgement) -> None:
+        """Triage what no other worker has claimed, at once or once there is time for it."""
+        for verdict in judgement.causes:
+            if claim(self.config.out, fingerprint(verdict, judgement.family)):
+                self.waiting.append((case, verdict, tuple(self.past)))
+                if not self.holding or self.triage_seconds < self.triage_at_once:
+                    self._triage(*self.waiting.pop())
+        self._work_off()
 
     def _warn(self, recipe: str, why: str) -> None:
         """Once: rules that start from what was multiplied judge nothing of this recipe."""
@@ -391,7 +421,9 @@ class Worker:
         self.flush()
         started, compiling = time.monotonic(), self.judge.programs.compile_seconds
         self.out.send(("confirming", started))
-        left = max(min(5.0, most), min(most, self.deadline - time.monotonic()))
+        at_once = self.triage_at_once - self.triage_seconds if self.holding else math.inf
+        least = min(5.0, most)
+        left = max(least, min(most, self.deadline - time.monotonic(), at_once))
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
             scripts=self.scripts, past=tuple(past), files=self.config.recipe_files,

@@ -66,7 +66,7 @@ def tried(source: Source) -> Facts:
     make = partial(OwnModel, source.where, source.build, 1, 1, dict(source.dims))
     with _one_thread():
         probe = make(next(key for key, v in given.items() if isinstance(v, torch.Tensor)))
-        with lookups() as found, torch.no_grad():
+        with lookups() as found:
             _calling(probe, source, refuse)(probe.given[probe.driven])
         own = make(driven(probe.given, found))
         called, example = _calling(own, source, refuse), own.given[own.driven]
@@ -79,7 +79,7 @@ def tried(source: Source) -> Facts:
             raise refuse(f"{source.build}() gives other buffers each time: seed what it draws")
 
         def again(other: torch.Tensor) -> Sequence[Lookup]:
-            with lookups() as found, torch.no_grad():
+            with lookups() as found:
                 called(other)
             return found
 
@@ -188,7 +188,10 @@ def _answers(
             f"it returns memory that nobody wrote: the output of {which} is NaN where torch.empty "
             "gives NaN. Write all of what torch.empty gives, or take torch.zeros"
         )
-    answers += [asked(own.model, call) for _ in range(CALLS - 1)]
+    unreached = _unreached(own.model, first)
+    answers += [
+        asked(own.model, call) for _ in range(CALLS - 1)
+    ]  # what a backward left matters, too
     if which := forgetful(answers):
         raise refuse(
             "with the same input and the same random numbers it gives another output each time: "
@@ -201,7 +204,7 @@ def _answers(
             f"its random numbers cannot be repeated: {which}, and torch.manual_seed and "
             "checkpoints restore torch's generator alone. Draw with torch.rand or torch.bernoulli"
         )
-    return answers, _unreached(own.model, first)
+    return answers, unreached
 
 
 def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...]:

@@ -198,8 +198,10 @@ def _plays(
     verdict: Verdict,
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
-    own = runs[0].tensors
+    own, spec = runs[0].tensors, runs[0].spec
     yield f"tensors = {packed(own)}"
+    # as the judge does, which makes another model only where what happens may stay with it
+    one = any(run.name == AGAIN for run in runs) and not spec.events and spec.lifecycle == "none"
     # sorting is stable: first what ran before
     for run, arguments in sorted(
         zip(runs, keywords, strict=True), key=lambda r: r[0].name != _BEFORE
@@ -210,6 +212,9 @@ def _plays(
         there = f"{arguments['device']}, {arguments['dtype']}"
         build = f"lambda: {MODELS[run.spec.model].expression(run.spec)}.to({there})"
         convert = "convert" if run.converts else "lambda model: model"
+        if one and run.name in ("", AGAIN):
+            yield f"with torch.no_grad():\n    model = convert(({build})())" * (not run.name)
+            build, convert = "lambda: model", "lambda model: model"
         more = "".join(f", {name}={arguments[name]}" for name in varying)
         call = f"{build}, {convert}, {held}, {run.events!r}{more}"
         again = 1 if run.arm.compiler else 20  # what is compiled takes long
