@@ -32,6 +32,7 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.judged import looked_at
+from narrowfuzz.campaign.own_functions import functions_seen
 from narrowfuzz.campaign.raised import innermost, when
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
@@ -338,7 +339,8 @@ class Worker:
             self._warn(case.spec.recipe, why)
         for verdict in judgement.verdicts:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
-        looked = looked_at(judgement.verdicts, case.spec.recipe, case.spec.model) - self.looked
+        looked = looked_at(judgement.verdicts, case.spec.recipe, case.spec.model)
+        looked = (looked | functions_seen(judgement.verdicts)) - self.looked
         self.counts.update(looked)
         self.looked |= looked
         for verdict in judgement.known:

@@ -88,7 +88,7 @@ def derivatives(own: Any, ids: int) -> list[Derivative]:
                 kinds.add(call.kind)
                 found += of_call(call, others[i] if len(others) == len(calls) else None)
     asked = {kind[0] for kind in kinds}
-    idle = {c.function: c for c in calls if c.args and c.function not in asked}
+    idle = {c.name: c for c in calls if c.args and c.name not in asked}
     return found + [unsaid(c, 0, "it is asked for no gradient") for c in idle.values()]
 
 
@@ -120,7 +120,7 @@ def unsaid(call: FunctionCall, i: int, why: str) -> Derivative:
 def follows(call: FunctionCall, other: FunctionCall | None) -> bool:
     """True where floats that need no gradient differ from forward to forward: they may hang on what
     does, and the backward may be that of both. Without the other call nobody knows."""
-    if other is None or other.function is not call.function:
+    if other is None or other.name != call.name:
         return True
     for needs, mine, theirs in zip(call.needs, call.args, other.args, strict=False):
         if isinstance(mine, torch.Tensor):
