@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from narrowfuzz.case import COMPILED, Case, Compile, Spec
 from narrowfuzz.catalog import MODELS
+from narrowfuzz.own_models import register
 from narrowfuzz.plugin import Harness
 from narrowfuzz.specs import DIRECT, specs, trainings
 from narrowfuzz.strategies import cases, data_specs, direct_cases
@@ -64,6 +66,17 @@ def _ended_by_a_linear(recipes: Sequence[Any]) -> st.SearchStrategy[Case] | None
                      data_specs(lattice=False))  # fmt: skip
 
 
+def _with_functions(recipes: Sequence[Any]) -> st.SearchStrategy[Case] | None:
+    """Cases of a model that has an ``autograd.Function`` of its own: the one beside this file."""
+    file = Path(__file__).with_name("own_function.py")
+    (model,) = register(f"{file}:build")
+    able = [r for r in recipes if model.fixed["dtype"] in r.dtypes]
+    if not able:
+        return None
+    drawn = specs(able, models=(model.name,), linears=False)
+    return st.builds(lambda spec, data: Case(spec=spec, data=data), drawn, data_specs())
+
+
 def _ladders(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     return cases(recipes, vary=DIRECT, ladders=lambda spec: 100)
 
@@ -108,6 +121,8 @@ PROPERTIES = (
              ("R24", "R25", "R26", "R27"), _trainings),
     Property("own backward", "backward belongs to the forward that was run, random numbers too",
              ("O22",), _ended_by_a_linear),
+    Property("own functions", "the backward of a user's own Function is its forward's derivative",
+             ("O24",), _with_functions),
     Property("scaling", "powers of two and signs pass through a quantised layer exactly",
              ("R1", "R2", "R3", "R4"), direct_cases),
     Property("permutation", "tokens, features and K in another order: the results in that order",

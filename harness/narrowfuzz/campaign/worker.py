@@ -34,6 +34,7 @@ from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.judged import happened, looked_at
+from narrowfuzz.campaign.own_functions import functions_seen
 from narrowfuzz.campaign.raised import innermost, when
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
@@ -372,6 +373,7 @@ class Worker:
             self.counts[verdict.oracle, case.spec.recipe, verdict.status] += 1
         looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
         looked |= happened(case) if looked else set()
+        looked |= functions_seen(verdicts)
         self.counts.update(looked - self.looked)
         self.looked |= looked
         for verdict in known:

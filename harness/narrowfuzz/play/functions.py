@@ -39,7 +39,7 @@ class FunctionCall:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What two calls have in common that differ in their numbers alone."""
-        return self.function, self.needs, tuple(map(kind_of, self.args)), repr(self.kwargs.keys())
+        return self.name, self.needs, tuple(map(kind_of, self.args)), repr(self.kwargs.keys())
 
     def argument(self, i: int) -> str:
         """The name that ``forward`` has for this argument."""
@@ -64,13 +64,18 @@ def takes_context(function: Any) -> bool:
     return same
 
 
+def is_own(function: Any) -> bool:
+    """True of a Function that is defined outside of the libraries."""
+    return function.__module__.partition(".")[0] not in LIBRARIES
+
+
 def own_functions() -> list[Any]:
-    """Every Function that is defined outside of the libraries."""
+    """Every such Function that there is."""
     found, left = [], [torch.autograd.Function]
     while left:
         function = left.pop()
         left += function.__subclasses__()
-        if function.__module__.partition(".")[0] not in LIBRARIES and function not in found:
+        if is_own(function) and function not in found:
             found.append(function)
     return found
 
@@ -89,7 +94,8 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 @contextlib.contextmanager
 def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None]:
     """Every call of a user's Function is added to ``calls``, however its ``apply`` was come by:
-    what ``apply`` calls is the class's ``forward``."""
+    what ``apply`` calls is the class's ``forward``. Of one whose class is made in the model's
+    forward it is the ``apply`` of all."""
     running = [""]
 
     def enter(module: nn.Module, args: Any, *, name: str) -> None:
@@ -98,27 +104,38 @@ def functions_seen(model: nn.Module, calls: list[FunctionCall]) -> Iterator[None
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         running.pop()
 
+    def record(function: Any, args: Any, kwargs: Any) -> None:
+        needs = [isinstance(a, torch.Tensor) and a.requires_grad for a in args]
+        copied, named = mapped((args, kwargs), lambda t: t.detach().clone())
+        calls.append(FunctionCall(function, running[-1], copied, named, tuple(needs)))
+
     def seen(function: Any, forward: Any) -> Any:
         @functools.wraps(forward)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            given = args[takes_context(function) :]
             context = type(args[0]) if takes_context(function) else None
-            if getattr(context, "_forward_cls", function) is not function:
-                return forward(*args, **kwargs)  # a class that inherits from this one calls it
-            needs = [isinstance(a, torch.Tensor) and a.requires_grad for a in given]
-            copied, named = mapped((given, kwargs), lambda t: t.detach().clone())
-            calls.append(FunctionCall(function, running[-1], copied, named, tuple(needs)))
+            # a class that inherits from this one may call it
+            if getattr(context, "_forward_cls", function) is function:
+                record(function, args[takes_context(function) :], kwargs)
             return forward(*args, **kwargs)
 
         return staticmethod(recorded)
 
-    functions = [(function, function.forward) for function in own_functions()]
+    functions = {function: function.forward for function in own_functions()}
+    of_all = vars(torch.autograd.Function)["apply"]
+
+    def applied(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_own(function) and function not in functions:
+            record(function, args, kwargs)
+        return of_all.__func__(function, *args, **kwargs)
+
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
             before = module.register_forward_pre_hook(functools.partial(enter, name=name))
             stack.callback(before.remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        for function, forward in functions:
+        stack.callback(setattr, torch.autograd.Function, "apply", of_all)
+        setattr(torch.autograd.Function, "apply", classmethod(applied))  # noqa: B010
+        for function, forward in functions.items():
             if "forward" in vars(function):
                 stack.callback(setattr, function, "forward", vars(function)["forward"])
             else:

@@ -7,10 +7,12 @@ from narrowfuzz.arms.functions import ids_of
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import DerivativeOf
-from narrowfuzz.play import derivatives, functions, own
+from narrowfuzz.play import derivatives, differences, functions, own
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
 from narrowfuzz.verdict import Verdict
+
+_SOURCES = (own, functions, differences, derivatives)
 
 
 def write_function_script(spec: Spec, verdict: Verdict, device: str) -> str:
@@ -21,7 +23,7 @@ def write_function_script(spec: Spec, verdict: Verdict, device: str) -> str:
     return guarded(
         docstring(verdict, model.title),
         "import torch\ntorch.set_num_threads(1)",
-        pasted((model.module, "derivatives", "wrong_backward"), (own, functions, derivatives)),
+        pasted((model.module, "derivatives", "wrong_backward"), _SOURCES),
         f"model = {model.expression(spec)}.to({device!r}, {TORCH_NAME[spec.dtype]})\n"
         f"found = derivatives(model, {ids_of(spec)})\nsentence, shows = {look}\n"
         "print(sentence)\nsys.exit(125 if shows is None else int(shows))",

@@ -1,0 +1,194 @@
+"""O24: wrong backwards of users' own Functions are found, right ones pass, and what may be meant is
+left alone with a reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import own_functions as zoo
+import pytest
+import torch
+from narrowfuzz.campaign.own_functions import functions_seen, said_of_functions
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.catalog import MODELS
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Ledger
+from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.own_models import register
+from narrowfuzz.play.derivatives import derivatives
+from narrowfuzz.play.own import OwnModel
+from narrowfuzz.recipe import load_recipes
+from narrowfuzz.specs import fixed
+from narrowfuzz.trace import Derivative
+from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.verify import CANNOT, GONE, RunScript
+from narrowfuzz.verdict import Verdict
+
+prepare()
+settle()
+RECIPES = load_recipes()
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    kind: torch.dtype = request.param
+    return kind
+
+
+def tried(name: str, dtype: torch.dtype) -> list[Derivative]:
+    zoo.Stale.kept = None
+    own = OwnModel(zoo.__file__, "build", 16, 16, {"name": name}).to(dtype=dtype)
+    return [Derivative(*one) for one in derivatives(own, 0)]
+
+
+@pytest.mark.parametrize("name", zoo.WRONG)
+def test_a_wrong_backward_is_found(name: str, dtype: torch.dtype) -> None:
+    found = tried(f"wrong: {name}", dtype)
+    (wrong, *_) = [one for one in found if one.wrong]
+    assert wrong.module == "model" and wrong.function.startswith("own_functions")
+    assert wrong.off > 0.01 and not any(one.why for one in found)
+
+
+@pytest.mark.parametrize("name", zoo.RIGHT)
+def test_a_right_backward_passes_on_every_argument(name: str, dtype: torch.dtype) -> None:
+    found = tried(f"right: {name}", dtype)
+    assert found and not any(one.wrong or one.why for one in found), found
+
+
+@pytest.mark.parametrize("name", zoo.LEFT)
+def test_what_may_be_meant_is_left_alone_with_a_reason(name: str, dtype: torch.dtype) -> None:
+    found = tried(f"left: {name}", dtype)
+    assert any(one.why for one in found) and not any(one.wrong for one in found), found
+
+
+def test_a_wrong_argument_is_named_and_the_others_are_not() -> None:
+    by_name = {one.argument: one for one in tried("wrong: no broadcast sum", torch.float32)}
+    assert {name: one.wrong for name, one in by_name.items()} == {"x": False, "w": False, "b": True}
+
+
+def test_looking_leaves_classes_and_random_numbers_as_they_were() -> None:
+    before, forward = torch.get_rng_state(), zoo.SwiGLU.__dict__["forward"]
+    tried("right: swiglu", torch.float32)
+    assert zoo.SwiGLU.__dict__["forward"] is forward
+    assert "forward" not in zoo.MissingTerm.__dict__
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+MINE = """
+import torch
+from torch import nn
+class Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, none):
+        y = torch.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return {gradient}, None
+class Inner(nn.Module):
+    def forward(self, x):
+        return {call}
+class Mine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.inner, self.down = nn.Linear(8, 16), Inner(), nn.Linear(16, 8)
+    def forward(self, x):
+        return self.down(self.inner(self.up(x)))
+def build():
+    return Mine(), torch.zeros(4, 8)
+"""
+CALL, WRONG, RIGHT = "Tanh.apply(x, None)", "g * (1 - y)", "g * (1 - y * y)"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "mine.py"
+    sys.modules.pop("mine", None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+
+
+def written(file: Path, gradient: str, call: str = CALL) -> Path:
+    file.write_text(MINE.format(gradient=gradient, call=call))
+    return file
+
+
+def case_of(file: Path) -> Case:
+    (model,) = register(f"{file}:build")
+    spec = fixed(Spec(recipe="torch.fp32", model=model.name, dtype="fp32"), RECIPES["torch.fp32"])
+    return Case(spec=spec, data=DataSpec())
+
+
+def of_functions(judge: Judge, case: Case) -> list[Verdict]:
+    return [v for v in judge.judge(case, [BY_NAME["O24"]]).verdicts if v.oracle == "O24"]
+
+
+def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
+    file: Path, tmp_path: Path, scripts: RunScript
+) -> None:
+    judge, case = Judge(RECIPES, Ledger([])), case_of(written(file, WRONG))
+    (cause,) = judge.judge(case).causes
+    at, expect = cause.at, cause.expect
+    assert (cause.oracle, at.layer, at.name) == ("O24", "model.inner", "x")
+    assert expect is not None and "mine.Tanh" in cause.symptom
+    result = triage(judge, case, cause, seconds=2.0, scripts=scripts)
+    assert result.confirmed, result.finding.why_suspected
+    assert result.finding.severity == "high" and float(result.finding.effect) > 0.01
+    alone = tmp_path / "repro.py"
+    alone.write_text(result.script)
+    assert "import narrowfuzz" not in result.script and "from narrowfuzz" not in result.script
+    # without us on the path: torch and the user's file are all it takes
+    done = subprocess.run(
+        [sys.executable, "-I", str(alone)], env={**os.environ, "PYTHONPATH": ""}, cwd="/",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "finite differences" in done.stdout, done.stderr
+    written(file, RIGHT)
+    assert scripts(alone).code == GONE
+    written(file, WRONG, call="torch.tanh(x)")
+    assert scripts(alone).code == CANNOT
+
+
+def test_a_right_function_is_judged_and_none_is_not_applicable(file: Path, tmp_path: Path) -> None:
+    judge = Judge(RECIPES, Ledger([]))
+    case = case_of(written(file, RIGHT))
+    assert [v.status for v in of_functions(judge, case)] == ["ok"]
+    other = case_of(written(tmp_path / "other.py", RIGHT, call="torch.tanh(x)"))
+    assert [v.status for v in of_functions(judge, other)] == ["not_applicable"]
+    shipped = Case(spec=Spec(recipe="torch.fp32", model="mlp_gelu", dtype="fp32"), data=DataSpec())
+    assert [v.status for v in of_functions(judge, shipped)] == ["not_applicable"]
+
+
+def test_it_is_tried_once_for_a_model_and_not_for_each_case(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from narrowfuzz.arms import functions
+
+    asked: list[int] = []
+    monkeypatch.setattr(functions, "_FOUND", {})
+    monkeypatch.setattr(functions, "derivatives", lambda own, ids: asked.append(ids) or [])
+    judge, case = Judge(RECIPES, Ledger([])), case_of(written(file, RIGHT))
+    for seed in range(3):
+        of_functions(judge, Case(spec=case.spec, data=DataSpec(seed=seed)))
+    assert asked == [0]
+    assert not MODELS[case.spec.model].takes_ids
+
+
+def test_a_run_can_say_what_was_checked_and_what_was_not(file: Path) -> None:
+    judge, case = Judge(RECIPES, Ledger([])), case_of(written(file, RIGHT))
+    (verdict,) = of_functions(judge, case)
+    unclear = Verdict("O24", "eager", "backward", "inconclusive", at=verdict.at,
+                      expect=verdict.expect, why="it rounds")  # fmt: skip
+    assert functions_seen([verdict]) == {("function", "mine.Tanh", "ok", "")}
+    assert said_of_functions(functions_seen([verdict])) == (
+        "1 autograd.Function of your own was checked"
+    )
+    said = said_of_functions(functions_seen([unclear]))
+    assert said.startswith("0 autograd.Functions") and "it rounds" in said
+    assert said_of_functions(set()) == ""
