@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from narrowfuzz.address import At
+from narrowfuzz.watch import command
 from narrowfuzz.watch.command import Asked, _rerun, watch_command
 from narrowfuzz.watch.records import FirstBad, Report
 from narrowfuzz.watch.removals import UNCHANGED
@@ -144,7 +145,113 @@ def test_fail_and_repeat_of_bad_data(tmp_path: Path) -> None:
         "event": 2, "layer": "0", "phase": "forward", "name": "aten.addmm", "index": [0, 0],
     }  # fmt: skip
     assert (first["cause"], first["made"]) == ("data", "given")
-    assert "run 1 times more, it came at the same place 1 times" in first["because"]
+    assert first["because"].endswith("run once more, it came at the same place again")
+
+
+#: Parameters are huge from step 2 on, an infinity follows from them, and NaN later from that.
+GROWS = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e20)
+def criterion(y):
+    return y.pow(2).mean()
+for step in range(5):
+    loss = criterion(model(torch.ones(2, 4)))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(step + 1, loss.item())
+"""
+
+
+def test_it_says_when_the_loss_became_nan_too(tmp_path: Path) -> None:
+    """The first bad value is one that nobody sees: an infinity, two steps before the NaN."""
+    done = watch(tmp_path / "run", sys.executable, "-c", GROWS)
+    told = document(tmp_path / "run")
+    losses = dict(line.split() for line in done.stdout.decode().splitlines())
+    step = min(int(step) for step, loss in losses.items() if loss == "nan")
+    assert told["first"]["bad"] == "inf" and told["first"]["at"]["event"] < step
+    assert told["loss_nan"] == step
+    assert told["first"]["at"]["event"] <= told["first_nan"]["event"] <= step
+    assert f"in step {step}".encode() in done.stderr
+
+
+def test_a_training_without_nan_has_none(tmp_path: Path) -> None:
+    watch(tmp_path / "run", sys.executable, "-c", TRAINING)
+    told = document(tmp_path / "run")
+    assert told["first_nan"] is None and told["loss_nan"] is None
+
+
+#: log(0) in a function of no module: what matters are the zeros, and the line.
+LOG = """
+import torch
+
+def entropy(p):
+    return -(p * torch.log(p)).sum()  # line 5
+
+model = torch.nn.Linear(4, 8)
+p = torch.softmax(model(torch.ones(4, 4)), -1) * (torch.arange(8) > 2)
+entropy(p).backward()
+"""
+
+
+def test_an_operator_outside_of_modules_has_the_line_that_called_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOG)
+    done = subprocess.run(
+        [*WATCH, "--out", "run", "--", sys.executable, "train.py"],
+        capture_output=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    first = document(tmp_path / "run")["first"]
+    assert (first["at"]["name"], first["lines"]) == ("aten.log", ["train.py:5 in entropy"])
+    (operand,) = first["operands"]
+    assert (operand["least"], operand["zeros"], operand["count"]) == (0.0, 12, 32)
+    assert 0 < operand["most"] < 1 and operand["largest"] == operand["most"]
+    assert b"12 of 32 are zero" in done.stderr and b"train.py:5 in entropy" in done.stderr
+
+
+def test_an_operator_in_a_package_has_the_programs_own_line_besides(tmp_path: Path) -> None:
+    """A package is what lies where Python installs them, here by a path that says so."""
+    (tmp_path / "train.py").write_text(
+        "import sysconfig, torch\n"
+        "file = sysconfig.get_paths()['purelib'] + '/somebodys/loss.py'\n"
+        "exec(compile('def entropy(p):\\n  return torch.log(p)', file, 'exec'))\n"
+        "model = torch.nn.Linear(4, 8)\n"
+        "entropy(-model(torch.ones(4, 4)).abs() - 1).sum().backward()\n"
+    )
+    subprocess.run(
+        [*WATCH, "--out", "run", "--", sys.executable, "train.py"],
+        capture_output=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    inner, outer = document(tmp_path / "run")["first"]["lines"]
+    assert inner.endswith("somebodys/loss.py:2 in entropy") and outer == "train.py:5 in <module>"
+
+
+def test_the_same_place_on_another_rank_is_the_same_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks make it at once, and another one is the first to tell each time: no hardware
+    fault goes from one rank to another at the same operator of the same step."""
+
+    def report(rank: int, name: str = "aten.log") -> Report:
+        at = At(rank=rank, event=4, phase="forward", layer="head", name=name, index=(rank, 0))
+        first = FirstBad(at=at, bad="nan", made="made", because="nobody knows")
+        return Report(first=first, counts=True, trained=True, steps=9, exit_code=0)
+
+    def repeated(*others: Report) -> FirstBad:
+        left = iter(others)
+        monkeypatch.setattr(command, "_run", lambda *a, **k: 0)
+        monkeypatch.setattr(command, "reported", lambda *a, **k: next(left))
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
+        found = command._repeated(Asked(("x",), repeat=len(others)), folder, report(1)).first
+        assert found is not None
+        return found
+
+    assert repeated(report(0), report(1)).cause == "software or data"
+    assert repeated(report(0), report(1, "aten.exp")).cause == "hardware or race"
+    rerun = _rerun(UNCHANGED, report(0), repeated(report(1)))
+    assert (rerun.came, rerun.told) == ("still there", "at the same place")
+    elsewhere = _rerun(UNCHANGED, report(0, "aten.exp"), repeated(report(1)))
+    assert "step 4" in elsewhere.told and "event" not in elsewhere.told
 
 
 def test_a_fork_has_records_of_its_own(tmp_path: Path) -> None:

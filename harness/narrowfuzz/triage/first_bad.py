@@ -47,4 +47,7 @@ def first_bad(
         if code is None or not (out / REPORT).exists():
             return []
         report = msgspec.json.decode((out / REPORT).read_bytes(), type=Report)
-    return list(of_first(report.first)) if report.first is not None else []
+    if report.first is None:
+        return []
+    here = tuple(line.removeprefix(f"{folder}/") for line in report.first.lines)
+    return list(of_first(msgspec.structs.replace(report.first, lines=here)))

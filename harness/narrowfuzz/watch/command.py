@@ -19,13 +19,14 @@ from types import FrameType
 
 import msgspec
 
+from narrowfuzz.address import At
 from narrowfuzz.exits import CLEAN, FOUND
 from narrowfuzz.watch import FOLDER, FULL
 from narrowfuzz.watch.against import alike, apart
 from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write
 from narrowfuzz.watch.records import Cause, FirstBad, Report, Rerun
 from narrowfuzz.watch.removals import REMOVALS, UNCHANGED, Change, variant
-from narrowfuzz.watch.words import lines
+from narrowfuzz.watch.words import lines, more_times, place
 
 _SITE = Path(__file__).resolve().parent / "site"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -134,18 +135,18 @@ def _die(number: int) -> None:
 def _repeated(asked: Asked, folder: Path, report: Report) -> Report:
     """Run it again: is the first bad value at the same place?"""
     assert report.first is not None
-    places: list[str] = []
+    places: list[FirstBad | None] = []
     for number in range(1, asked.repeat + 1):
         again = prepared(folder / f"again-{number}")
         code = _run(asked, again, again / "output.log")
         if code == -signal.SIGINT:
             break
         other = reported(again, None, code)
-        places.append(_place(other.first) if other.first is not None and other.counts else "")
+        places.append(other.first if other.counts else None)
     if not places:
         return report
-    same = sum(place == _place(report.first) for place in places)
-    told = f"run {len(places)} times more, it came at the same place {same} times"
+    same = sum(place is not None and same_place(place, report.first) for place in places)
+    told = f"{more_times(len(places))}, it came at the same place {_how_often(same, len(places))}"
     cause: Cause = "software or data" if same == len(places) else "hardware or race"
     if report.first.cause in ("hardware or race", "software or data", "data"):
         cause = report.first.cause  # what the operator itself has shown is nearer
@@ -171,13 +172,25 @@ def _compared(asked: Asked, folder: Path, report: Report) -> Report:
             runs[number + 1] = other
     parted = apart(runs) if len(runs) > 1 else None
     if parted is None and len(runs) > 1:
-        notes.append(f"run {len(runs) - 1} times more, it made the same numbers, bit for bit")
+        notes.append(f"{more_times(len(runs) - 1)}, it made the same numbers, bit for bit")
     return msgspec.structs.replace(report, divergence=parted, notes=tuple(notes))
 
 
-def _place(first: FirstBad) -> str:
-    """Where it is, without the element."""
-    return str(msgspec.structs.replace(first.at, index=()))
+def _how_often(same: int, runs: int) -> str:
+    if runs == 1:
+        return "again" if same else "no more"
+    return "each time" if same == runs else f"in {same} of them"
+
+
+def same_place(first: FirstBad, other: FirstBad) -> bool:
+    """Is it the same step, pass, module and operator? Where several ranks make it at once, any of
+    them may be the first to tell; and what a fault of one device makes does not go on to another
+    rank, at the same operator of the same step."""
+    return _without_rank(first) == _without_rank(other)
+
+
+def _without_rank(first: FirstBad) -> At:
+    return msgspec.structs.replace(first.at, rank=0, index=())
 
 
 def _changed(
@@ -198,8 +211,8 @@ def _changed(
 
 def _rerun(change: Change, other: Report, first: FirstBad) -> Rerun:
     if other.first is not None and other.counts:
-        same = _place(other.first) == _place(first)
-        where = "at the same place" if same else f"at {_place(other.first)}"
+        same = same_place(other.first, first)
+        where = "at the same place" if same else f"at {place(other.first.at)}"
         return Rerun(change=change.name, came="still there", told=where)
     if other.exit_code != CLEAN and other.steps < first.at.event:
         told = f"it ended with exit code {other.exit_code} before step {first.at.event} was over"

@@ -22,6 +22,16 @@ def first_bad(records: Sequence[Rank]) -> tuple[FirstBad, bool] | None:
     return _told(origin, records), bool(counting)
 
 
+def first_nan(records: Sequence[Rank], first: FirstBad) -> At | None:
+    """Where NaN came first, after a first bad value that was none."""
+    if first.bad == "nan":
+        return None
+    events = [e for rank in records for e in rank.events if e.bad == "nan"]
+    events = [e for e in events if e.step >= first.at.event]
+    found = min(events, key=lambda e: (e.step, e.time), default=None)
+    return None if found is None else at(found)
+
+
 def _counts(event: Event, records: Sequence[Rank]) -> bool:
     if event.again in ("clean", "other"):
         return True
@@ -95,6 +105,7 @@ def _told(origin: Event, records: Sequence[Rank]) -> FirstBad:
             Consequence(rank=e.rank, op=e.op, group=e.group, seq=e.seq, step=e.step) for e in after
         ),
         also=tuple(sorted(also)),
+        lines=origin.lines,
     )
 
 

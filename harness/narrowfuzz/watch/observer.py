@@ -71,6 +71,9 @@ class Observer:
         self.worst: State = "ok"
         self._told: set[tuple[str, str, str, State]] = set()
         self._deliberate = False
+        #: The backward pass whose loss was looked at last, and whether a NaN was told of.
+        self._task = -1
+        self._loss_told = False
         self._unwritten: dict[int, int] = {}
         self._scratch = Scratch(_KEPT_BYTES)
         self._queue: list[
@@ -120,6 +123,8 @@ class Observer:
                 self.place.note()
         else:
             self.backwards += 1
+            if self.worst != "ok" and not self._loss_told:
+                self._see_loss()
         if what.kind == "skip" or (len(self._told) > _MOST_EVENTS and not self.full):
             return None
         self.ran += 1
@@ -131,6 +136,18 @@ class Observer:
             elif not written[0].is_cuda:
                 ran.before_state = screen.worst([screen.state(item) for item in written])
         return ran
+
+    def _see_loss(self) -> None:
+        """After a first bad value: is what this backward pass began with NaN?"""
+        task = torch._C._current_graph_task_id()
+        if task == self._task:
+            return
+        self._task = task
+        with torch._C._AutoDispatchBelowAutograd(), self.own():
+            loss = [item.detach() for item in self.place.loss()]
+            if any(screen.state(item) == "nan" for item in loss):
+                self._loss_told = True
+                self.recorder.write("loss", rank=self.rank, step=self.place.step)
 
     def _written(self, ran: Ran) -> list[torch.Tensor]:
         return [
@@ -251,6 +268,7 @@ class Observer:
             output=screen.described(worst_result, "output"),
             again=tried.how if made else "",
             why=tried.why if made else "",
+            lines=() if ran.place else self.place.lines(),
         )  # fmt: skip
 
     def _known(self, bad: State, ran: Ran, operands: list[tuple[str, torch.Tensor]]) -> bool:

@@ -8,8 +8,11 @@ number was given out in.
 from __future__ import annotations
 
 import bisect
+import os
 import sys
+import sysconfig
 import weakref
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,6 +22,15 @@ from torch.autograd import graph as autograd_graph
 _MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
 _ENGINE: CodeType = autograd_graph._engine_run_backward.__code__
 _MOST_NOTED = 200_000
+_LIBRARY = sysconfig.get_paths()
+_PACKAGES = tuple(_LIBRARY[name] + os.sep for name in ("purelib", "platlib"))
+_OWN = tuple(_LIBRARY[name] + os.sep for name in ("stdlib", "platstdlib"))
+#: Files of torch, of this package, and what Python starts a program with.
+_NOT_THE_PROGRAMS = (
+    str(Path(torch.__file__).parent) + os.sep,
+    str(Path(__file__).parent) + os.sep,
+    "<frozen ",
+)
 
 
 class Place:
@@ -77,6 +89,34 @@ class Place:
             frame = frame.f_back
         return ""
 
+    def lines(self) -> tuple[str, ...]:
+        """Where the program called the operator that is running: its innermost line of Python
+        outside of torch, and if that is in a package, the innermost one outside of packages. None
+        in a backward pass, where that would be the call of ``backward``."""
+        frame: FrameType | None = sys._getframe(1)
+        found: list[str] = []
+        while frame is not None and frame.f_code is not _ENGINE:
+            file = frame.f_code.co_filename
+            packaged = file.startswith(_PACKAGES)
+            if not file.startswith(_NOT_THE_PROGRAMS) and (packaged or not file.startswith(_OWN)):
+                if not found or not packaged:
+                    found.append(f"{_short(file)}:{frame.f_lineno} in {frame.f_code.co_qualname}")
+                if not packaged:
+                    break
+            frame = frame.f_back
+        return tuple(found)
+
+    def loss(self) -> tuple[torch.Tensor, ...]:
+        """What the backward pass that is running began with; none where it runs in a thread of the
+        engine's own."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _ENGINE:
+                began = frame.f_locals.get("t_outputs", ())
+                return tuple(item for item in began if isinstance(item, torch.Tensor))
+            frame = frame.f_back
+        return ()
+
     def _name(self, module: torch.nn.Module, frame: FrameType) -> str:
         known = self._names.get(id(module))
         if known is not None and known[0]() is module:
@@ -133,3 +173,9 @@ class Place:
             self._counts = id(optimizer)
         if self._counts == id(optimizer):
             self.step += 1
+
+
+def _short(file: str) -> str:
+    """As it is named from where the program was started."""
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here)

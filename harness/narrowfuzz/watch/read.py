@@ -14,11 +14,12 @@ import msgspec
 
 from narrowfuzz.content import new_folder
 from narrowfuzz.watch.against import divergence
-from narrowfuzz.watch.merge import first_bad
+from narrowfuzz.watch.merge import first_bad, first_nan
 from narrowfuzz.watch.records import (
     Collective,
     Event,
     Held,
+    Loss,
     Op,
     Rank,
     Reached,
@@ -38,6 +39,7 @@ _KINDS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "reached": ("reached", Reached),
     "held": ("held", Held),
     "scaler": ("scaled", Scaler),
+    "loss": ("losses", Loss),
 }
 
 
@@ -127,6 +129,8 @@ def report_of(
     )
     if first is not None:
         report.first, report.counts = first
+        report.first_nan = first_nan(records, report.first)
+    report.loss_nan = min((loss.step for rank in records for loss in rank.losses), default=None)
     if earlier is not None and report.trained:
         report.divergence = divergence(records, earlier)
     report.notes = tuple(_notes(records))

@@ -25,8 +25,13 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     nan: int = 0
     inf: int = 0
-    #: The largest magnitude of its finite elements.
+    #: The largest magnitude of its finite elements, and from where to where they go.
     largest: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    #: How many elements are zero, and how many there are.
+    zeros: int = 0
+    count: int = 0
     #: The first bad element.
     index: tuple[int, ...] = ()
     #: The graph node that it came from.
@@ -53,6 +58,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     #: What came when the operator was run again at once on the same operands; "": see why.
     again: Literal["same", "clean", "other", ""] = ""
     why: str = ""
+    #: The lines of Python that called the operator, the innermost first; none where it was looked
+    #: at later.
+    lines: tuple[str, ...] = ()
     during: str = ""
     group: tuple[int, ...] = ()
     seq: int = 0
@@ -126,6 +134,13 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[tuple[str, tuple[int, ...], int], ...]
 
 
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backward pass began with was NaN, for the first time."""
+
+    rank: int
+    step: int
+
+
 class Scaler(msgspec.Struct, frozen=True, kw_only=True):
     """A loss scaler has looked for infinities itself in this step."""
 
@@ -144,6 +159,7 @@ class Rank(msgspec.Struct, kw_only=True):
     reached: list[Reached] = []
     held: list[Held] = []
     scaled: list[Scaler] = []
+    losses: list[Loss] = []
     tally: Tally | None = None
 
 
@@ -173,6 +189,8 @@ class FirstBad(msgspec.Struct, frozen=True, kw_only=True):
     consequences: tuple[Consequence, ...] = ()
     #: Other ranks on which the same operator made one by itself.
     also: tuple[int, ...] = ()
+    #: The lines of Python that called the operator, the innermost first.
+    lines: tuple[str, ...] = ()
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +219,10 @@ class Report(msgspec.Struct, kw_only=True):
     first: FirstBad | None = None
     #: Is it a finding, or did it pass without reaching a gradient?
     counts: bool = False
+    #: The first NaN, where another bad value came before it; and the step from which on the loss
+    #: was NaN.
+    first_nan: At | None = None
+    loss_nan: int | None = None
     #: The first divergence from another run.
     divergence: FirstBad | None = None
     votes: tuple[Vote, ...] = ()

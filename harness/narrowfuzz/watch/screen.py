@@ -97,8 +97,11 @@ def described(tensor: torch.Tensor, name: str) -> dict[str, Any]:
         numbers = real(tensor)
         nan, inf = torch.isnan(numbers), torch.isinf(numbers)
         told |= {"nan": int(nan.sum()), "inf": int(inf.sum())}
-        finite = numbers[~(nan | inf)].abs()
-        told["largest"] = float(finite.amax()) if finite.numel() else 0.0
+        finite = numbers[~(nan | inf)]
+        told |= {"zeros": int((finite == 0).sum()), "count": numbers.numel()}
+        if finite.numel():
+            least, most = ends(finite)
+            told |= {"least": least, "most": most, "largest": max(abs(least), abs(most))}
         bad = nan | inf if told["nan"] or told["inf"] else numbers.abs() >= _HUGE
         if bool(bad.any()):
             first = int(bad.reshape(-1).to(torch.uint8).argmax())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from narrowfuzz.address import At
 from narrowfuzz.watch.records import Consequence, FirstBad, Report, Tensor, Vote
 
 _BAD = {"nan": "NaN", "inf": "infinity", "huge": "huge number", "differs": "difference"}
@@ -17,6 +18,10 @@ def lines(report: Report, folder: Path) -> Iterator[str]:
     if report.first is not None:
         passing = "" if report.counts else " (it reached no gradient, and is no finding)"
         yield from _first("first", report.first, passing)
+        if report.first_nan is not None:
+            yield f"  NaN came first at {place(report.first_nan)}"
+        if report.loss_nan is not None:
+            yield f"  the loss was NaN for the first time in step {report.loss_nan}"
         for rerun in report.reruns:
             yield f"  {rerun.came} {rerun.change}" + (f": {rerun.told}" if rerun.told else "")
     elif report.trained:
@@ -46,10 +51,10 @@ def of_first(first: FirstBad) -> Iterator[str]:
 
 
 def _first(word: str, first: FirstBad, more: str) -> Iterator[str]:
-    at = first.at
-    parts = [f"step {at.event}", f"rank {at.rank}", at.phase or "outside of a pass"]
-    parts += [f"layer {at.layer}"] if at.layer else []
-    yield f"{word} {_BAD[first.bad]}{more}: {', '.join(parts)}, operator {at.name}"
+    yield f"{word} {_BAD[first.bad]}{more}: {place(first.at)}"
+    if first.lines:
+        called = f", called from {first.lines[1]}" if len(first.lines) > 1 else ""
+        yield f"  at {first.lines[0]}{called}"
     for operand in first.operands:
         yield f"  before it, {_tensor(operand)}"
     if first.output is not None:
@@ -63,13 +68,35 @@ def _first(word: str, first: FirstBad, more: str) -> Iterator[str]:
     yield f"  {first.cause}: {first.because}"
 
 
+def place(at: At) -> str:
+    """Where something stood, in the words of a training."""
+    parts = [f"step {at.event}", f"rank {at.rank}", at.phase or "outside of a pass"]
+    parts += [f"layer {at.layer}"] if at.layer else []
+    return f"{', '.join(parts)}, operator {at.name}"
+
+
+def more_times(number: int) -> str:
+    """What was done so many times again."""
+    return "run once more" if number == 1 else f"run {number} more times"
+
+
 def _tensor(tensor: Tensor) -> str:
     bad = [f"{tensor.nan} NaN"] if tensor.nan else []
     bad += [f"{tensor.inf} infinite"] if tensor.inf else []
     shape = "x".join(map(str, tensor.shape)) or "scalar"
     what = " and ".join(bad) or "finite"
     index = f", first at {list(tensor.index)}" if tensor.index else ""
-    return f"{tensor.name} ({tensor.dtype} {shape}): {what}{index}, largest {tensor.largest:.3g}"
+    return f"{tensor.name} ({tensor.dtype} {shape}): {what}{index}{_numbers(tensor)}"
+
+
+def _numbers(tensor: Tensor) -> str:
+    """Its finite elements: from where to where, and how many are zero."""
+    if tensor.count <= tensor.nan + tensor.inf:
+        return ""
+    if tensor.count == 1:
+        return f", {tensor.most:.3g}"
+    zeros = f", {tensor.zeros} of {tensor.count} are zero" if tensor.zeros else ""
+    return f", from {tensor.least:.3g} to {tensor.most:.3g}{zeros}"
 
 
 def _collective(part: Consequence) -> str:
