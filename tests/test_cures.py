@@ -14,9 +14,11 @@ import torch
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.cures import without_slp_vectorizer
 from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import Entry, Ledger
-from narrowfuzz.plants.patching import float8_mm
+from narrowfuzz.ledger import Entry, Ledger, load_entries
+from narrowfuzz.own_models import register
+from narrowfuzz.plants.patching import float8_mm, replaced
 from narrowfuzz.recipe import load_recipes
+from narrowfuzz.specs import fixed
 from test_ledger import FIELDS
 
 CASE = Case(
@@ -101,3 +103,75 @@ def test_the_slp_vectorizer_is_switched_off_by_a_compiler_that_inductor_takes_fo
     with without_slp_vectorizer():
         assert "/bin/echo" in Path(script).read_text(), "of the compiler that is asked for now"
     assert os.listdir(Path(script).parent) == ["g++"]
+
+
+STORED_TWICE = """
+import torch
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        y = self.proj(x)
+        return y * y.amax(0) + y.amax(0, keepdim=True)
+
+
+def build():
+    return Twice().bfloat16(), torch.zeros(32, 32, dtype=torch.bfloat16)
+"""
+
+
+@pytest.fixture
+def stored_twice(tmp_path: Path) -> Case:
+    """A model that stores one reduction to two buffers, compiled."""
+    (tmp_path / "twice.py").write_text(STORED_TWICE)
+    (model,) = register(f"{tmp_path / 'twice.py'}:build")
+    recipe = load_recipes()["torch.bf16"]
+    spec = fixed(Spec(recipe=recipe.name, model=model.name, dtype="bf16"), recipe)
+    return Case(spec=msgspec.structs.replace(spec, compile="inductor"), data=DataSpec())
+
+
+def of_the_ledger(case: Case, id: str) -> Judgement:
+    ledger = Ledger([entry for entry in load_entries() if entry.id == id])
+    return Judge(load_recipes(), ledger, frozenset({"eager", "inductor"})).judge(case)
+
+
+@pytest.mark.heavy
+def test_a_reduction_that_is_stored_twice_is_known(stored_twice: Case) -> None:
+    judgement = of_the_ledger(stored_twice, "inductor-reduction-stored-twice")
+    assert not judgement.causes
+    assert {v.explained_by for v in judgement.known} == {"inductor-reduction-stored-twice"}
+
+
+@pytest.mark.heavy
+def test_other_code_that_does_not_compile_is_not_taken_for_it(stored_twice: Case) -> None:
+    """The same error in the same function: Inductor writes something else that is no C++."""
+    from torch._inductor.codegen.cpp import CppVecKernel, DeferredLine
+
+    def with_another_fault(usual: object) -> object:
+        def store_reduction(self: CppVecKernel, name: str, index: object, value: object) -> None:
+            self.reduction_suffix.writeline(DeferredLine(name, "planted planted;"))
+            usual(self, name, index, value)  # type: ignore[operator]
+
+        return store_reduction
+
+    with replaced(CppVecKernel, "store_reduction", with_another_fault):
+        judgement = of_the_ledger(stored_twice, "inductor-reduction-stored-twice")
+    assert not judgement.known
+    assert [v.symptom for v in judgement.causes] == [
+        "fails only under compile (InductorError in _run_compile_cmd)"
+    ]
+
+
+def test_the_name_of_a_stored_reduction_is_its_own_and_the_cure_leaves_no_trace() -> None:
+    from narrowfuzz.cures import a_name_for_each_stored_reduction
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppVecKernel
+
+    usual, disabled = CppVecKernel.store_reduction, config.force_disable_caches
+    with a_name_for_each_stored_reduction():
+        assert CppVecKernel.store_reduction is not usual and config.force_disable_caches
+    assert CppVecKernel.store_reduction is usual and config.force_disable_caches == disabled

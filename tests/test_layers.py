@@ -95,7 +95,10 @@ MAY_IMPORT = {
     "specs": LOW | {"choices", "recipe", "schedule", "trainings"},
     "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
     "cures": set(),
-    "ledger": LOW | {"cures", "environment", "facts"},
+    "filed": set(),
+    "ledger": LOW | {"cures", "environment", "facts", "filed"},
+    "causes": {"ledger"},
+    "known_issue": {"environment", "filed", "ledger", "te_on_cpu"},
     "models": {"case", "catalog", "numerics", "play", "schedule", "stateful"},
     "factors": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
     "coverage": LOW

@@ -8,10 +8,12 @@ of that would hide other bugs; the cure tells them apart.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -38,7 +40,33 @@ def without_slp_vectorizer() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_name_for_each_stored_reduction() -> Iterator[None]:
+    """Each buffer that a vectorised reduction is stored to gets the value under a name of its own.
+
+    Inductor names what it has converted by the value alone. What is compiled here is kept nowhere:
+    the key of a kept graph knows nothing of this.
+    """
+    from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppVecKernel, DeferredLine
+
+    usual = CppVecKernel.store_reduction
+
+    def store_reduction(self: Any, name: str, index: Any, value: Any) -> None:
+        own = re.sub(r"\W", "_", f"{value}_{name}")
+        self.reduction_suffix.writeline(DeferredLine(name, f"auto {own} = {value};"))
+        usual(self, name, index, own)
+
+    CppVecKernel.store_reduction = store_reduction
+    try:
+        with config.patch(force_disable_caches=True):
+            yield
+    finally:
+        CppVecKernel.store_reduction = usual
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
     "without_slp_vectorizer": without_slp_vectorizer,
 }
