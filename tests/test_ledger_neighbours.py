@@ -57,22 +57,29 @@ def fault(name: str) -> Callable[[], AbstractContextManager[object]]:
 def raising(
     where: str, error: str, says: str = "planted"
 ) -> Callable[[], AbstractContextManager[object]]:
-    """``module:function`` raises ``error``, named as it is and seen in the library's file."""
+    """``module:function``, or ``module:Class.method``, raises ``error``, named as it is and seen in
+    the library's file."""
 
     @contextmanager
     def plant() -> Iterator[None]:
-        module, _, name = where.partition(":")
+        module, _, path = where.partition(":")
         home = importlib.import_module(module)
-        original = getattr(home, name)
+        *of, name = path.split(".")
+        owner: Any = getattr(home, of[0]) if of else home
+        original = getattr(owner, name)
         source = f"def {name}(*args, **kwargs):\n    raise {error}({says!r})"
         scope: dict[str, Any] = {
             "UnpicklingError": importlib.import_module("pickle").UnpicklingError
         }
         exec(compile(source, str(home.__file__), "exec"), scope)
+        raises = scope[name]
         with ExitStack() as stack:
-            for holder in list(sys.modules.values()):
-                if getattr(holder, "__dict__", {}).get(name) is original:
-                    stack.enter_context(replaced(holder, name, lambda _: scope[name]))
+            if of:
+                stack.enter_context(replaced(owner, name, lambda _: staticmethod(raises)))
+            else:  # each module that imported it holds it
+                for holder in list(sys.modules.values()):
+                    if getattr(holder, "__dict__", {}).get(name) is original:
+                        stack.enter_context(replaced(holder, name, lambda _: raises))
             yield
 
     return plant
