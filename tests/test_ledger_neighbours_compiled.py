@@ -4,30 +4,31 @@ takes minutes, so all but the quickest run at night."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from narrowfuzz import machine
 from narrowfuzz.ledger import stands
-from narrowfuzz.machine import compiler
 from narrowfuzz.plants.patching import replaced
-from test_ledger_neighbours import Neighbour, entry_of, fault, judged, raising
+from test_ledger_neighbours import Neighbour, entry_of, explaining, fault, judged, raising
+
+pytestmark = pytest.mark.heavy
 
 _COMPILED = {"compile": "inductor"}
 _FLOOR = {"recipe": "torchao.mxfp8.floor", "backend": "linear", **_COMPILED}
 _BITCAST = "torch._inductor.codegen.cpp:CppOverrides.to_dtype_bitcast"
 _FLASH = {
-    "recipe": "torch.bf16", "model": "attention", "attention": "flash", "heads": 2,
-    "checkpoint": "selective", "memory_budget": 50,
+    "recipe": "torch.fp32", "model": "attention", "attention": "flash", "heads": 1, "m": 16,
+    "k": 16, "n": 16, "batch": 2, "dtype": "fp32", "checkpoint": "selective", "memory_budget": 50,
 }  # fmt: skip
-
 
 
 @contextmanager
 def refused_by_stride() -> Iterator[None]:
     """Inductor's check of strides refuses every product, in words of its own."""
-    import torch
     from torch._inductor.kernel import mm
 
     def refuse(*_: object) -> None:
@@ -69,7 +70,7 @@ NEIGHBOURS = {
         fault("compiled-bias-twice"),
     ),
     "partitioner-budget-saves-tuple": Neighbour(
-        _FLASH | {"compile": "aot_eager"},
+        _FLASH | {"compile": "aot_eager_decomp_partition"},
         raising(
             "torch._functorch._aot_autograd.runtime_wrappers:"
             "_AutogradSavedState.save_from_forward",
@@ -81,3 +82,50 @@ NEIGHBOURS = {
         refused_by_stride,
     ),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _tuned_for_generic(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """What one compiler makes of a kernel alone is asked of that compiler."""
+    torch._dynamo.reset()
+    with ExitStack() as stack:
+        if "gcc" in request.node.name:
+            from torch._inductor import config
+
+            tuned = tmp_path / "g++"
+            tuned.write_text('#!/bin/sh\nexec /usr/bin/env g++ "$@" -mtune=generic\n')
+            tuned.chmod(0o755)
+            monkeypatch.setenv("CXX", str(tuned))
+            stack.callback(machine.compiler.cache_clear)
+            machine.compiler.cache_clear()
+            stack.enter_context(config.patch({"cpp.cxx": (None, str(tuned))}))
+        yield
+
+
+def needs_what_it_was_seen_on(name: str) -> None:
+    entry = entry_of(name)
+    if stands(entry) != "named":
+        pytest.skip("it names other versions")
+    if entry.cure and not machine.compiler().startswith(("g++ 11.", "g++ 12.")):
+        pytest.skip(f"another compiler than it was seen on: {machine.compiler()}")
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_the_entry_explains_its_case(name: str) -> None:
+    needs_what_it_was_seen_on(name)
+    found = judged(NEIGHBOURS[name].case)
+    assert not found.causes
+    assert name in {verdict.explained_by for verdict in found.known}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_another_failure_of_that_case_is_reported(name: str) -> None:
+    needs_what_it_was_seen_on(name)
+    with NEIGHBOURS[name].beside():
+        assert judged(NEIGHBOURS[name].case).causes
+
+
+def test_every_entry_of_compiled_models_has_a_neighbour() -> None:
+    assert explaining("compiled") == set(NEIGHBOURS)
