@@ -125,6 +125,9 @@ def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bo
         ({"features": ["left early", "reload"]}, False),
         ({"features": ["left early", "!reload"]}, True),
         ({"features": "!left early"}, False),
+        ({"events": "backward"}, True),
+        ({"events": "switch"}, False),
+        ({"events": ["open", "!reload"]}, True),
     ],
     ids=str,
 )
@@ -222,7 +225,11 @@ def test_a_fact_of_the_verdict_never_holds_where_there_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("predicate", "says"),
-    [({"kk": 1}, "unknown fact 'kk'"), ({"features": "!teleport"}, "unknown feature '!teleport'")],
+    [
+        ({"kk": 1}, "unknown fact 'kk'"),
+        ({"features": "!teleport"}, "unknown feature '!teleport'"),
+        ({"events": "swich"}, "unknown event 'swich'"),
+    ],
 )
 def test_what_does_not_exist_is_refused(predicate: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):

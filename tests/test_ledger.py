@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.content import content_dir
 from narrowfuzz.expect import Within, bits
 from narrowfuzz.ledger import Entry, Ledger, load_entries, load_ledger, stands
+from narrowfuzz.listing import known_command
 from narrowfuzz.verdict import Verdict, fingerprint
 
 TORCH = importlib.metadata.version("torch").split("+")[0]
@@ -215,6 +218,25 @@ def test_an_entry_with_a_cure_explains_only_what_is_gone_under_it(gone: bool) ->
     assert not asked, "a cure costs a run: nothing that the entry could explain has come"
     assert ledger.match(FINGERPRINT, CASE, VERDICT, cured) == ("an-entry" if gone else "")
     assert asked == ["without_slp_vectorizer"]
+
+
+def test_the_audits_table_has_every_entry_with_its_severity() -> None:
+    text = content_dir("docs").joinpath("ledger.md").read_text()
+    rows = re.findall(r"^\| ([a-z][\w.-]+) \| (high|medium|low) \|", text, re.M)
+    assert rows == [(entry.id, entry.severity) for entry in load_entries()]
+
+
+def test_an_id_that_was_merged_names_the_entry_that_it_went_into(
+    known: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known("one", id="one", formerly=["an-older-one"])
+    known_command("an-older-one")
+    assert capsys.readouterr().out.startswith("an-older-one was merged into one")
+    known_command("one")
+    assert "was merged" not in capsys.readouterr().out
+    known("two", id="an-older-one")
+    with pytest.raises(ValueError, match="an-older-one"):
+        load_entries()
 
 
 def test_severity_follows_from_what_the_entry_says() -> None:

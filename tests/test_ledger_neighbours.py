@@ -1,9 +1,9 @@
 """Beside each entry: the case it explains, run with an unrelated failure, is reported as new.
 
-Compiled cases and those of TransformerEngine are left to tests/test_ledger_predicates.py. The
-unrelated failure is a planted fault, or an error of the same type raised in the same function
-of the library for another reason, so that the fingerprint is the entry's and only its conditions
-tell the two apart.
+Compiled cases are in tests/test_ledger_neighbours_compiled.py, those of TransformerEngine in
+tests/test_te_neighbours.py. The unrelated failure is a planted fault, or an error of the same type
+raised in the same function of the library for another reason, so that the fingerprint is the
+entry's and only its conditions tell the two apart.
 """
 
 from __future__ import annotations
@@ -57,22 +57,29 @@ def fault(name: str) -> Callable[[], AbstractContextManager[object]]:
 def raising(
     where: str, error: str, says: str = "planted"
 ) -> Callable[[], AbstractContextManager[object]]:
-    """``module:function`` raises ``error``, named as it is and seen in the library's file."""
+    """``module:function``, or ``module:Class.method``, raises ``error``, named as it is and seen in
+    the library's file."""
 
     @contextmanager
     def plant() -> Iterator[None]:
-        module, _, name = where.partition(":")
+        module, _, path = where.partition(":")
         home = importlib.import_module(module)
-        original = getattr(home, name)
+        *of, name = path.split(".")
+        owner: Any = getattr(home, of[0]) if of else home
+        original = getattr(owner, name)
         source = f"def {name}(*args, **kwargs):\n    raise {error}({says!r})"
         scope: dict[str, Any] = {
             "UnpicklingError": importlib.import_module("pickle").UnpicklingError
         }
         exec(compile(source, str(home.__file__), "exec"), scope)
+        raises = scope[name]
         with ExitStack() as stack:
-            for holder in list(sys.modules.values()):
-                if getattr(holder, "__dict__", {}).get(name) is original:
-                    stack.enter_context(replaced(holder, name, lambda _: scope[name]))
+            if of:
+                stack.enter_context(replaced(owner, name, lambda _: staticmethod(raises)))
+            else:  # each module that imported it holds it
+                for holder in list(sys.modules.values()):
+                    if getattr(holder, "__dict__", {}).get(name) is original:
+                        stack.enter_context(replaced(holder, name, lambda _: raises))
             yield
 
     return plant
@@ -117,6 +124,9 @@ _GATHER = "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_all_gat
 _REDUCE = "torch.distributed.fsdp._fully_shard._fsdp_collectives:foreach_reduce"
 _SHARD = "torch.distributed.fsdp._fully_shard._fully_shard:fully_shard"
 _DISTRIBUTE = "torch.distributed.tensor._api:distribute_tensor"
+_TANGENT = (
+    "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd.process_runtime_tangent"
+)
 _AXIS = "torchao.float8.float8_ops:_assert_tensorwise_scale"
 _HUGE = "0x64800000"  # 2^74
 
@@ -186,7 +196,7 @@ NEIGHBOURS = {
             "compile": "aot_eager",
             "sharding": Sharding(data=1, tensor=1, narrow_styles=True, units="each"),
         },
-        raising(_DISTRIBUTE, "RuntimeError"),
+        raising(_TANGENT, "RuntimeError"),
     ),
     "dtensor-view-single-feature": Neighbour(
         {
@@ -210,8 +220,6 @@ NEIGHBOURS = {
     "mx-byte0-floor": Neighbour(
         _FLOOR | {"dtype": "fp32"}, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}
     ),
-    # of a release that is not installed: skipped
-    "mx-byte0-floor-0.11": Neighbour(_FLOOR, fault("mx-scale-byte-plus-one")),
     "mx-byte0-rceil": Neighbour(_RCEIL, fault("mx-scale-byte-plus-one"), {"values": "subnormal"}),
     "mx-even-tensor-parallel": Neighbour(
         _FLOOR | {"recipe": "torchao.mxfp8.even", "k": 64, "n": 64, "sharding": Sharding(tensor=2)},
@@ -403,14 +411,23 @@ def test_another_failure_of_that_case_is_reported(name: str) -> None:
         assert judged(NEIGHBOURS[name].case).causes
 
 
-def test_every_entry_that_explains_something_has_a_neighbour() -> None:
-    def explains(entry: Entry) -> bool:
-        globs = [glob for match in entry.matches for glob in match.fingerprints]
-        compiled = globs and all("--inductor" in glob or "--aot_eager" in glob for glob in globs)
-        emulated = "transformer_engine" in entry.versions
-        here = "cpu" in entry.devices  # others: tests/simulated_checks.py
-        return bool(globs or entry.deviation) and not compiled and not emulated and here
+def explaining(where: str) -> set[str]:
+    """The entries that explain something and whose cases run ``here``, ``compiled``, ``emulated``
+    or ``simulated``: each is of exactly one."""
 
-    assert {id for id, entry in ENTRIES.items() if explains(entry)} == {
-        entry_of(name).id for name in NEIGHBOURS
-    }
+    def of(entry: Entry) -> str:
+        globs = [glob for match in entry.matches for glob in match.fingerprints]
+        if "transformer_engine" in entry.versions:
+            return "emulated"
+        if "cpu" not in entry.devices:  # tests/simulated_checks.py
+            return "simulated"
+        arms = [glob.split("--")[2] for glob in globs]
+        compiled = arms and all(arm.startswith(("inductor", "aot_eager")) for arm in arms)
+        return "compiled" if compiled else "here"
+
+    explain = [entry for entry in ENTRIES.values() if entry.matches or entry.deviation]
+    return {entry.id for entry in explain if of(entry) == where}
+
+
+def test_every_entry_that_explains_something_here_has_a_neighbour() -> None:
+    assert explaining("here") == {entry_of(name).id for name in NEIGHBOURS}

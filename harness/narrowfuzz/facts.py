@@ -5,8 +5,8 @@ unknown fact is refused where it is read, so no predicate is silently never true
 
 A condition is ``true`` or ``false``, a number, or a text: a glob, ``!=`` before a glob, ``<N <=N >N
 >=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a
-fact that is a set (features, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and a list
-for all it says.
+fact that is a set (features, events, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and
+a list for all it says.
 
 A case that resumes has two layouts over ranks, and each has facts of its own: a predicate holds of
 the case if it holds of one of them.
@@ -20,13 +20,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import get_args
 
 import msgspec
 
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.machine import Machine
-from narrowfuzz.schedule.events import Settings
+from narrowfuzz.schedule.events import Event, Settings
 from narrowfuzz.schedule.story import FEATURES, features
 from narrowfuzz.verdict import Verdict
 
@@ -113,6 +114,14 @@ def _may_be_non_finite(case: Case) -> bool:
     return near or grows or special
 
 
+def _kind(event: Event | type[Event]) -> str:
+    """What a case file calls an event of this kind."""
+    return str(event.__struct_config__.tag)
+
+
+#: The names of a fact that is a set of some of them.
+_NAMES = {"features": frozenset(FEATURES), "events": frozenset(map(_kind, get_args(Event)))}
+
 _SPEC = (
     "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
     "input_layout", "grad_layout", "heads", "attention", "grad_mode", "steps",
@@ -148,6 +157,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "uneven": _of_sharding(_uneven),
     "empty_shard": _of_sharding(_empty_shard),
     "features": lambda context: features(context.case.spec),
+    #: Kinds of events of the schedule, wherever they stand.
+    "events": lambda context: frozenset(map(_kind, context.case.spec.events)),
     "arm": _of_verdict(lambda v: v.arm),
     "message": _of_verdict(lambda v: v.got),
     #: The result that it is about: output, embedding.weight.grad@1.
@@ -171,11 +182,11 @@ def check_predicate(predicate: Predicate) -> None:
     for name, condition in predicate.items():
         if name not in FACTS:
             raise ValueError(f"unknown fact {name!r}: known are {', '.join(sorted(FACTS))}")
-        if name == "features":
+        if name in _NAMES:
             asked = condition if isinstance(condition, list) else [condition]
-            for feature in asked:
-                if str(feature).removeprefix("!") not in FEATURES:
-                    raise ValueError(f"unknown feature {feature!r} of a schedule")
+            for one in asked:
+                if str(one).removeprefix("!") not in _NAMES[name]:
+                    raise ValueError(f"unknown {name.removesuffix('s')} {one!r} of a schedule")
 
 
 def holds(predicate: Predicate, context: Context) -> bool:

@@ -264,6 +264,12 @@ def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
         if not entries and folder in folders:
             raise ValueError(f"--ledger {folder}: there is no entry, which is a TOML file, in it")
         found += entries
+    merged = {old: entry.id for entry in found for old in entry.formerly}
+    for entry in found:
+        if entry.id in merged:
+            raise ValueError(
+                f"ledger entry {entry.id}: {merged[entry.id]} says that it was merged into that"
+            )
     return found
 
 

@@ -1,0 +1,97 @@
+"""Run by test_te_neighbours.py in a process of its own: judges the cases of te_neighbours.json that
+are of one version, each alone and beside a failure that is none of its entry's business. Prints a
+line each: entry, "alone" or "beside", the entries that explained something, what was new."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from narrowfuzz.case import load_case
+from narrowfuzz.environment import prepare, settle
+from narrowfuzz.judge import Judge, Judgement
+from narrowfuzz.ledger import load_ledger
+from narrowfuzz.plants.patching import replaced
+from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.recipe import load_every
+from te_on_cpu.environment import chosen_version, enter
+
+ROWS = json.loads(Path(__file__).with_name("te_neighbours.json").read_text())
+
+
+@contextmanager
+def forward_scales_doubled() -> Iterator[None]:
+    """1.x: each update leaves the forward scales twice as large as its rule says."""
+    from transformer_engine.pytorch.fp8 import FP8GlobalStateManager as Manager
+
+    def make(update: Any) -> Any:
+        def updated(_: Any, *args: Any, **kwargs: Any) -> None:
+            update(*args, **kwargs)
+            for key, scales in Manager.global_scale_buffer.items():
+                for scale in scales if key.startswith("forward") else ():
+                    scale.mul_(2)
+
+        return classmethod(updated)
+
+    with replaced(Manager, "reduce_and_update_fp8_tensors", make):
+        yield
+
+
+def failing_otherwise(where: str, error: str) -> AbstractContextManager[None]:
+    """Where ``module:function`` or ``module:Class.method`` raises ``error``, it raises that with
+    another message, seen in the library's file: the same failure for another reason."""
+    module, _, path = where.partition(":")
+    home = importlib.import_module(module)
+    *of, name = path.split(".")
+    owner: Any = getattr(home, of[0]) if of else home
+
+    def make(original: Any) -> Any:
+        source = (
+            f"def {name}(*args, **kwargs):\n    try:\n        return original(*args, **kwargs)\n"
+            f"    except {error}:\n        raise {error}('planted') from None"
+        )
+        scope: dict[str, Any] = {**vars(home), "original": original}
+        exec(compile(source, str(home.__file__), "exec"), scope)
+        return staticmethod(scope[name]) if getattr(original, "__self__", None) else scope[name]
+
+    return replaced(owner, name, make)
+
+
+def beside(failure: str) -> Callable[[], AbstractContextManager[object]]:
+    """``FAULT``, ``forward scales doubled``, or ``ERROR in module:function``."""
+    if failure == "forward scales doubled":
+        return forward_scales_doubled
+    if " in " in failure:
+        error, _, where = failure.partition(" in ")
+        return lambda: failing_otherwise(where, error)
+    return builtin_faults()[failure].plant
+
+
+def told(entry: str, how: str, found: Judgement) -> None:
+    explained = sorted({verdict.explained_by for verdict in found.known})
+    new = sorted({f"{v.oracle} {v.role} {v.symptom}" for v in found.causes})
+    print(json.dumps({"entry": entry, "how": how, "explained": explained, "new": new}), flush=True)
+
+
+def main() -> None:
+    prepare()
+    enter()
+    settle()
+    recipes, ledger = load_every(), load_ledger()
+    wanted = set(sys.argv[1:])
+    for row in ROWS:
+        if row["version"] != chosen_version() or (wanted and row["entry"] not in wanted):
+            continue
+        case = load_case(json.dumps(row["case"]).encode())
+        told(row["entry"], "alone", Judge(recipes, ledger).judge(case))
+        with beside(row["beside"])():
+            told(row["entry"], "beside", Judge(recipes, ledger).judge(case))
+
+
+if __name__ == "__main__":
+    main()
