@@ -87,7 +87,15 @@ class Model:
         classes: Any = own if self.own else titan if self.package else models
         with torch.device(device):
             made: nn.Module = getattr(classes, self.module)(*self.arguments(spec))
-            return made.to(device, dtype)
+            return made.to(device, None if self.keeps(spec, dtype) else dtype)
+
+    def keeps(self, spec: Any, dtype: torch.dtype) -> bool:
+        """Does each parameter and buffer keep the precision that it is built in? A user's model has
+        that of the Spec already, but for the parts that its user holds in another. (Scripts build
+        it so, too.)"""
+        from narrowfuzz.play.dtypes import DTYPES
+
+        return self.own and dtype == DTYPES[spec.dtype]
 
     def recomputed(self, spec: Any) -> tuple[tuple[str, ...], bool]:
         """Submodules that a Spec's checkpoint wraps one by one, and whether it wraps the whole."""

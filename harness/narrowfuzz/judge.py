@@ -24,7 +24,7 @@ from narrowfuzz.arms.modules import at_its_module, excused
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.sharded import pieces_of, run_sharded, sharded_traces
 from narrowfuzz.arms.training import AFTER
-from narrowfuzz.arms.twin import twin_outputs
+from narrowfuzz.arms.twin import has_twin, twin_outputs
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.cures import CURES
@@ -209,7 +209,9 @@ class Judge:
             refusal=recipe.refusal(case.spec, self.device.torch),
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
-            twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
+            twin=(lambda: twin_outputs(case.spec, tensors))
+            if has_twin(case.spec, tensors)
+            else None,
             plan_of=self.plan_of_converted,
             plan_of_other=self.plan,
             gradients=gradient_names(case.spec),

@@ -284,8 +284,9 @@ def forward(
             x = arranged(x, input_layout)
         x = x.detach().requires_grad_(input_grad)
     trace.phase, run.forward = "forward", number
-    if "eval" in modes:
-        run.model.train(mode != "eval")
+    if "eval" in modes and mode == "eval":
+        trained = [part for part in run.model.modules() if part.training]
+        run.model.eval()
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(mode == "train"))
         if "inference" in modes and mode == "inference":
@@ -296,8 +297,9 @@ def forward(
             y = run.call(x.view_as(x))
         else:
             y = run.call(x)
-    if "eval" in modes:
-        run.model.train()
+    if "eval" in modes and mode == "eval":
+        for part in trained:  # the others were in eval mode before
+            part.training = True
     if keeps:
         keep(trace, run, "output", innermost(y.detach()).flatten(0, -2), number)
     if mode == "train":

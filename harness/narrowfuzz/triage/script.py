@@ -102,7 +102,8 @@ def _model_source(spec: Spec) -> tuple[str, str]:
         return "", ""
     model = MODELS[spec.model]
     imports = "import math\nimport torch.nn.functional as F\nfrom torch import nn"
-    build = f"model = {model.expression(spec)}.to({TORCH_NAME[spec.dtype]})"
+    cast = "" if model.own else f".to({TORCH_NAME[spec.dtype]})"  # a user's has its precisions
+    build = f"model = {model.expression(spec)}{cast}"
     return f"{model_source(spec.model)}\n\n\n{build}", imports
 
 

@@ -209,8 +209,10 @@ def _plays(
         held, other = _given(run.tensors, own)
         if other:
             held = f"{{**{held}, **{packed(other)}}}"
-        there = f"{arguments['device']}, {arguments['dtype']}"
-        build = f"lambda: {MODELS[run.spec.model].expression(run.spec)}.to({there})"
+        model, there = MODELS[run.spec.model], arguments["device"]
+        if not (model.own and run.converts):  # a user's keeps its precisions, but in float64
+            there += f", {arguments['dtype']}"
+        build = f"lambda: {model.expression(run.spec)}.to({there})"
         convert = "convert" if run.converts else "lambda model: model"
         if one and run.name in ("", AGAIN):
             yield f"with torch.no_grad():\n    model = convert(({build})())" * (not run.name)
