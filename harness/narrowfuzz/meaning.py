@@ -152,15 +152,18 @@ _SYMPTOMS: _Table = {
     "NaN code": "{operand} is quantised to NaN, or a NaN of it is lost",
     "codes of an MX block with scale byte 0":
         "{operand} is quantised wrongly where the scale byte is 0",
-    "dequantised value": "quantised {operand} has a wrong value",
+    "dequantised value": "quantised copy of {operand} has a wrong value",
     r"(?P<format>e\dm\d) codes": "a tensor is quantised to wrong {format} codes",
     r"(?P<format>e\dm\d) scale": "a tensor is quantised to {format} with a wrong scale",
-    "is not monotone": "quantised {operand} is smaller for a larger element",
+    "is not monotone": "quantised copy of {operand} is smaller for a larger element",
     r"\w+ differs from the \w+ copy": "two quantised copies of one tensor disagree",
-    "differs from another recipe's value": "quantised {operand} differs from another recipe's",
+    "differs from another recipe's value":
+        "quantised copy of {operand} differs from another recipe's",
     "requantises to another value": "quantising {operand} twice changes it",
-    "depends on elements below amax": "quantised {operand} depends on an unrelated smaller element",
-    "leaks between granules": "quantised {operand} depends on data outside its scaling block",
+    "depends on elements below amax":
+        "quantised copy of {operand} depends on an unrelated smaller element",
+    "leaks between granules":
+        "quantised copy of {operand} depends on data outside its scaling block",
     "operand that no cast made": "a product multiplies codes of {operand} that no cast made",
     "input quantised again in backward": "{operand} is quantised again in backward",
     "operand of another forward": "a product multiplies {operand} of another forward",
@@ -168,7 +171,7 @@ _SYMPTOMS: _Table = {
         "{operand} is dequantised with another scale than it was cast with",
     # recompute and attention
     "scale differ in recompute": "scale of {operand} differs when backward recomputes it",
-    "codes differ in recompute": "quantised {operand} differs when backward recomputes it",
+    "codes differ in recompute": "quantised copy of {operand} differs when backward recomputes it",
     "operands differ in recompute": "{operand} differs when backward recomputes it",
     r"recomputed with the scales of another call.*":
         "backward recomputes with the scales of another call",
@@ -187,8 +190,8 @@ _SYMPTOMS: _Table = {
     r"result changes.*": "{result} changes {again}",
     r"result leaves its bound.*": "{result} is wrong {again}",
     r"scale changes.*": "scale of {operand} changes {again}",
-    r"codes changes.*": "quantised {operand} changes {again}",
-    r"operand changes.*": "quantised {operand} changes {again}",
+    r"codes changes.*": "quantised copy of {operand} changes {again}",
+    r"operand changes.*": "quantised copy of {operand} changes {again}",
     "halves do not add up": "weight gradients of two half batches do not add up",
     "sum of halves leaves its bound": "weight gradients of two half batches do not add up",
     "depends on the bias": "{result} depends on the bias",
