@@ -213,7 +213,7 @@ def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
 def _triaged(judge: Judge, shown: _Shown) -> Triaged:
     proof = shown.proof
     if proof.why and not shown.again:
-        why = f"it did not show again in the process that saw it; {proof.why}"
+        why = f"it did not happen again in the same process; {proof.why}"
         proof = replace(proof, why=why)
     flake: Flake = "always" if shown.again else "flaky" if proof.why else "per process"
     return Triaged(_finding(judge, shown, flake, proof), proof.script)
