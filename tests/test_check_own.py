@@ -50,7 +50,9 @@ def test_a_sound_model_is_said_to_be_sound_and_what_was_judged(tmp_path: Path) -
     head, rest = ran.output.split("narrowfuzz 0", 1)
     assert "mine.py:build: 1 linears; torch.fp32, --compile none, --checkpoint full" in head
     assert "mine.py:build is sound in all that was judged" in rest
-    assert "Judged: 2 of 2 combinations" in rest and "eager: 1 of 1 linear checked one by one" in rest
+    assert (
+        "Judged: 2 of 2 combinations" in rest and "eager: 1 of 1 linear checked one by one" in rest
+    )
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
 

@@ -92,30 +92,30 @@ _CONVERSION: _Table = {
     "not quantised on ranks": "conversion quantises nothing when the model runs on ranks",
 }
 _RAISES: _Table = {
-    r"fails only under compile \((?P<error>.*)\)": "fails only when compiled, with {error}",
-    r"fails only in recompute \((?P<error>.*)\)": "fails only with checkpointing, with {error}",
-    r"fails only on other kernels \((?P<error>.*)\)": "fails only without oneDNN, with {error}",
-    r"fails only on ranks \((?P<error>.*)\)": "fails only on several ranks, with {error}",
+    r"fails only under compile \((?P<error>.*)\)": "the model fails only when compiled, with {error}",
+    r"fails only in recompute \((?P<error>.*)\)": "the model fails only with checkpointing: {error}",
+    r"fails only on other kernels \((?P<error>.*)\)": "the model fails only without oneDNN, with {error}",
+    r"fails only on ranks \((?P<error>.*)\)": "the model fails only on several ranks, with {error}",
     r"fails only on ranks, compiled \((?P<error>.*)\)":
-        "fails only on several ranks and compiled, with {error}",
+        "the model fails only on several ranks and compiled, with {error}",
     r"fails although nothing forbids it \((?P<error>.*)\)":
-        "fails, although the library promises to run it, with {error}",
+        "the model fails although the library promises to run it, with {error}",
     r"unclear refusal of an empty dimension \((?P<error>.*)\)":
         "an empty dimension is refused without a clear message",
     r"refused only in backward \((?P<error>.*)\)":
-        "is refused only in backward, after forward has run",
-    r"refusal states no rule \((?P<error>.*)\)": "is refused without saying which rule is broken",
-    r"refusal names no shape \((?P<error>.*)\)": "is refused without naming the shape",
-    r"refusal names no layer \((?P<error>.*)\)": "is refused without naming the layer",
-    r"cannot be loaded \((?P<error>.*)\)": "its state_dict cannot be loaded by torch.load",
-    r"cannot be restored \((?P<error>.*)\)": "its state_dict cannot be loaded into a new model",
+        "a shape is refused only in backward, after forward has run",
+    r"refusal states no rule \((?P<error>.*)\)": "a shape is refused without saying which rule is broken",
+    r"refusal names no shape \((?P<error>.*)\)": "a shape is refused without naming it",
+    r"refusal names no layer \((?P<error>.*)\)": "a shape is refused without naming the layer",
+    r"cannot be loaded \((?P<error>.*)\)": "torch.load refuses the saved state_dict",
+    r"cannot be restored \((?P<error>.*)\)": "the saved state_dict does not load into a new model",
     r"cannot go on \((?P<error>.*)\)": "training fails after an optimizer step",
-    r"raises the second time": "fails when the same case is run again",
+    r"raises the second time": "the model fails when the same case is run again",
     r"hangs": "the process hangs",
     r"loses the device": "the run loses the device",
     r"(?P<error>[A-Z]\w+) in (?P<where>[\w.?<>]+)(, .*)?":
         "a training that the library promises to run fails with {error} in {where}",
-    r"(?P<error>\w+ after other models.*)": "fails only after other models in one process: {error}",
+    r"(?P<error>\w+ after other models.*)": "the model fails only after other models in one process: {error}",
 }  # fmt: skip
 _SYMPTOMS: _Table = {
     # results
