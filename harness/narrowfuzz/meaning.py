@@ -92,9 +92,12 @@ _CONVERSION: _Table = {
     "not quantised on ranks": "conversion quantises nothing when the model runs on ranks",
 }
 _RAISES: _Table = {
-    r"fails only under compile \((?P<error>.*)\)": "the model fails only when compiled, with {error}",
-    r"fails only in recompute \((?P<error>.*)\)": "the model fails only with checkpointing: {error}",
-    r"fails only on other kernels \((?P<error>.*)\)": "the model fails only without oneDNN, with {error}",
+    r"fails only under compile \((?P<error>.*)\)":
+        "the model fails only when compiled, with {error}",
+    r"fails only in recompute \((?P<error>.*)\)":
+        "the model fails only with checkpointing: {error}",
+    r"fails only on other kernels \((?P<error>.*)\)":
+        "the model fails only without oneDNN, with {error}",
     r"fails only on ranks \((?P<error>.*)\)": "the model fails only on several ranks, with {error}",
     r"fails only on ranks, compiled \((?P<error>.*)\)":
         "the model fails only on several ranks and compiled, with {error}",
@@ -104,7 +107,8 @@ _RAISES: _Table = {
         "an empty dimension is refused without a clear message",
     r"refused only in backward \((?P<error>.*)\)":
         "a shape is refused only in backward, after forward has run",
-    r"refusal states no rule \((?P<error>.*)\)": "a shape is refused without saying which rule is broken",
+    r"refusal states no rule \((?P<error>.*)\)":
+        "a shape is refused without saying which rule is broken",
     r"refusal names no shape \((?P<error>.*)\)": "a shape is refused without naming it",
     r"refusal names no layer \((?P<error>.*)\)": "a shape is refused without naming the layer",
     r"cannot be loaded \((?P<error>.*)\)": "torch.load refuses the saved state_dict",
@@ -115,7 +119,8 @@ _RAISES: _Table = {
     r"loses the device": "the run loses the device",
     r"(?P<error>[A-Z]\w+) in (?P<where>[\w.?<>]+)(, .*)?":
         "a training that the library promises to run fails with {error} in {where}",
-    r"(?P<error>\w+ after other models.*)": "the model fails only after other models in one process: {error}",
+    r"(?P<error>\w+ after other models.*)":
+        "the model fails only after other models in one process: {error}",
 }  # fmt: skip
 _SYMPTOMS: _Table = {
     # results
