@@ -118,6 +118,15 @@ def test_every_variant_of_a_case_says_what_was_done_to_it() -> None:
             "ffn.w2: the input differs when backward recomputes it at [0, 0]: expected 0.169 as "
             "in its forward, got 0.171",
         ),
+        (
+            Verdict(
+                "R5", "eager", "output", "diverged", "result changes",
+                At(name="output", index=(3, 1), run="permuted tokens"), "2",
+                Same(At(name="output", index=(0, 1)), "1"),
+            ),
+            "output changes when the tokens are permuted at [3, 1]: expected 1 as without that "
+            "change, got 2",
+        ),
     ],
 )  # fmt: skip
 def test_a_finding_begins_with_what_it_means(verdict: Verdict, sentence: str) -> None:

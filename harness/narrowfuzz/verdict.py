@@ -116,8 +116,12 @@ class Verdict:
             return f": {came}{given}" if came and came != self.symptom else given
         if isinstance(self.expect, Refuses) and self.expect.rule:
             return f": expected the refusal '{self.expect.rule}', got {came}{given}"
-        code = "code " if isinstance(self.expect, Is) and self.at.what == "codes" else ""
-        return f": expected {code}{self.expect}, got {came}{given}"
+        expected = str(self.expect)
+        if isinstance(self.expect, Is) and self.at.what == "codes":
+            expected = f"code {expected}"
+        if isinstance(self.expect, Same) and self.at.run and not self.expect.at.run:
+            expected = f"{self.expect.value} as without that change"
+        return f": expected {expected}, got {came}{given}"
 
 
 @lru_cache(4096)  # most verdicts are the same few
