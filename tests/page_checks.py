@@ -83,7 +83,11 @@ def asked(store: Any, folder: Path, script: str, axe: str = "", **how: Any) -> A
 @pytest.fixture
 def shown(store: Any) -> Any:
     """A run with findings, one of which shows its tensor and one a training."""
-    long = msgspec.structs.replace(FINDING, sentence="output " + "wide " * 60, view=VIEW)
+    long = msgspec.structs.replace(
+        FINDING, sentence="output " + "wide " * 60, view=VIEW,
+        conversion="def convert(model):\n    quantize_(model, " + "long_" * 40 + ")\n",
+        first_bad=["first NaN: step 1, forward, " + "operator" * 40, "  before it, self: finite"],
+    )  # fmt: skip
     store.add(long, "print('a line of a script that is rather long')\n" * 200)
     states = {arm: [State(0, 1.0, [0.0, 2.0]), State(3, top, [1.5, 2.0])]
               for arm, top in (("eager", 64.0), ("eager+checkpoint", 128.0))}  # fmt: skip
@@ -111,6 +115,24 @@ def test_axe_finds_nothing_serious_and_nothing_runs_out_of_the_page(
     said = asked(shown, tmp_path, script, axe, width=width, scheme=scheme, picture=picture)
     assert said["bad"] == []
     assert said["wide"] <= said["room"]
+
+
+def test_no_finding_is_wider_than_a_phone(shown: Any, tmp_path: Path) -> None:
+    """In a frame of 400 pixels: a window of the browser may not be as narrow."""
+    script = """async () => {
+      for (const d of document.querySelectorAll("details")) d.open = true;
+      const frame = document.createElement("iframe");
+      frame.style.width = "400px"; frame.srcdoc = document.documentElement.outerHTML
+        .replaceAll(/<script>[^]*?<\\/script>/g, "");
+      const loaded = new Promise(done => frame.onload = done);
+      document.body.append(frame); await loaded;
+      const page = frame.contentDocument.documentElement;
+      const right = [...frame.contentDocument.querySelectorAll("article")]
+        .map(card => card.getBoundingClientRect().right);
+      return {wide: page.scrollWidth, room: page.clientWidth, right: Math.max(...right)};
+    }"""
+    said = asked(shown, tmp_path, script)
+    assert said["wide"] <= said["room"] <= 400 and said["right"] <= 400
 
 
 def test_search_and_level_choose_what_is_shown(shown: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.accepted import Accepted, Changed, accepted
 from narrowfuzz.campaign.ended import Ended
 from narrowfuzz.campaign.formats import write_formats
@@ -261,7 +262,7 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
             re.S)]  # fmt: skip
     (high, medium) = [[text_of(cell) for cell in row] for row in rows if row]
     replay = f"narrowfuzz replay {store.out}/findings/{FINDING.id} --recipe-file 'a|b.py'"
-    assert medium == ["medium", FINDING.sentence, RECIPE, ARM, replay]
+    assert medium == ["medium", FINDING.sentence, RECIPE, BY_NAME[ARM].words, replay]
     assert high[1] == f"{OTHER.sentence} (does not count: in the baseline)"
     told = text_of(rendered)
     assert "New findings: 2 (1 high, 1 medium); suspected" in told

@@ -308,7 +308,10 @@ def test_a_quiet_run_says_the_verdict_and_nothing_around_it(
     said = [line for line in out.splitlines() if line]
     assert len(said) == 2 and said[0].startswith("New findings: 0") and "Judged: 0 of" in said[1]
     usual = nf("run", "--out", "other", "--recipe", "torch.fp32", "--arm", "eager")[1]
-    assert "how it adds" in usual and "Output: other" in usual
+    assert "recipes: torch.fp32" in usual and "Output: other" in usual
+    assert "how it adds" not in usual
+    more = nf("run", "-v", "--out", "third", "--recipe", "torch.fp32", "--arm", "eager")[1]
+    assert "how it adds" in more
 
 
 class TestOutputFolder:

@@ -44,6 +44,11 @@ def test_of_a_script_without_one_it_says_nothing() -> None:
     assert told("import torch; torch.ones(3).sum()") == []
 
 
+def test_a_huge_number_alone_is_no_bad_value() -> None:
+    """A scale of an MX format is a power of two up to 2^127."""
+    assert told("import torch; torch.exp2(torch.full((3,), 100.0)).sum()") == []
+
+
 @pytest.mark.parametrize("sharding", one_in(2, [{"data": 2, "tensor": 2}, {"data": 2}]))
 def test_on_ranks_it_names_the_rank(sharding: dict[str, Any]) -> None:
     spec = Spec(recipe="torch.bf16", m=32, k=32, n=32, sharding=Sharding(**sharding))

@@ -12,11 +12,12 @@ import pytest
 from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Is, Present, Same, Within, bits
-from narrowfuzz.judge import tensors_of
-from narrowfuzz.ledger import load_entries
+from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import Ledger, load_entries
 from narrowfuzz.meaning import meaning, times
-from narrowfuzz.oracles import ORACLES
+from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import check_variants, variants
+from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.trace import ChangeKind
 from narrowfuzz.verdict import Verdict
@@ -118,6 +119,15 @@ def test_every_variant_of_a_case_says_what_was_done_to_it() -> None:
             "ffn.w2: the input differs when backward recomputes it at [0, 0]: expected 0.169 as "
             "in its forward, got 0.171",
         ),
+        (
+            Verdict(
+                "R5", "eager", "output", "diverged", "result changes",
+                At(name="output", index=(3, 1), run="permuted tokens"), "2",
+                Same(At(name="output", index=(0, 1)), "1"),
+            ),
+            "output changes when the tokens are permuted at [3, 1]: expected 1 as without that "
+            "change, got 2",
+        ),
     ],
 )  # fmt: skip
 def test_a_finding_begins_with_what_it_means(verdict: Verdict, sentence: str) -> None:
@@ -129,3 +139,16 @@ def test_a_finding_begins_with_what_it_means(verdict: Verdict, sentence: str) ->
 )
 def test_a_multiple_is_a_number_that_can_be_read(factor: float, text: str) -> None:
     assert times(factor) == text
+
+
+@pytest.mark.parametrize(("fault", "ignored"), [("bias-forgotten", True), ("gemm-gain", False)])
+def test_a_bias_that_is_ignored_is_named_and_no_other_error_is_called_so(
+    fault: str, ignored: bool
+) -> None:
+    spec = Spec(recipe="torchao.float8.rowwise", m=32, k=64, n=32, bias=True)
+    judge = Judge(load_recipes(), Ledger([]))
+    with planted("", fault):
+        verdicts = judge.judge(Case(spec=spec, data=DataSpec(seed=1)), [BY_NAME["O5"]]).verdicts
+    (bad,) = {v.sentence().partition(" at ")[0] for v in verdicts if v.status == "diverged"}
+    assert ("the bias of this linear is ignored" in bad) == ignored
+    assert {v.symptom for v in verdicts if v.status == "diverged"} == {"wrong value"}

@@ -13,10 +13,11 @@ from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.plots import heat_map, histogram, histogram_text
 from narrowfuzz.campaign.words import WORDS, explained
+from narrowfuzz.expect import Runs
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.oracles.explained import rows_of
-from narrowfuzz.triage.finding import Bins, Element, View
+from narrowfuzz.triage.finding import Bins, Element, View, effect_words
 from test_accepted import FINDING, OTHER, SHARE, store
 from test_nearest import ALIKE
 
@@ -239,3 +240,20 @@ def test_a_long_script_is_cut_on_the_page_and_named_by_its_file(store: Any) -> N
     assert len(source) < 100_000 and "sys.exit(1)" in read.text
     links = [named.get("href") for tag, named in read.elements if tag == "a"]
     assert "findings/long/repro.py" in links
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"effect": "inf"}, "becomes NaN or infinite"),
+        ({"effect": 0.25}, "off by 25.0% of its size"),
+        ({"effect": 1e-3}, "could not be measured"),
+        ({"effect": 0.0}, "no output or gradient is off by more than a thousandth"),
+        ({"effect": 1e-3, "expect": Runs("RuntimeError")}, "fails with an error"),
+        ({"effect": 1e-2, "oracle": "census"}, "changes the results of training"),
+    ],
+)
+def test_an_effect_is_said_only_as_far_as_it_was_measured(
+    fields: dict[str, Any], said: str
+) -> None:
+    assert said in effect_words(msgspec.structs.replace(FINDING, **fields))

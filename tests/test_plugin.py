@@ -200,7 +200,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
     command = ["replay", str(folder), "--recipe-file", "mine.py", "--arm", "eager"]
     replay = called(f"from narrowfuzz.cli import main; main({command!r})")
     assert replay.ret == 1
-    replay.stdout.fnmatch_lines(["*rule O3, arm eager, mine.liar*"])
+    replay.stdout.fnmatch_lines(["*mine.liar, eager; explained by: narrowfuzz rule O3*"])
     script = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
     assert script.returncode == 1, script.stdout + script.stderr
 

@@ -83,7 +83,7 @@ def _verified(found: dict[str, str]) -> dict[str, Any]:
     return {
         "records": [record.sentence() for record in records],
         "these_versions": here,
-        "named": f"{named} of {len(entries)} entries of the ledger name what is installed here",
+        "named": f"{named} of {len(entries)} known issues name what is installed here",
         "remedy": "" if here else remedy,
     }
 
@@ -111,7 +111,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
         yield package, f"no release, but {folder}"
     if report["machine"]:
         yield from _lines_of_machine(report["machine"])
-    yield "g++", report["g++"] or "absent: compiled arms cannot run"
+    yield "g++", report["g++"] or "absent: nothing compiled can run"
     for arm in report["arms"]:
         yield "arm", f"{arm['id']}: {arm['here']}"
         if "on_gpus" in arm:
@@ -122,7 +122,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
         named, remedy = report["verified"]["named"], report["verified"]["remedy"]
         yield "verified", f"these versions: {named}; {remedy}"
     due = report["ledger"]["due"]
-    yield "ledger", f"{len(due)} entries are due for review{': ' * bool(due)}{', '.join(due)}"
+    yield "known", f"{len(due)} known issues are due for review{': ' * bool(due)}{', '.join(due)}"
 
 
 def _lines_of_machine(here: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
     conditions,
-    effect_of,
+    effect_words,
     replay_command,
     report,
 )
@@ -74,7 +74,7 @@ def _what(finding: Finding) -> str:
         f"Seen: {finding.sentence}.",
     ]
     if float(finding.effect) >= LARGE:
-        worst = effect_of(finding)
+        worst = effect_words(finding)
         lines.append(f"{worst[0].upper()}{worst[1:]}.")
     if finding.needs:
         lines.append(f"Required to reproduce: {conditions(finding.needs)}.")

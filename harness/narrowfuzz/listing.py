@@ -113,7 +113,7 @@ def _rules(files: tuple[Path, ...]) -> Listing:
         }
         for o in BY_NAME.values()
     ]  # fmt: skip
-    columns = {"rule": "id", "what": "title", "strength": "strength", "level": "level"}
+    columns = {"rule": "id", "what": "title", "strength": "strength"}
     return Listing(records, {**columns, "applies where": "precondition"})
 
 

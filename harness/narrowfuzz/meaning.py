@@ -92,30 +92,35 @@ _CONVERSION: _Table = {
     "not quantised on ranks": "conversion quantises nothing when the model runs on ranks",
 }
 _RAISES: _Table = {
-    r"fails only under compile \((?P<error>.*)\)": "fails only when compiled, with {error}",
-    r"fails only in recompute \((?P<error>.*)\)": "fails only with checkpointing, with {error}",
-    r"fails only on other kernels \((?P<error>.*)\)": "fails only without oneDNN, with {error}",
-    r"fails only on ranks \((?P<error>.*)\)": "fails only on several ranks, with {error}",
+    r"fails only under compile \((?P<error>.*)\)":
+        "the model fails only when compiled, with {error}",
+    r"fails only in recompute \((?P<error>.*)\)":
+        "the model fails only with checkpointing: {error}",
+    r"fails only on other kernels \((?P<error>.*)\)":
+        "the model fails only without oneDNN, with {error}",
+    r"fails only on ranks \((?P<error>.*)\)": "the model fails only on several ranks, with {error}",
     r"fails only on ranks, compiled \((?P<error>.*)\)":
-        "fails only on several ranks and compiled, with {error}",
+        "the model fails only on several ranks and compiled, with {error}",
     r"fails although nothing forbids it \((?P<error>.*)\)":
-        "fails, although the library promises to run it, with {error}",
+        "the model fails although the library promises to run it, with {error}",
     r"unclear refusal of an empty dimension \((?P<error>.*)\)":
         "an empty dimension is refused without a clear message",
     r"refused only in backward \((?P<error>.*)\)":
-        "is refused only in backward, after forward has run",
-    r"refusal states no rule \((?P<error>.*)\)": "is refused without saying which rule is broken",
-    r"refusal names no shape \((?P<error>.*)\)": "is refused without naming the shape",
-    r"refusal names no layer \((?P<error>.*)\)": "is refused without naming the layer",
-    r"cannot be loaded \((?P<error>.*)\)": "its state_dict cannot be loaded by torch.load",
-    r"cannot be restored \((?P<error>.*)\)": "its state_dict cannot be loaded into a new model",
+        "a shape is refused only in backward, after forward has run",
+    r"refusal states no rule \((?P<error>.*)\)":
+        "a shape is refused without saying which rule is broken",
+    r"refusal names no shape \((?P<error>.*)\)": "a shape is refused without naming it",
+    r"refusal names no layer \((?P<error>.*)\)": "a shape is refused without naming the layer",
+    r"cannot be loaded \((?P<error>.*)\)": "torch.load refuses the saved state_dict",
+    r"cannot be restored \((?P<error>.*)\)": "the saved state_dict does not load into a new model",
     r"cannot go on \((?P<error>.*)\)": "training fails after an optimizer step",
-    r"raises the second time": "fails when the same case is run again",
+    r"raises the second time": "the model fails when the same case is run again",
     r"hangs": "the process hangs",
     r"loses the device": "the run loses the device",
     r"(?P<error>[A-Z]\w+) in (?P<where>[\w.?<>]+)(, .*)?":
         "a training that the library promises to run fails with {error} in {where}",
-    r"(?P<error>\w+ after other models.*)": "fails only after other models in one process: {error}",
+    r"(?P<error>\w+ after other models.*)":
+        "the model fails only after other models in one process: {error}",
 }  # fmt: skip
 _SYMPTOMS: _Table = {
     # results
@@ -152,15 +157,18 @@ _SYMPTOMS: _Table = {
     "NaN code": "{operand} is quantised to NaN, or a NaN of it is lost",
     "codes of an MX block with scale byte 0":
         "{operand} is quantised wrongly where the scale byte is 0",
-    "dequantised value": "quantised {operand} has a wrong value",
+    "dequantised value": "quantised copy of {operand} has a wrong value",
     r"(?P<format>e\dm\d) codes": "a tensor is quantised to wrong {format} codes",
     r"(?P<format>e\dm\d) scale": "a tensor is quantised to {format} with a wrong scale",
-    "is not monotone": "quantised {operand} is smaller for a larger element",
+    "is not monotone": "quantised copy of {operand} is smaller for a larger element",
     r"\w+ differs from the \w+ copy": "two quantised copies of one tensor disagree",
-    "differs from another recipe's value": "quantised {operand} differs from another recipe's",
+    "differs from another recipe's value":
+        "quantised copy of {operand} differs from another recipe's",
     "requantises to another value": "quantising {operand} twice changes it",
-    "depends on elements below amax": "quantised {operand} depends on an unrelated smaller element",
-    "leaks between granules": "quantised {operand} depends on data outside its scaling block",
+    "depends on elements below amax":
+        "quantised copy of {operand} depends on an unrelated smaller element",
+    "leaks between granules":
+        "quantised copy of {operand} depends on data outside its scaling block",
     "operand that no cast made": "a product multiplies codes of {operand} that no cast made",
     "input quantised again in backward": "{operand} is quantised again in backward",
     "operand of another forward": "a product multiplies {operand} of another forward",
@@ -168,7 +176,7 @@ _SYMPTOMS: _Table = {
         "{operand} is dequantised with another scale than it was cast with",
     # recompute and attention
     "scale differ in recompute": "scale of {operand} differs when backward recomputes it",
-    "codes differ in recompute": "quantised {operand} differs when backward recomputes it",
+    "codes differ in recompute": "quantised copy of {operand} differs when backward recomputes it",
     "operands differ in recompute": "{operand} differs when backward recomputes it",
     r"recomputed with the scales of another call.*":
         "backward recomputes with the scales of another call",
@@ -187,8 +195,8 @@ _SYMPTOMS: _Table = {
     r"result changes.*": "{result} changes {again}",
     r"result leaves its bound.*": "{result} is wrong {again}",
     r"scale changes.*": "scale of {operand} changes {again}",
-    r"codes changes.*": "quantised {operand} changes {again}",
-    r"operand changes.*": "quantised {operand} changes {again}",
+    r"codes changes.*": "quantised copy of {operand} changes {again}",
+    r"operand changes.*": "quantised copy of {operand} changes {again}",
     "halves do not add up": "weight gradients of two half batches do not add up",
     "sum of halves leaves its bound": "weight gradients of two half batches do not add up",
     "depends on the bias": "{result} depends on the bias",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from narrowfuzz.arm import climb
+from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case import Case
@@ -116,10 +116,11 @@ def print_replayed(replayed: Replayed) -> None:
         now = " now" if one.outcome == "diverges otherwise" else ""
         console.print(f"{one.outcome}{now}: {one.sentence}", soft_wrap=True)
         if one.rule:
-            console.print(f"  rule {one.rule}, arm {one.arm}, {one.recipe}")
+            words = BY_NAME[one.arm].words
+            console.print(f"  {one.recipe}, {words}; explained by: narrowfuzz rule {one.rule}")
             console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
         if one.entry:
-            console.print(f"  in the ledger: {one.entry}")
+            console.print(f"  known issue: {one.entry}")
 
 
 def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:

@@ -27,7 +27,7 @@ def rule_command(name: str) -> None:
     """Print one rule; "" lists all. Raises ValueError with the nearest match."""
     console = Console(highlight=False, markup=False)
     if not name:
-        for rule in BY_NAME.values():
+        for rule in sorted(BY_NAME.values(), key=lambda rule: _place(rule.name)):
             console.print(f"{rule.name:9} {rule.title}")
         console.print("\nMore on one of them: narrowfuzz rule NAME")
         return
@@ -35,6 +35,12 @@ def rule_command(name: str) -> None:
     if name.lower() not in named:
         raise ValueError(unknown("rule", name, BY_NAME))
     _print(console, named[name.lower()])
+
+
+def _place(name: str) -> tuple[bool, str, int]:
+    """Those with a word for a name, then O1, O2, ..., R1, ..., S1, ..."""
+    numbered = name[1:].isdigit()
+    return numbered, name[:1] if numbered else name, int(name[1:]) if numbered else 0
 
 
 def _print(console: Console, name: str) -> None:

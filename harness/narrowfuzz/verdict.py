@@ -13,7 +13,7 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
-from narrowfuzz.expect import Expect, Given, Is, Ordered, Present, Runs, Same
+from narrowfuzz.expect import Expect, Given, Is, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.meaning import meaning, place, times
 from narrowfuzz.numerics.formats import F32
 
@@ -116,8 +116,14 @@ class Verdict:
         given = f" ({', '.join(values)})" if values else ""
         if self.expect is None or isinstance(self.expect, Runs):
             return f": {came}{given}" if came and came != self.symptom else given
-        code = "code " if isinstance(self.expect, Is) and self.at.what == "codes" else ""
-        return f": expected {code}{self.expect}, got {came}{given}"
+        if isinstance(self.expect, Refuses) and self.expect.rule:
+            return f": expected the refusal '{self.expect.rule}', got {came}{given}"
+        expected = str(self.expect)
+        if isinstance(self.expect, Is) and self.at.what == "codes":
+            expected = f"code {expected}"
+        if isinstance(self.expect, Same) and self.at.run and not self.expect.at.run:
+            expected = f"{self.expect.value} as without that change"
+        return f": expected {expected}, got {came}{given}"
 
 
 @lru_cache(4096)  # most verdicts are the same few

@@ -11,9 +11,10 @@ from narrowfuzz import __version__
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.words import explained
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.severity import Severity
-from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.finding import Finding, configuration_of
 
 #: Of ``findings.jsonl``; it grows when a field changes its sense, not when one is added.
 SCHEMA = 1
@@ -81,9 +82,13 @@ def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds:
         test = SubElement(suite, "testcase", classname=recipe, name=f"{arm} / {model}")
         for finding in failing.get(place, ()):
             said = SubElement(test, "failure", message=finding.sentence, type=finding.oracle)
-            said.text = f"{finding.severity}; findings/{finding.id}/repro.py shows it"
+            said.text = (
+                f"severity {finding.severity}, {configuration_of(finding)}\n"
+                f"findings/{finding.id}/repro.py reproduces it\n"
+                f"explained by: narrowfuzz rule {finding.oracle}"
+            )
         if place in share.never and place not in failing:
-            SubElement(test, "skipped", message="never judged in this run")
+            SubElement(test, "skipped", message="not checked in this run")
     return suite
 
 
@@ -100,7 +105,11 @@ def _sarif(found: Sequence[Finding], accepted: Accepted) -> dict[str, Any]:
                         "name": "narrowfuzz",
                         "version": __version__,
                         "rules": [
-                            {"id": name, "shortDescription": {"text": BY_NAME[name].title}}
+                            {
+                                "id": name,
+                                "shortDescription": {"text": BY_NAME[name].title},
+                                "fullDescription": {"text": explained(name)},
+                            }
                             for name in rules
                         ],
                     }
@@ -116,7 +125,7 @@ def _result(finding: Finding, accepted: Accepted) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": finding.oracle,
         "level": _LEVELS[finding.severity],
-        "message": {"text": f"{finding.sentence} ({finding.recipe}, {finding.arm})"},
+        "message": {"text": f"{finding.sentence} ({configuration_of(finding)})"},
         "partialFingerprints": {"narrowfuzz/v1": finding.fingerprint},
         "locations": [
             {"physicalLocation": {"artifactLocation": script, "region": {"startLine": 1}}}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.ended import Ended
-from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.finding import Finding, configuration_of
 
 #: Combinations that were never judged: a comment on a pull request has room for so many.
 _MOST = 100
@@ -33,21 +34,21 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield plain(ended.verdict())
     yield plain(ended.judged())
     if found := ended.store.findings():
-        head = "| severity | finding | recipe | arm | replay |\n| --- | --- | --- | --- | --- |"
+        head = "| severity | finding | recipe | run | replay |\n| --- | --- | --- | --- | --- |"
         yield "\n".join([head, *(_row(ended, finding) for finding in found)])
     if suspected := ended.store.suspected():
-        lines = (f"{one.sentence} ({one.recipe}, {one.arm})" for one in suspected)
-        yield "Suspected, without a script that shows it:\n\n" + _list(lines)
+        lines = (f"{one.sentence} ({configuration_of(one)})" for one in suspected)
+        yield "Not reproduced in a fresh process:\n\n" + _list(lines)
     if ended.known:
         lines = (
             f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}"
             for entry, _ in ended.known
         )
-        yield "Known divergences that still show:\n\n" + _list(lines)
+        yield "Known issues that showed:\n\n" + _list(lines)
     if ended.notes:
         yield _list(f"Note: {note}" for note in ended.notes)
     if never := ended.share.never:
-        head = f"<details>\n<summary>Never judged: {len(never)}</summary>"
+        head = f"<details>\n<summary>Not checked: {len(never)}</summary>"
         names = [" / ".join(one) for one in never[:_MOST]]
         names += [f"and {len(never) - _MOST} more"] * (len(never) > _MOST)
         yield f"{head}\n\n{_list(iter(names))}\n\n</details>"
@@ -56,7 +57,7 @@ def _parts(ended: Ended) -> Iterator[str]:
 def _row(ended: Ended, finding: Finding) -> str:
     why = ended.accepted.why(finding)
     sentence = f"{finding.sentence} (does not count: {why})" if why else finding.sentence
-    cells = (finding.severity, sentence, finding.recipe, finding.arm)
+    cells = (finding.severity, sentence, finding.recipe, BY_NAME[finding.arm].words)
     replay = f"<code>{plain(ended.replay(finding))}</code>"
     return f"| {' | '.join([*map(plain, cells), replay])} |"
 

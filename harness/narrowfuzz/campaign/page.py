@@ -31,7 +31,7 @@ from narrowfuzz.triage.finding import (
     Finding,
     conditions,
     configuration_of,
-    effect_of,
+    effect_words,
     example_of,
     replay_command,
 )
@@ -79,7 +79,7 @@ def write_page(
     engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                          lstrip_blocks=True)  # fmt: skip
     engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
-                       "effect": effect_of, "conditions": conditions, "words": WORDS_OF,
+                       "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
                        "plural": plural, "title_of": title_of, "data_words": DATA_WORDS,
                        "flake_words": FLAKE_WORDS}  # fmt: skip
     engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,

@@ -158,7 +158,9 @@ def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None
             loss.join()
         left = sorted(path.name for path in (store.out / "journal").glob("lost-*.json"))
         if left:
-            tally.notes.append(f"cases of lost workers, not looked into: journal/{', '.join(left)}")
+            tally.notes.append(
+                f"cases that ended a worker and were not looked into: journal/{', '.join(left)}"
+            )
     finally:
         for handle in handles:
             if handle.process is not None and handle.process.is_alive():

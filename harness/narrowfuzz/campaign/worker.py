@@ -400,8 +400,8 @@ class Worker:
         """Once: rules that start from what was multiplied judge nothing of this recipe."""
         if recipe not in self.warned:
             self.warned.add(recipe)
-            self.out.send(("note", f"{recipe}: its tap shows no operands ({why}): rules that start "
-                                   "from them judge nothing"))  # fmt: skip
+            self.out.send(("note", f"{recipe}: what its GEMMs multiply cannot be seen ({why}): "
+                                   "rules about operands check nothing"))  # fmt: skip
 
     def settle(self) -> None:
         """In a comparison: look into what the other side does not show, each divergence on one case

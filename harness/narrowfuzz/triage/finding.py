@@ -15,9 +15,9 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, dump_case
-from narrowfuzz.expect import Expect, Given, Refuses
+from narrowfuzz.expect import Expect, Given, Refuses, Runs
 from narrowfuzz.schedule.events import Backward, Forward, Stimulus
-from narrowfuzz.severity import Severity, Use, severity
+from narrowfuzz.severity import SMALL, Severity, Use, severity
 from narrowfuzz.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
@@ -246,9 +246,22 @@ def conditions(needs: Sequence[str]) -> str:
     return ", ".join(need.partition("#")[0] for need in needs)
 
 
-def effect_of(finding: Finding) -> str:
+_OF_CENSUS: dict[Severity, str] = {
+    "high": "conversion changed something that changes the results of training",
+    "medium": "conversion changed something that may change training, if anything uses it",
+    "low": "conversion changed something that changes no number by itself",
+}
+
+
+def effect_words(finding: Finding) -> str:
     """How far the worst output or gradient is off, in words."""
     effect = float(finding.effect)
+    if isinstance(finding.expect, Runs | Refuses):
+        return "it fails with an error or an end of the process, so no wrong number goes unseen"
+    if finding.oracle == "census":
+        return _OF_CENSUS[severity("silent", effect, "gaussian")]
+    if effect == SMALL:
+        return "how far outputs and gradients are off could not be measured"
     if math.isinf(effect):
         return "an output or a gradient becomes NaN or infinite, or is lost"
     beyond = "of its size, beyond what the recipe itself costs"

@@ -47,7 +47,8 @@ def first_bad(
         if code is None or not (out / REPORT).exists():
             return []
         report = msgspec.json.decode((out / REPORT).read_bytes(), type=Report)
-    if report.first is None:
+    # a huge number is no bad value here: scales of MX formats reach 2^127
+    if report.first is None or report.first.bad == "huge":
         return []
     here = tuple(line.removeprefix(f"{folder}/") for line in report.first.lines)
     return list(of_first(msgspec.structs.replace(report.first, lines=here)))

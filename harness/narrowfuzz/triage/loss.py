@@ -54,9 +54,9 @@ def triage_loss(
     if guilty:
         small = minimise(case, lambda c: lost(run(c, guilty)), builds=8, seconds=_SECONDS)
         if plant is not None and lost(run(small.case, guilty, None)):
-            why = "a process without the fault is lost on the case, too"
+            why = "the case also ends a process in which nothing is injected"
     else:
-        why = "a fresh process is not lost on the case"
+        why = "the case does not end a fresh process"
     verdict = _verdict(guilty or _arms(case.spec)[0], how)
     return _triaged(case, small, verdict, why, recipe, device)
 
@@ -65,7 +65,7 @@ def untried_loss(
     case: Case, how: str, recipe_files: tuple[Path, ...], device: str = "cpu"
 ) -> Triaged:
     """What is known of a lost worker that nobody looked into."""
-    why = "the run ended before a fresh process was given the case"
+    why = "the run ended before the case was tried in a fresh process"
     verdict = _verdict(_arms(case.spec)[0], how)
     return _triaged(case, Minimised(case), verdict, why, _recipe(case, recipe_files), device)
 

@@ -30,7 +30,7 @@ from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 from narrowfuzz.verdict import Verdict
 
 #: Why a divergence is not the doing of what is planted.
-_ANYWAY = "its script does not pass without what is planted"
+_ANYWAY = "its script fails without the injected fault, too"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.case import Spec, fields_of
-from narrowfuzz.recipe import AnyRecipe, Recipe
+from narrowfuzz.recipe import Recipe
 from narrowfuzz.schedule.events import Settings
 from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.paste import Source, pasted
@@ -45,11 +45,9 @@ def recipe_source(recipe: Recipe, spec: Spec, *names: str) -> str:
     return "\n".join(parts)
 
 
-def conversion_of(recipe: AnyRecipe, spec: Spec) -> str:
+def conversion_of(recipe: Recipe, spec: Spec) -> str:
     """What converts a model of the Spec, to read; "" where nothing is converted, or where it is no
     function of a file."""
-    if not isinstance(recipe, Recipe):
-        return ""
     try:
         function, keywords = _function(recipe.name, "convert", recipe.convert)
         source = _source(recipe.name, [function], _of_spec(recipe, spec) | keywords)

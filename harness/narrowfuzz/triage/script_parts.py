@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import ModelName, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
@@ -91,9 +92,10 @@ def packed(tensors: Tensors) -> str:
 def docstring(verdict: Verdict, subject: str) -> str:
     """What a script says of itself; ``subject`` is what it runs."""
     over = f" over {', '.join(laid())}" if laid() else ""
+    how = f"{subject}{over}, {BY_NAME[verdict.arm].words}, rule {verdict.oracle}"
     return (
-        f'"""{quoted(verdict.sentence())}\n\n{subject}{over}, arm {verdict.arm}, rule '
-        f'{verdict.oracle}. Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."""'
+        f'"""{quoted(verdict.sentence())}\n\n{how}. '
+        'Exits 1 while this shows, 0 once it is gone, 125 if it cannot tell."""'
     )
 
 

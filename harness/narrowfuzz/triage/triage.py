@@ -215,7 +215,7 @@ def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
 def _triaged(judge: Judge, shown: _Shown) -> Triaged:
     proof = shown.proof
     if proof.why and not shown.again:
-        why = f"it did not show again in the process that saw it; {proof.why}"
+        why = f"it did not happen again in the same process; {proof.why}"
         proof = replace(proof, why=why)
     flake: Flake = "always" if shown.again else "flaky" if proof.why else "per process"
     return Triaged(_finding(judge, shown, flake, proof), proof.script)
@@ -225,7 +225,7 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
     wanted = fingerprint(verdict, judge.family(case.spec))
     evidence = observed(judge, minimal, verdict)
-    effect, (story, view) = effect_of(evidence, verdict), _looks(judge, shown, evidence)
+    effect, (story, view, conversion) = effect_of(evidence, verdict), _looks(judge, shown, evidence)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
@@ -256,19 +256,24 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         needless=needless_of(case, minimal, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
         environment={**describe(), "device": judge.device.describe()},
-        conversion=conversion_of(judge.recipe(case.spec), minimal.spec),
+        conversion=conversion,
         story=story,
         view=view,
     )
 
 
-def _looks(judge: Judge, shown: _Shown, evidence: AnyEvidence) -> tuple[Story | None, View | None]:
-    """What there is to see of a finding: of a library's layers event by event, else its tensor."""
+def _looks(
+    judge: Judge, shown: _Shown, evidence: AnyEvidence
+) -> tuple[Story | None, View | None, str]:
+    """What there is to see of a finding: of a library's layers event by event, else its tensor, and
+    how its model is converted."""
     if isinstance(evidence, LibraryEvidence):
-        return tell(evidence, shown.verdict), None
+        return tell(evidence, shown.verdict), None, ""
+    spec = shown.minimal.spec
+    conversion = conversion_of(judge.converting(spec), spec)
     if isinstance(evidence, ShardedEvidence):
-        return None, None
-    return None, _view(judge, shown, evidence)
+        return None, None, conversion
+    return None, _view(judge, shown, evidence), conversion
 
 
 def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
