@@ -87,9 +87,9 @@ def _empty_shard(spec: Spec) -> bool:
 
 
 def _model(context: Context, read: Callable[[Model], Fact]) -> Fact:
-    """Of the case's model; None of a library's own layers."""
+    """Of the case's model; None where that is not known here."""
     model = MODELS.get(context.case.spec.model)
-    return None if model is None or context.case.spec.layer else read(model)
+    return None if model is None else read(model)
 
 
 def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:

@@ -185,6 +185,9 @@ class LayerWatch:
                 call.tensors["grad_output"] = self.own(grad.detach())
                 self._current = call.backward_gemms
 
+            if _forbids_writing(output):  # what stood behind it would allow it
+                output.register_hook(note)
+                return None
             return Probe.apply(output, note)
 
         stack.callback(module.register_forward_pre_hook(before, prepend=self.outside).remove)
@@ -209,6 +212,13 @@ class LayerWatch:
                     call.outputs[f"grad_{role}"] = self.own(grad).detach().clone()
 
         return note
+
+
+def _forbids_writing(t: torch.Tensor) -> bool:
+    """Is this a view that an autograd.Function made? Who writes into one that has a gradient gets
+    an error."""
+    made = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
+    return t.requires_grad and t._is_view() and torch._C._autograd._get_creation_meta(t) == made
 
 
 def tensors_of(held: Any) -> list[torch.Tensor]:

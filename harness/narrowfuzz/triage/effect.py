@@ -123,7 +123,7 @@ def _of_model(evidence: Evidence, arm: str) -> float:
     if eager is None or guilty is None or eager.error or guilty.error:
         return SMALL
     truth: Mapping[str, Any] = eager.outputs
-    if evidence.twin is not None:
+    if evidence.twin is not None and evidence.exact:
         truth = evidence.exact
     return _excess(guilty.outputs, eager.outputs, truth) or SMALL
 
