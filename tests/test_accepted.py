@@ -100,14 +100,14 @@ def test_a_baseline_tells_what_is_new_what_stayed_and_what_is_gone(store: Store)
 @pytest.mark.parametrize(
     ("ran", "seen", "says"),
     [
-        (0, True, "m.py:build is not sound: output wrong value"),
-        (0, False, "m.py:build: nothing was judged, give it more --minutes"),
-        (2, False, "m.py:build: 2 of the first 3 cases ran, give it more --minutes"),
-        (3, True, "m.py:build is not sound: output wrong value"),
-        (3, False, "m.py:build shows nothing that counts: what it shows is accepted"),
+        (0, True, "Found 2 problems in m.py:build (1 high, 1 medium): output wrong value"),
+        (0, False, "m.py:build: nothing was checked"),
+        (2, False, "No problems found in m.py:build so far, but only 2 of its first 3 cases ran"),
+        (3, True, "Found 2 problems in m.py:build (1 high, 1 medium): output wrong value"),
+        (3, False, "No problems found in m.py:build but those that are accepted. "),
     ],
 )
-def test_a_model_is_sound_only_if_what_comes_first_ran(
+def test_nothing_is_said_to_be_found_only_if_what_comes_first_ran(
     store: Store, ran: int, seen: bool, says: str
 ) -> None:
     known = accepted(() if seen else (store.out,), None, TODAY)
@@ -115,9 +115,12 @@ def test_a_model_is_sound_only_if_what_comes_first_ran(
     assert of(store, counts, accepted=known, subject="m.py:build").soundness().startswith(says)
 
 
-def test_a_model_that_shows_nothing_is_sound(tmp_path: Path) -> None:
-    ended = of(Store(tmp_path), Counter(cases=9, first=3), subject="m.py:build")
-    assert "is sound in all that was judged" in ended.soundness()
+def test_of_what_nobody_looked_at_nothing_good_is_said(tmp_path: Path) -> None:
+    counts = Counter[Any](cases=9, first=3)
+    ended = of(Store(tmp_path), counts, subject="m.py:build")
+    assert ended.soundness().startswith("No problems found in m.py:build. ") and not ended.lacking
+    idle = of(Store(tmp_path), counts, subject="m.py:build", share=Judged(frozenset(), ()))
+    assert idle.lacking and "so far, but no rule could judge" in idle.soundness()
 
 
 def test_what_is_milder_than_asked_does_not_count_anywhere() -> None:

@@ -109,7 +109,7 @@ def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + SIZES)
     ran = check(
         tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "0",
-        "--cases", "24",
+        "--cases", "27",
     )  # fmt: skip
     assert ran.code == 0, ran.output
     assert "mine.py:build: 1 linear and 7 other sizes; torchao.float8.rowwise@0" in ran.output

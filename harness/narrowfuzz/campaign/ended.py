@@ -101,7 +101,9 @@ class Ended:
             ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
             more = "--cases" if self.counted else "--minutes"
             found.append(f"only {ran}: give it more {more}")
-        if self.share.share < self.min_judged:
+        if not self.share.met:
+            found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
+        elif self.share.share < self.min_judged:
             arms = sorted({arm for _, arm, _ in self.share.never})
             found.append(f"never judged on {', '.join(arms)}: give it more --minutes")
         return found
@@ -119,10 +121,12 @@ class Ended:
         said += f". On {_many(len(share.values), 'kind')} of data"
         trained = [f"over {_many(share.steps, 'step')}"] * (share.steps > 0)
         trained += [f"with {_listed(share.events)}"] if share.events else []
+        if trained:  # a compiled arm may not have seen these
+            said += f", eager runs also {', '.join(trained)}"
         return (
-            f"{said}{''.join(f', {one}' for one in trained)}. Not checked: formulas of its own "
-            "between the linears (norms, activations, masks, losses, an autograd.Function) as "
-            "such: what is wrong in them in the same way in every run is not seen"
+            f"{said}. Not checked: formulas of its own between the linears (norms, activations, "
+            "masks, losses, an autograd.Function) as such: what is wrong in them in the same way "
+            "in every run is not seen"
         )
 
     def verdict(self) -> str:
@@ -183,7 +187,7 @@ def _ways(arm: Arm) -> Sequence[str]:
 def _linears(share: Judged, own: Sequence[Combination]) -> str:
     """How many of the linears of a user's model rules have looked at one by one."""
     every = {name: MODELS[name].linears for _, _, name in own}
-    seen = {(name, layer) for one in own for name in one[2:] for layer in share.layers[one]}
+    seen = {(name, layer) for one in own for name in one[2:] for layer in share.layers.get(one, ())}
     known = [layer for name, layers in every.items() for layer in layers if (name, layer) in seen]
     whole = _many(sum(map(len, every.values())), "linear")
     return f"{len(known)} of {whole} one by one, their casts and products"
