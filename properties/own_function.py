@@ -1,4 +1,4 @@
-"""A model as users have them, with an ``autograd.Function`` of its own: ``test_rules.py`` draws it."""
+"""A model as users have them, with an ``autograd.Function`` of its own, for ``test_rules.py``."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,17 @@ PROPERTIES = (
     Property("recipes agree", "power-of-two recipes, and both copies of a tensor, agree",
              ("R21", "R22"), direct_cases),
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def forgets_own_models() -> Iterator[None]:
+    """A user's model that a property draws is none of what the next one draws."""
+    before = set(MODELS)
+    yield
+    if added := MODELS.keys() - before:
+        for name in added:
+            del MODELS[name]
+        register.cache_clear()
 
 
 @pytest.mark.parametrize("promise", [p for p in PROPERTIES if p.draws], ids=lambda p: p.name)
