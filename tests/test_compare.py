@@ -379,14 +379,14 @@ def test_a_planted_bug_is_found_and_can_be_accepted(tmp_path: Path) -> None:
     file = tmp_path / "accepted.toml"
 
     def run(name: str, *options: str, accepting: Accepting = Accepting()) -> Any:  # noqa: B008
-        asked = Asked(tmp_path / name, cases=16, more=[*more, *options], accepting=accepting)
+        asked = Asked(tmp_path / name, cases=48, more=[*more, *options], accepting=accepting)
         return compare_command(str(plain), bug, asked)
 
     code, told = run("first")
     found = [one for one in told["differences"] if one["side"] == "B" and one["counts"]]
     assert code == 1 and any(one["fingerprint"].startswith("O3--operand") for one in found)
     assert all((tmp_path / "first" / one["script"]).is_file() for one in found)
-    assert told["bits"]["differ"]["scales"] > 0 and told["cases"]["both"] == 16
+    assert told["bits"]["differ"]["scales"] > 0 and told["cases"]["both"] == 48
     assert told["sides"][1]["checkouts"].keys() == {"torchao"}
     code, told = run("second", accepting=Accepting(file, "meant"))
     assert code == 0 and suppressions(file)

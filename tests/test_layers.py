@@ -290,6 +290,12 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert loaded_after(f"import {module}").isdisjoint(HEAVY)
 
 
+def test_who_compares_two_installations_loads_neither() -> None:
+    """It only starts the two, which have a core each."""
+    loaded = loaded_after("import narrowfuzz.campaign.compare")
+    assert loaded.isdisjoint({"torch", "torchao", "hypothesis"})
+
+
 def test_what_runs_in_a_watched_command_needs_torch_and_the_standard_library_only() -> None:
     """It runs in the user's Python, which may lack what narrowfuzz depends on."""
     modules = [module for module in of("watch") if module not in (*WATCH_PARENT,)]

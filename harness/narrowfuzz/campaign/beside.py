@@ -16,7 +16,7 @@ import msgspec
 
 from narrowfuzz.campaign.judged import JUDGED, RULES
 from narrowfuzz.case import Case, dump_case
-from narrowfuzz.judge import Judgement
+from narrowfuzz.fold import Judgement
 from narrowfuzz.results import Hashes, hashes_of
 from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict, fingerprint
@@ -27,6 +27,8 @@ _FOLDER, _LINES, _END = "beside", ".jsonl", ".end"
 #: cannot.
 _TRIES = 3
 _POLL_SECONDS = 0.2
+#: What such a run says of itself.
+NOTE = "one side of a comparison: what the other side shows, too, is not among these findings"
 
 
 class Shown(msgspec.Struct, frozen=True):

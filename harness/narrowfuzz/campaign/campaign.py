@@ -11,6 +11,7 @@ from rich.console import Console
 
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, on_ranks, rungs_of, select_arms
+from narrowfuzz.campaign import beside
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
@@ -64,6 +65,7 @@ class Campaign:
             print_unmet(around, {}, applying, head, command)
         live = Live(around, self.config)
         tally = run_campaign(self.config, self.store, live.show)
+        tally.notes += [beside.NOTE] * (self.config.beside is not None)
         live.close()
         ended = Ended(
             tally, self.store, self.ledger, self.judged(tally), self.accepted,

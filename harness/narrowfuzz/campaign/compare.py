@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def _run_both(console: Console, sides: Sequence[Side], asked: Asked) -> list[int
             while any(process.poll() is None for process in processes):
                 if any(process.poll() not in (None, *_ENDED) for process in processes):
                     break
-                say(far.said())
+                say(far.said)
                 time.sleep(_POLL_SECONDS)
         finally:
             stopped = [process for process in processes if process.poll() is None]
@@ -210,20 +210,23 @@ def _left_over(folders: Sequence[Path]) -> str:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Any]:
-    """Says a line in place on a terminal, elsewhere every ten seconds."""
-    if console.is_terminal:
-        with console.status("starting") as status:
-            yield lambda line: status.update(escape(line))
-        return
-    last = [time.monotonic()]
+def _progress(console: Console) -> Iterator[Callable[[Callable[[], str]], None]]:
+    """Says a line now and then: on a terminal in place, each second; elsewhere every ten."""
+    last = time.monotonic()
+    status = console.status("starting") if console.is_terminal else None
 
-    def say(line: str) -> None:
-        if time.monotonic() - last[0] >= _SAY_SECONDS:
-            last[0] = time.monotonic()
-            console.print(escape(line), soft_wrap=True)
+    def say(line: Callable[[], str]) -> None:
+        nonlocal last
+        if time.monotonic() - last < (1.0 if status else _SAY_SECONDS):
+            return
+        last = time.monotonic()
+        if status:
+            status.update(escape(line()))
+        else:
+            console.print(escape(line()), soft_wrap=True)
 
-    yield say
+    with status or nullcontext():
+        yield say
 
 
 @contextmanager

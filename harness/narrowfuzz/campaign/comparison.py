@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from narrowfuzz.campaign.beside import (
+    NOTE,
     CaseSeen,
     case_file,
     known_there,
@@ -189,7 +190,7 @@ def compared(a: SideRun, b: SideRun) -> Comparison:
         common=[*_common(a, b), *_known_on_one(a, b, "A"), *_known_on_one(b, a, "B")],
         known=_known(pairs, _by_ledger(a, b) | _by_ledger(b, a)),
         notes=[f"{letter}: {note}" for letter, side in zip(LETTERS, (a, b), strict=True)
-               for note in side.summary["notes"]],
+               for note in side.summary["notes"] if note != NOTE],
     )  # fmt: skip
 
 

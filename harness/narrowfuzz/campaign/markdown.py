@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from narrowfuzz.arm import BY_NAME
-from narrowfuzz.campaign.ended import Ended
 from narrowfuzz.triage.finding import Finding, configuration_of
+
+if TYPE_CHECKING:
+    from narrowfuzz.campaign.ended import Ended
 
 #: Combinations that were never judged: a comment on a pull request has room for so many.
 _MOST = 100
