@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import NamedTuple
@@ -97,7 +98,11 @@ def source_of(entry: Entry, place: Place) -> Source:
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise ValueError(f"{entry.id} quotes {place.file}: {package} is not installed here")
-    return Source(Path(found.origin).parents[1], package, versions()[package].split("+")[0])
+    try:
+        version = Version(importlib.metadata.version(package)).public
+    except importlib.metadata.PackageNotFoundError:
+        version = "of no release"
+    return Source(Path(found.origin).parents[1], package, version)
 
 
 def release_of_te(entry: Entry) -> str:
