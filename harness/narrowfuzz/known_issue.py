@@ -63,9 +63,9 @@ def _section(title: str, text: str) -> str:
 
 def _told(entry: Entry) -> Issue:
     if entry.issue is None:
-        said = f"{entry.id} is {KINDS[entry.kind]}" if entry.kind else f"of {entry.id} no kind"
-        cured = f", cured in {entry.cured}" if entry.cured else ""
-        raise ValueError(f"{said}{cured}; its file has no table [issue] with {_WANTED}")
+        kind = f" ({KINDS[entry.kind]})" if entry.kind else ""
+        cured = f", which is cured in {entry.cured}," if entry.cured else ""
+        raise ValueError(f"{entry.id}{kind}{cured} has no table [issue] with {_WANTED} in its file")
     if not entry.reproduction.is_file():
         raise ValueError(f"{entry.id} has no {entry.reproduction.name} beside it to reproduce it")
     return entry.issue
