@@ -34,11 +34,16 @@ def alone(path: Path, entry: Entry, folder: Path, patched: Sequence[Path] = ()) 
         first.append(str(ensure(version)))
         environment[CHOICE] = version
         command = [sys.executable, "-c", _EMULATED, str(path)]
-    if entry.cure:
+    if about_gcc(entry):
         environment["CXX"] = str(tuned_for_generic(folder))
     environment["PYTHONPATH"] = os.pathsep.join([*first, environment["PYTHONPATH"]])
     code, output = ended(command, environment, 300.0)
     return ScriptRun(code, tidy(output))
+
+
+def about_gcc(entry: Entry) -> bool:
+    """Is an entry about what some releases of GCC make of right C++?"""
+    return entry.cure == "without_slp_vectorizer"
 
 
 def tuned_for_generic(folder: Path) -> Path:
@@ -50,7 +55,7 @@ def tuned_for_generic(folder: Path) -> Path:
 
 
 def miscompiles() -> bool:
-    """Is the compiler that is here one of those that the entries with a cure are about?"""
+    """Is the compiler that is here one of those that make wrong code?"""
     asked = [shutil.which("g++") or "false", "-dumpversion"]
     told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
     return re.match(r"1[12]\b", told) is not None

@@ -229,6 +229,7 @@ class TestJson:
     def test_what_is_known_has_all_that_a_program_asks_for(self, nf: Callable[..., Result]) -> None:
         records = json.loads(nf("list", "known", "--json")[1])
         names = {"id", "severity", "recipes", "title", "workaround", "links"}
+        names |= {"kind", "cause", "same_cause"}
         assert all(set(record) == names for record in records)
         assert {record["severity"] for record in records} == {"high", "medium", "low"}
 

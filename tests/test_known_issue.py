@@ -14,11 +14,11 @@ import narrowfuzz.ledger
 import pytest
 from narrowfuzz.causes import by_cause, counted, same_cause
 from narrowfuzz.cli import main
-from narrowfuzz.filed import Place
+from narrowfuzz.filed import Issue, Place
 from narrowfuzz.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.ledger import KINDS, Entry, load_entries, stands
 from narrowfuzz.triage.verify import RunScript
-from reproductions import alone, miscompiles
+from reproductions import about_gcc, alone, miscompiles
 from te_on_cpu.environment import CHOICE, ensure
 from test_ledger import entry
 
@@ -99,6 +99,22 @@ def test_a_line_that_is_not_there_is_refused_by_name(
     assert changes.get("file", "lib/layer.py") in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shows", "output", "seen"),
+    [
+        ("", "a warning\n2 is [wrong]  \nmore\n", True),
+        ("", "2 is w\n", False),
+        ("*[1-9]* of 9 are wrong*", "3 of 9 are wrong\n", True),
+        ("*[1-9]* of 9 are wrong*", "0 of 9 are wrong\n", False),
+    ],
+)
+def test_what_is_printed_shows_the_bug_or_does_not(shows: str, output: str, seen: bool) -> None:
+    import msgspec
+
+    issue = msgspec.convert({**ISSUE, "actual": "2 is [wrong]", "shows": shows}, Issue)
+    assert issue.seen_in(output) is seen
+
+
 # entries and causes
 
 
@@ -112,7 +128,7 @@ def test_entries_of_one_cause_stand_together_and_are_counted() -> None:
     }
     assert same_cause(a, [a, b, c]) == ["c"] and same_cause(b, [a, b, c]) == []
     assert counted([a, b, c]).startswith("2 causes of 3 entries; 2 entries that a")
-    assert counted([b]).startswith("1 causes of 1 entry; 0 entries that a")
+    assert counted([b]).startswith("1 cause of 1 entry; 0 entries that a")
 
 
 def test_a_file_of_before_says_no_kind_and_no_cause() -> None:
@@ -154,8 +170,10 @@ def run(*arguments: str) -> int:
 def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
     """ledger(**changes): entries of a ledger of our own, about a library that is there."""
     (source.root / "lib" / "__init__.py").write_text("")
+    told = source.root / "lib-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: lib\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(source.root))
-    monkeypatch.setattr("narrowfuzz.known_issue.versions", lambda: _Versions())
 
     def ledger(**changes: Any) -> Entry:
         import msgspec
@@ -166,11 +184,6 @@ def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
         return one
 
     return ledger
-
-
-class _Versions(dict[str, str]):
-    def __missing__(self, package: str) -> str:
-        return "1.0"
 
 
 def test_the_text_has_all_that_is_filed(made_up: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +198,16 @@ def test_the_text_has_all_that_is_filed(made_up: Any, capsys: pytest.CaptureFixt
     ):  # fmt: skip
         assert wanted in text
     assert "emulation" not in text
+
+
+def test_a_library_that_is_not_here_is_said(
+    made_up: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [{"file": "no_such_lib/layer.py", "line": "return x"}]
+    one = made_up(issue={**ISSUE, "places": places})
+    one.reproduction.write_text("print(2, 'is wrong')\n")
+    assert run("known", one.id, "--issue") == 2
+    assert "no_such_lib is not installed here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -265,10 +288,10 @@ def test_a_reproduction_shows_what_it_says(one: Entry, scripts: RunScript, tmp_p
     assert one.issue
     if stands(one, one.devices[0]) != "named":
         pytest.skip("it names other versions")
-    if one.cure and not miscompiles():
+    if about_gcc(one) and not miscompiles():
         pytest.skip("another compiler than those it is about")
-    apart = compiles(one) or one.cure
-    result = alone(one.reproduction, one, tmp_path) if apart else scripts(one.reproduction)
+    fresh = compiles(one)  # by the compiler that the entry is about
+    result = alone(one.reproduction, one, tmp_path) if fresh else scripts(one.reproduction)
     assert result.code == 0 and one.issue.seen_in(result.output), result.output
 
 

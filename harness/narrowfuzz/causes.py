@@ -24,7 +24,8 @@ def counted(entries: Sequence[Entry]) -> str:
     """How many causes they have, and how many of them are bugs, in a sentence."""
     bugs = [entry for entry in entries if entry.kind == "bug"]
     return (
-        f"{len(by_cause(entries))} causes of {_many(len(entries), 'entry', 'entries')}; "
+        f"{_many(len(by_cause(entries)), 'cause', 'causes')} of "
+        f"{_many(len(entries), 'entry', 'entries')}; "
         f"{_many(len(bugs), 'entry that a', 'entries that a')} maintainer would mend, "
         f"of {_many(len(by_cause(bugs)), 'cause', 'causes')}"
     )

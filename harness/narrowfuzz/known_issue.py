@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import NamedTuple
@@ -62,9 +63,9 @@ def _section(title: str, text: str) -> str:
 
 def _told(entry: Entry) -> Issue:
     if entry.issue is None:
-        said = f"{entry.id} is {KINDS[entry.kind]}" if entry.kind else f"of {entry.id} no kind"
-        cured = f", cured in {entry.cured}" if entry.cured else ""
-        raise ValueError(f"{said}{cured}; its file has no table [issue] with {_WANTED}")
+        kind = f" ({KINDS[entry.kind]})" if entry.kind else ""
+        cured = f", which is cured in {entry.cured}," if entry.cured else ""
+        raise ValueError(f"{entry.id}{kind}{cured} has no table [issue] with {_WANTED} in its file")
     if not entry.reproduction.is_file():
         raise ValueError(f"{entry.id} has no {entry.reproduction.name} beside it to reproduce it")
     return entry.issue
@@ -97,7 +98,11 @@ def source_of(entry: Entry, place: Place) -> Source:
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise ValueError(f"{entry.id} quotes {place.file}: {package} is not installed here")
-    return Source(Path(found.origin).parents[1], package, versions()[package].split("+")[0])
+    try:
+        version = Version(importlib.metadata.version(package)).public
+    except importlib.metadata.PackageNotFoundError:
+        version = "of no release"
+    return Source(Path(found.origin).parents[1], package, version)
 
 
 def release_of_te(entry: Entry) -> str:
