@@ -8,7 +8,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +42,30 @@ def forward_scales_doubled() -> Iterator[None]:
         yield
 
 
-def failing_otherwise(where: str, error: str) -> AbstractContextManager[None]:
+@contextmanager
+def failing_otherwise(where: str, error: str) -> Iterator[None]:
     """Where ``module:function`` or ``module:Class.method`` raises ``error``, it raises that with
     another message, seen in the library's file: the same failure for another reason."""
     module, _, path = where.partition(":")
     home = importlib.import_module(module)
     *of, name = path.split(".")
     owner: Any = getattr(home, of[0]) if of else home
-
-    def make(original: Any) -> Any:
-        source = (
-            f"def {name}(*args, **kwargs):\n    try:\n        return original(*args, **kwargs)\n"
-            f"    except {error}:\n        raise {error}('planted') from None"
-        )
-        scope: dict[str, Any] = {**vars(home), "original": original}
-        exec(compile(source, str(home.__file__), "exec"), scope)
-        return staticmethod(scope[name]) if getattr(original, "__self__", None) else scope[name]
-
-    return replaced(owner, name, make)
+    original = getattr(owner, name)
+    source = (
+        f"def {name}(*args, **kwargs):\n    try:\n        return original(*args, **kwargs)\n"
+        f"    except {error}:\n        raise {error}('planted') from None"
+    )
+    scope: dict[str, Any] = {**vars(home), "original": original}
+    exec(compile(source, str(home.__file__), "exec"), scope)
+    bound = hasattr(original, "__self__")  # a class method, which asks for no other self
+    fails = staticmethod(scope[name]) if bound else scope[name]
+    # a function is held by each module that imported it
+    others = [] if of else [m for m in list(sys.modules.values()) if m is not None]
+    holders = [owner, *(m for m in others if m is not home and vars(m).get(name) is original)]
+    with ExitStack() as stack:
+        for holder in holders:
+            stack.enter_context(replaced(holder, name, lambda _: fails))
+        yield
 
 
 def beside(failure: str) -> Callable[[], AbstractContextManager[object]]:

@@ -155,6 +155,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "message": _of_verdict(lambda v: v.got),
     #: The result that it is about: output, embedding.weight.grad@1.
     "result": _of_verdict(lambda v: v.at.name),
+    #: The operand of a product that it is about, a or b.
+    "side": _of_verdict(lambda v: v.at.side),
     "device": lambda context: context.device,
     **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
 }
