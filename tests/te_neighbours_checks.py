@@ -16,6 +16,7 @@ from narrowfuzz.case import load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import load_ledger
+from narrowfuzz.oracles import rules_of
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_every
@@ -94,9 +95,11 @@ def main() -> None:
         if row["version"] != chosen_version() or (wanted and row["entry"] not in wanted):
             continue
         case = load_case(json.dumps(row["case"]).encode())
-        told(row["entry"], "alone", Judge(recipes, ledger).judge(case))
+        # the crash that ends the case would take the blame for what this rule shows
+        rule = [rules_of(case.spec)[row["rule"]]] if "rule" in row else None
+        told(row["entry"], "alone", Judge(recipes, ledger).judge(case, rule))
         with beside(row["beside"])():
-            told(row["entry"], "beside", Judge(recipes, ledger).judge(case))
+            told(row["entry"], "beside", Judge(recipes, ledger).judge(case, rule))
 
 
 if __name__ == "__main__":
