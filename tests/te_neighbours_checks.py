@@ -8,7 +8,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from narrowfuzz.case import load_case
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge, Judgement
 from narrowfuzz.ledger import load_ledger
+from narrowfuzz.oracles import rules_of
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_every
@@ -42,24 +43,30 @@ def forward_scales_doubled() -> Iterator[None]:
         yield
 
 
-def failing_otherwise(where: str, error: str) -> AbstractContextManager[None]:
+@contextmanager
+def failing_otherwise(where: str, error: str) -> Iterator[None]:
     """Where ``module:function`` or ``module:Class.method`` raises ``error``, it raises that with
     another message, seen in the library's file: the same failure for another reason."""
     module, _, path = where.partition(":")
     home = importlib.import_module(module)
     *of, name = path.split(".")
     owner: Any = getattr(home, of[0]) if of else home
-
-    def make(original: Any) -> Any:
-        source = (
-            f"def {name}(*args, **kwargs):\n    try:\n        return original(*args, **kwargs)\n"
-            f"    except {error}:\n        raise {error}('planted') from None"
-        )
-        scope: dict[str, Any] = {**vars(home), "original": original}
-        exec(compile(source, str(home.__file__), "exec"), scope)
-        return staticmethod(scope[name]) if getattr(original, "__self__", None) else scope[name]
-
-    return replaced(owner, name, make)
+    original = getattr(owner, name)
+    source = (
+        f"def {name}(*args, **kwargs):\n    try:\n        return original(*args, **kwargs)\n"
+        f"    except {error}:\n        raise {error}('planted') from None"
+    )
+    scope: dict[str, Any] = {**vars(home), "original": original}
+    exec(compile(source, str(home.__file__), "exec"), scope)
+    bound = hasattr(original, "__self__")  # a class method, which asks for no other self
+    fails = staticmethod(scope[name]) if bound else scope[name]
+    # a function is held by each module that imported it
+    others = [] if of else [m for m in list(sys.modules.values()) if m is not None]
+    holders = [owner, *(m for m in others if m is not home and vars(m).get(name) is original)]
+    with ExitStack() as stack:
+        for holder in holders:
+            stack.enter_context(replaced(holder, name, lambda _: fails))
+        yield
 
 
 def beside(failure: str) -> Callable[[], AbstractContextManager[object]]:
@@ -88,9 +95,11 @@ def main() -> None:
         if row["version"] != chosen_version() or (wanted and row["entry"] not in wanted):
             continue
         case = load_case(json.dumps(row["case"]).encode())
-        told(row["entry"], "alone", Judge(recipes, ledger).judge(case))
+        # the crash that ends the case would take the blame for what this rule shows
+        rule = [rules_of(case.spec)[row["rule"]]] if "rule" in row else None
+        told(row["entry"], "alone", Judge(recipes, ledger).judge(case, rule))
         with beside(row["beside"])():
-            told(row["entry"], "beside", Judge(recipes, ledger).judge(case))
+            told(row["entry"], "beside", Judge(recipes, ledger).judge(case, rule))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from narrowfuzz.ledger import Entry, load_entries, load_ledger, stands
 from narrowfuzz.machine import machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.play.processes import around
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.schedule.events import Backward, Close, Forward, Open
 
@@ -83,6 +84,23 @@ def raising(
             yield
 
     return plant
+
+
+def on_ranks(
+    plant: Callable[[], AbstractContextManager[object]],
+) -> Callable[[], AbstractContextManager[object]]:
+    """The same in the processes of ranks, which run what is compiled."""
+
+    @contextmanager
+    def planted() -> Iterator[None]:
+        around.append(plant)
+        try:
+            with plant():
+                yield
+        finally:
+            around.remove(plant)
+
+    return planted
 
 
 @contextmanager
@@ -196,7 +214,7 @@ NEIGHBOURS = {
             "compile": "aot_eager",
             "sharding": Sharding(data=1, tensor=1, narrow_styles=True, units="each"),
         },
-        raising(_TANGENT, "RuntimeError"),
+        on_ranks(raising(_TANGENT, "RuntimeError")),
     ),
     "dtensor-view-single-feature": Neighbour(
         {

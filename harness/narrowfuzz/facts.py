@@ -168,6 +168,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     #: The model calls attention, or is a user's and may; its forward draws random numbers.
     "attends": lambda context: _model(context, lambda model: model.attends),
     "random": lambda context: _model(context, lambda model: model.random),
+    #: The operand of a product that it is about, a or b.
+    "side": _of_verdict(lambda v: v.at.side),
     "device": lambda context: context.device,
     **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
 }
