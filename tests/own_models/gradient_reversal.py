@@ -28,4 +28,4 @@ class DANN(nn.Module):
 
 
 def build():
-    return DANN(), torch.randn(32, 40)
+    return DANN(), torch.randn(32, 64)

@@ -15,6 +15,7 @@ from narrowfuzz.case import TensorName
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.play.layers import Call
+from narrowfuzz.recipe import ROUNDED
 from narrowfuzz.trace import LayerCall, Site, SiteTrace
 
 
@@ -55,12 +56,15 @@ def _close(call: Call, plan: Plan, rounds: frozenset[TensorName], inverse: bool)
         tensors["weight"] = call.weight
     if call.bias is not None:
         tensors["bias"] = call.bias
+    kind = call.outputs["output"].dtype
+    if all(t.dtype == kind for name, t in tensors.items() if name in ("input", "weight")):
+        rounds = ROUNDED  # there is nothing to round: it did not run under autocast
     sites, unobserved = _sites(call, plan, inverse)
     return LayerCall(
         call.module,
         call.index,
         call.phase,  # type: ignore[arg-type]
-        DTYPE_NAME[call.outputs["output"].dtype],
+        DTYPE_NAME[kind],
         {name: _rows(t) for name, t in tensors.items()},
         {name: _rows(t) for name, t in call.outputs.items()},
         sites,

@@ -276,7 +276,7 @@ class _Run:
         plan, census = self.plan, program._census
         if self.layers is not None:
             shared = frozenset((*program._shared, *program._shared.values()))
-            autocast = program.recipe.autocast if spec.narrowed else None
+            autocast = program.recipe.autocast  # which a model may enter by itself
             rounds = ROUNDED if autocast is None else autocast(program.device)
             calls = calls_of(
                 left.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales

@@ -174,6 +174,7 @@ def ratio_limit(spec: Spec) -> tuple[float, float]:
 
 
 def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> Verdict | None:
+    got, base, exact = map(np.atleast_1d, (got, base, exact))  # a parameter may be a single number
     large, floor = ratio_limit(spec)
     floor *= float(np.sqrt(np.mean(exact**2)))
     error, allowed = got - exact, base - exact
