@@ -19,9 +19,13 @@ from narrowfuzz.environment import prepare, settle
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.oracles.own_functions import check_own_functions
 from narrowfuzz.own_models import register
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.own import OwnModel
+from narrowfuzz.power.probe import falsifying, probe
+from narrowfuzz.power.reads import FALSIFIES
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.specs import fixed
 from narrowfuzz.trace import Derivative
@@ -178,6 +182,22 @@ def test_it_is_tried_once_for_a_model_and_not_for_each_case(
         of_functions(judge, Case(spec=case.spec, data=DataSpec(seed=seed)))
     assert asked == [0]
     assert not MODELS[case.spec.model].takes_ids
+
+
+def test_a_model_that_raises_on_other_numbers_is_said_to(file: Path) -> None:
+    picky = "Tanh.apply(x, None) if x.abs().max() < 0.4 else [][1]"
+    case = case_of(written(file, RIGHT, call=picky))
+    judge = Judge(RECIPES, Ledger([]))
+    evidence = judge.observe(case, frozenset({"eager"}))
+    assert isinstance(evidence, Evidence)
+    (verdict,) = check_own_functions(evidence)
+    assert verdict.status == "inconclusive" and "IndexError" in verdict.why
+
+
+def test_no_pass_could_not_have_failed(file: Path) -> None:
+    evidence = Judge(RECIPES, Ledger([])).observe(case_of(written(file, RIGHT)))
+    (found,) = probe(check_own_functions, evidence, falsifying([BY_NAME["O24"]], FALSIFIES))
+    assert found.noticed >= {"zeros (a Function's backward)", "sign flip (a Function's backward)"}
 
 
 def test_a_run_can_say_what_was_checked_and_what_was_not(file: Path) -> None:

@@ -3,21 +3,29 @@ they rest on no data of one."""
 
 from __future__ import annotations
 
+import math
+
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.trace import Derivative
+from narrowfuzz.trace import Derivative, message_of
 
 _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 
 
 def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
-    """Of every Function that the unconverted model calls, where it was asked for a gradient."""
+    """Of every Function that the unconverted model calls, where it was asked for a gradient; one
+    that says why, where the model does not run on numbers of ours."""
     key = spec.model, spec.dtype, device
     if key not in _FOUND:
         own = MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device=device)
-        _FOUND[key] = tuple(Derivative(*one) for one in derivatives(own, ids_of(spec)))
+        try:
+            _FOUND[key] = tuple(Derivative(*one) for one in derivatives(own, ids_of(spec)))
+        except Exception as error:  # noqa: BLE001 - a user's code, and what it raised is told
+            said = f"{type(error).__name__}: {message_of(error).strip()[:200]}"
+            why = f"a forward on normal numbers raised {said}"
+            _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 5),)
     return _FOUND[key]
 
 

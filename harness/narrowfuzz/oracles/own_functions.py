@@ -42,7 +42,8 @@ def _judge(arm: str, several: list[Derivative]) -> Verdict:
     expect = DerivativeOf(told.function, bits(told.slope), bits(told.error))
     if not told.wrong:
         status: Status = "inconclusive" if told.why else "ok"
-        why = f"{told.function}({told.argument}): {told.why}" if told.why else ""
+        place = f"{told.function}({told.argument})" if told.argument else told.function
+        why = f"{place}: {told.why}" if told.why else ""
         return Verdict(NAME, arm, ROLE, status, at=at, expect=expect, why=why)
     others = [d.argument for d in several if d.wrong and d is not told]
     more = f" (and other than that of {', '.join(others)})" if others else ""
