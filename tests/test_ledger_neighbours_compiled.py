@@ -39,12 +39,13 @@ def refused_by_stride() -> Iterator[None]:
 
 
 NEIGHBOURS = {
+    # what the cure does not cure is tests/test_cures.py's
     "inductor-gcc-transposed-reduction": Neighbour(
         {
             "recipe": "torch.fp32", "model": "llama_block", "dtype": "bf16", "m": 64, "k": 64,
             "n": 64, "input_layout": "transposed", **_COMPILED,
         },
-        fault("compiled-rsqrt-estimated"),
+        raising("torch._inductor.codegen.cpp:CppVecOverrides.rsqrt", "AssertionError"),
     ),
     "inductor-recompute-drift": Neighbour(
         {
@@ -67,7 +68,7 @@ NEIGHBOURS = {
     ),
     "partitioner-budget-recomputes-random": Neighbour(
         {"recipe": "torch.fp32", "model": "dropout", "memory_budget": 0, "bias": True, **_COMPILED},
-        fault("compiled-bias-twice"),
+        raising("torch._functorch.partitioners:choose_saved_values_set", "AssertionError"),
     ),
     "partitioner-budget-saves-tuple": Neighbour(
         _FLASH | {"compile": "aot_eager_decomp_partition"},
