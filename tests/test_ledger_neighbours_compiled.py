@@ -86,15 +86,17 @@ NEIGHBOURS = {
 
 
 @pytest.fixture(autouse=True)
-def _tuned_for_generic(
+def _compiled_anew(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """What one compiler makes of a kernel alone is asked of that compiler."""
+    """Nothing is taken from a cache, which knows of no fault; and what one compiler makes of a
+    kernel is asked of that compiler."""
+    from torch._inductor import config
+
     torch._dynamo.reset()
     with ExitStack() as stack:
+        stack.enter_context(config.patch(force_disable_caches=True))
         if "gcc" in request.node.name:
-            from torch._inductor import config
-
             tuned = tmp_path / "g++"
             tuned.write_text('#!/bin/sh\nexec /usr/bin/env g++ "$@" -mtune=generic\n')
             tuned.chmod(0o755)
