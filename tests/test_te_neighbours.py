@@ -1,5 +1,5 @@
 """As test_ledger_neighbours.py, of TransformerEngine's entries: the case that an entry explains,
-run with an unrelated failure, is reported as new. A process for each version judges what is of it."""
+run with an unrelated failure, is reported as new. A process for each version judges its own."""
 
 from __future__ import annotations
 
