@@ -12,7 +12,7 @@ from pathlib import Path
 
 from narrowfuzz.known_issue import TE, release_of_te
 from narrowfuzz.ledger import Entry
-from narrowfuzz.triage.verify import ScriptRun, ended, script_environment, tidy
+from narrowfuzz.triage.verify import ScriptRun, ended, script_environment, script_ran
 from te_on_cpu.environment import CHOICE, ensure
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,8 +37,8 @@ def alone(path: Path, entry: Entry, folder: Path, patched: Sequence[Path] = ()) 
     if about_gcc(entry):
         environment["CXX"] = str(tuned_for_generic(folder))
     environment["PYTHONPATH"] = os.pathsep.join([*first, environment["PYTHONPATH"]])
-    code, output = ended(command, environment, 300.0)
-    return ScriptRun(code, tidy(output))
+    code, out, err = ended(command, environment, 300.0)
+    return script_ran(path.read_text(), code, out, err, 300.0)
 
 
 def about_gcc(entry: Entry) -> bool:

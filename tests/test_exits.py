@@ -54,7 +54,7 @@ def test_the_version_is_said_and_nothing_heavy_is_loaded(
 def test_what_we_did_not_expect_is_a_traceback_and_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def raises(*args: object) -> None:
+    def raises(*args: object, **named: object) -> None:
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr("narrowfuzz.listing.known_command", raises)

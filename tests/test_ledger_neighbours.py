@@ -447,5 +447,9 @@ def explaining(where: str) -> set[str]:
     return {entry.id for entry in explain if of(entry) == where}
 
 
+#: Shown by a user's model alone, with what is not theirs beside it: tests/test_own_causes.py.
+OF_USERS = {"float8-linear-registered-twice"}
+
+
 def test_every_entry_that_explains_something_here_has_a_neighbour() -> None:
-    assert explaining("here") == {entry_of(name).id for name in NEIGHBOURS}
+    assert explaining("here") - OF_USERS == {entry_of(name).id for name in NEIGHBOURS}

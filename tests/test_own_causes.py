@@ -380,8 +380,8 @@ class Counts(nn.Module):
         return F.gelu(x) * (1 + self.calls % 2)
 def build(): return ids(LM(Block(), Block(mlp=MLP(Counts()))))
 """)  # fmt: skip
-    verdict = one(judged(text), "O1")
-    assert verdict.at.layer == "model.layers.1.mlp.between"
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.between \(Counts\)"):
+        judged(text)  # it is refused before anything is judged
 
 
 def test_what_an_activation_writes_in_place_is_not_the_linears_output(

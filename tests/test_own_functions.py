@@ -46,7 +46,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 def tried(name: str, dtype: torch.dtype) -> list[Derivative]:
     zoo.Stale.kept = None
-    own = OwnModel(zoo.__file__, "build", 16, 16, {"name": name}).to(dtype=dtype)
+    own = OwnModel(zoo.__file__, "build", 16, 16, {"name": name}, 0).to(dtype=dtype)
     return [Derivative(*one) for one in derivatives(own, 0)]
 
 

@@ -58,6 +58,8 @@ def test_what_a_rule_is_said_to_catch_is_an_injected_bug() -> None:
     plants = builtin_plants()
     for row in explained():
         for name, id in (row.caught or {}).items():
+            if name == "O24":  # of a user's file: tests/test_own_functions.py
+                continue
             assert name in row.names and not plants[id].legal
             if row.page == "rules":  # the others: test_sharded, test_state_faults, test_te_ranks
                 assert (name, id) in HUNTS, (name, id)

@@ -113,8 +113,8 @@ def test_the_count_sees_what_it_counts() -> None:
 def test_scripts_take_no_more_text_than_they_did() -> None:
     """Scripts are made of source that runs elsewhere, too; what writes them counts, the census'
     own writer among it. A device and sums that may come out in several ways cost forty lines, what
-    runs on ranks 280, a user's own Function 35."""
-    assert lines_of_scripts() <= 2000
+    runs on ranks 280, a user's own Function 35, a run repeated on one model ten."""
+    assert lines_of_scripts() <= 2010
 
 
 def test_a_relation_costs_two_files() -> None:

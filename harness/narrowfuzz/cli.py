@@ -381,12 +381,14 @@ def compare(
     suppress: Suppress = None,
     accept: Annotated[
         Path | None,
-        typer.Option(help="Write what only SECOND shows into this file, for a later --suppress"),
+        typer.Option(help="Write what only SECOND shows into this file, for a later --suppress."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why that is meant; --accept needs it")] = "",
+    reason: Annotated[
+        str, typer.Option(help="Why the change is intended; --accept needs it.")
+    ] = "",
     until: Annotated[
         str,
-        typer.Option(help="Day from which on it counts again, like 2027-01-31; else in 90 days"),
+        typer.Option(help="Day on which it counts again, as 2027-01-31. Default: in 90 days."),
     ] = "",
     json: Json = False,
 ) -> None:

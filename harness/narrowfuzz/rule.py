@@ -73,7 +73,7 @@ def _kinds(row: Explained, strength: str) -> str:
 
 
 def _caught(row: Explained, name: str) -> str:
-    id = (row.caught or {}).get(name, "")
-    return (
-        f"{id}: {builtin_plants()[id].title} (injected on purpose, to test the rule)" if id else ""
-    )
+    bug = (row.caught or {}).get(name, "")
+    planted = builtin_plants().get(bug)
+    title = bug if planted is None else f"{bug}: {planted.title}"
+    return f"{title} (injected on purpose, to test the rule)" if bug else ""

@@ -435,6 +435,17 @@ class TestStatistics:
             assert (excess > 1.0) is (far > 0) and allowed > 0
             assert statistics([attended(call) for call in calls], allowed)[1] is (far > 0)
 
+    def test_scores_that_fp32_does_not_hold_say_nothing(self) -> None:
+        """A kernel sees a row of -inf there, as if all its keys were masked."""
+        call = attention("backward")
+        huge = np.float32(1e30)
+        far = replace(call, q=np.abs(call.q) * huge, k=-np.abs(call.k) * huge,
+                      lse=np.zeros_like(call.lse))  # fmt: skip
+        adds = evidence_of({}).accumulators["attention fp32"]
+        assert row_sum_excess(far, adds) == (0.0, 0.0)
+        calls = [attended(far), attended(replace(far, phase="forward"))]
+        assert not statistics(calls, 2.0**-10)[1]
+
     def test_what_is_not_known_of_the_scores_is_inconclusive(self) -> None:
         calls = [replace(attention(phase), unknown="alibi_slopes", lse=attention(phase).lse + 1)
                  for phase in ("forward", "backward")]  # fmt: skip

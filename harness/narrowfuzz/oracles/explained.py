@@ -40,7 +40,7 @@ class Explained:
     why: str = ""
     #: What it cannot see.
     blind: str = ""
-    #: Rule -> an injected bug that it catches.
+    #: Rule -> an injected bug that it catches, or a sentence about one in a user's file.
     caught: dict[str, str] | None = None
     #: Heading on the page.
     section: str = ""

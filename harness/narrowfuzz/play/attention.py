@@ -16,7 +16,7 @@ def scores(q: Any, k: Any, scale: float, added: Any) -> Any:
 
 
 def sums_to_one(scores: Any, lse: Any) -> Any:
-    """Of which rows exp(scores - lse) has the sum 1: not of those whose keys are all masked, and
-    whose log-sum-exp kernels give as they like, nor of those whose log-sum-exp says nothing: of
-    2^20 one rounding of fp32 is 1/16."""
-    return (scores > float("-inf")).any(-1) & (abs(lse) < 2.0**20)
+    """Of which rows exp(scores - lse) has the sum 1: not of those whose keys are all masked, or
+    have scores that fp32 may not hold, and whose log-sum-exp kernels give as they like, nor of
+    those whose log-sum-exp says nothing: of 2^20 one rounding of fp32 is 1/16."""
+    return (scores > -(2.0**100)).any(-1) & (abs(lse) < 2.0**20)

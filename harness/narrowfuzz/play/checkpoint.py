@@ -51,12 +51,14 @@ def numbered(how: Callable[..., Any], place: Any) -> Callable[..., Any]:
         numbers = place.forward, place.segments
 
         def again(*args: Any, **named: Any) -> Any:
-            now = place.forward, place.segment
+            now = place.forward, place.segment, place.segments
             place.forward, place.segment = numbers
+            place.segments = numbers[1]  # checkpoints inside are numbered as in the forward
             try:
                 return function(*args, **named)
             finally:
-                place.forward, place.segment = now
+                place.forward, place.segment = now[:2]
+                place.segments = max(now[2], place.segments)
 
         return how(again, *args, **named)
 

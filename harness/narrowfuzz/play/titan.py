@@ -30,6 +30,7 @@ class TorchtitanLlama(nn.Module):
             flavors[flavor], vocab_size=vocabulary, max_seq_len=rows, **changes
         )
         self.model = llama3.Transformer(args)
+        self.checkpoint = operators_kept()  # made here: a compiler need not see how
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model(x.reshape(-1, x.shape[-1]))
@@ -37,21 +38,7 @@ class TorchtitanLlama(nn.Module):
 
     def selective(self, function: Any, *args: Any, **named: Any) -> Any:
         """A block that is recomputed but for the operators that torchtitan keeps."""
-        how: Any = {"mode": "selective", "selective_ac_option": "op"}
-        try:
-            from torchtitan.config_manager import ActivationCheckpoint
-            from torchtitan.models.llama3.infra.parallelize import _apply_ac_to_transformer_block
-
-            block = _apply_ac_to_transformer_block(nn.Identity(), ActivationCheckpoint(**how))
-        except ImportError:  # 0.2
-            from torchtitan.config.job_config import ActivationCheckpoint
-            from torchtitan.distributed.activation_checkpoint import _apply_op_sac
-            from torchtitan.models.llama3.infra.parallelize import _op_sac_save_list
-
-            block = _apply_op_sac(
-                nn.Identity(), ActivationCheckpoint(**how), op_sac_save_list=_op_sac_save_list
-            )
-        return block.checkpoint_fn(function, *args, **named)
+        return self.checkpoint(function, *args, **named)
 
     def shard(
         self, mesh: Any, *, data: int, tensor: int, narrow_styles: bool, averages: bool
@@ -81,6 +68,25 @@ class TorchtitanLlama(nn.Module):
         with rotations_kept(self.model):
             super()._apply(fn, recurse)
         return self
+
+
+def operators_kept() -> Any:
+    """The checkpoint of 0.1 or 0.2 that keeps what some operators make."""
+    how: Any = {"mode": "selective", "selective_ac_option": "op"}
+    try:
+        from torchtitan.config_manager import ActivationCheckpoint
+        from torchtitan.models.llama3.infra.parallelize import _apply_ac_to_transformer_block
+
+        block: Any = _apply_ac_to_transformer_block(nn.Identity(), ActivationCheckpoint(**how))
+    except ImportError:  # 0.2
+        from torchtitan.config.job_config import ActivationCheckpoint
+        from torchtitan.distributed.activation_checkpoint import _apply_op_sac
+        from torchtitan.models.llama3.infra.parallelize import _op_sac_save_list
+
+        block = _apply_op_sac(
+            nn.Identity(), ActivationCheckpoint(**how), op_sac_save_list=_op_sac_save_list
+        )
+    return block.checkpoint_fn
 
 
 class TorchtitanDecoder(nn.Module):
