@@ -23,7 +23,6 @@ from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
-from narrowfuzz.arms.module_watch import ModuleWatch
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import as_rows, fp32_array
@@ -129,7 +128,8 @@ class Program:
         if self.error is not None:
             return Trace(self.arm.name, error=self.error), []
         run = _Run(self, tensors, self.spec, True, None, None)
-        run.layers = ModuleWatch(run.training)
+        assert run.layers is not None
+        run.layers.everything = True
         trace = run.trace()
         return trace, run.layers.calls if trace.error is None and not trace.void else []
 
@@ -263,7 +263,7 @@ class _Run:
             return
         model = self.training.model
         self.running.follow(model)
-        if isinstance(self.layers, ModuleWatch):
+        if self.layers.everything:
             self.layers.follow({name: m for name, m in model.named_modules() if name})
         else:
             self.layers.follow(layers_of(model, self.program._linears, self.focus))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from narrowfuzz.play.player import innermost
 
@@ -63,17 +64,19 @@ class Call:
 
 
 class LayerWatch:
-    """Records the calls of linears during one run. ``place.forward`` is the forward that runs, or
-    that is recomputed. ``outside`` is behind what hooks of the layer itself do to its input and
-    output, as those do that lay it out over ranks; ``own`` is this rank's part of a tensor."""
+    """Records the calls of linears during one run, or of ``everything``; what is no linear is seen
+    from outside. ``place.forward`` is the forward that runs, or that is recomputed. ``outside``
+    is behind what hooks of the layer itself do to its input and output, as those do that lay it out
+    over ranks; ``own`` is this rank's part of a tensor."""
 
     def __init__(self, place: Any) -> None:
         self.place = place
-        self.outside, self.own = False, innermost
+        self.outside, self.own, self.everything = False, innermost, False
         self.calls: list[Call] = []
         self._current: list[Any] | None = None
         self._counts: Counter[tuple[str, str]] = Counter()
         self._hooks = ExitStack()
+        self._ended = 0
 
     def now(self, t: torch.Tensor) -> torch.Tensor:
         """Its values now: who gets it next may write into it, as an activation in place does."""
@@ -105,7 +108,8 @@ class LayerWatch:
         """These linears from now on, and no others."""
         self._hooks.close()
         for name, module in layers.items():
-            self._attach(name, module, self._hooks)
+            linear = hasattr(module, "weight") and not self.everything
+            (self._attach if linear else self.look)(name, module, self._hooks)
 
     def _begun(self, name: str) -> Call:
         """A call of this module, from now on."""
@@ -115,6 +119,35 @@ class LayerWatch:
         self._counts[name, phase] += 1
         self.calls.append(call)
         return call
+
+    def look(self, name: str, module: nn.Module, stack: ExitStack) -> None:
+        """Every tensor that a module of any kind is given and returns, and whether a gradient comes
+        back to it. Nothing stands in between."""
+        running: list[Call] = []
+
+        def before(module: Any, args: Any, named: Any) -> None:
+            running.append(self._begun(name))
+            running[-1].tensors |= self._every("input", (args, named))
+
+        def after(module: Any, args: Any, named: Any, output: Any) -> None:
+            call = running.pop()
+            call.outputs |= self._every("output", output)
+            call.ended, self._ended = self._ended, self._ended + 1
+
+            def note(grad: torch.Tensor) -> None:
+                call.tensors["grad_output"] = self.now(grad)
+
+            for t in tensors_of(output):
+                if t.requires_grad:
+                    t.register_hook(note)
+
+        pre = module.register_forward_pre_hook(before, with_kwargs=True)
+        stack.callback(pre.remove)
+        stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+
+    def _every(self, name: str, held: Any) -> dict[str, torch.Tensor]:
+        """The tensors in there, by this name and their numbers."""
+        return {f"{name}{i or ''}": self.now(t) for i, t in enumerate(tensors_of(held))}
 
     def _attach(self, name: str, module: nn.Module, stack: ExitStack) -> None:
         running: list[Call] = []
@@ -186,6 +219,11 @@ def _forbids_writing(t: torch.Tensor) -> bool:
     an error."""
     made = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
     return t.requires_grad and t._is_view() and torch._C._autograd._get_creation_meta(t) == made
+
+
+def tensors_of(held: Any) -> list[torch.Tensor]:
+    """The tensors in arguments or results, as deep as they lie."""
+    return [t for t in tree_leaves(held) if isinstance(t, torch.Tensor)]
 
 
 def whole_sum(t: Any) -> Any:
