@@ -207,7 +207,7 @@ def test_a_run_can_say_what_was_checked_and_what_was_not(file: Path) -> None:
                       expect=verdict.expect, why="it rounds")  # fmt: skip
     assert functions_seen([verdict]) == {("function", "mine.Tanh", "ok", "")}
     assert said_of_functions(functions_seen([verdict])) == (
-        "1 autograd.Function of your own was checked"
+        "1 autograd.Function of your own was held to finite differences"
     )
     said = said_of_functions(functions_seen([unclear]))
     assert said.startswith("0 autograd.Functions") and "it rounds" in said

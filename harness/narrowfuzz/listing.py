@@ -54,8 +54,8 @@ def listed(
 def print_listing(listing: Listing) -> None:
     """As a table."""
     table = Table(box=None, pad_edge=False)
-    for title in listing.columns:
-        table.add_column(title, overflow="fold")
+    for i, title in enumerate(listing.columns):
+        table.add_column(title, overflow="fold", no_wrap=i == 0)
     for record in listing.records:
         table.add_row(*(_cell(record[name]) for name in listing.columns.values()))
     width = None if sys.stdout.isatty() else 160
@@ -163,9 +163,8 @@ def _known(
         for together in by_cause(entries).values() for e in together
     ]  # fmt: skip
     columns = {
-        "entry": "id", "severity": "severity", "kind": "kind", "recipes": "recipes",
-        "what": "title", "what helps": "workaround", "same cause as": "same_cause",
-        "links": "links",
+        "known issue": "id", "severity": "severity", "kind": "kind", "what": "title",
+        "what helps": "workaround",
     }  # fmt: skip
     return Listing(records, columns, counted(entries))
 

@@ -10,13 +10,14 @@ from typing import Any
 from narrowfuzz.arm import LADDER, Arm
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Combination, Judged
+from narrowfuzz.campaign.own_functions import said_of_functions
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair
 from narrowfuzz.ledger import Entry, Ledger
 from narrowfuzz.severity import SEVERITIES
-from narrowfuzz.triage.finding import Finding, replay_command
+from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, replay_command
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,10 @@ class Ended:
         if unstable := [one for one in self.accepted.counting(self.store.suspected())
                         if one.oracle == "O1"]:  # fmt: skip
             found.append(f"a run was not repeated by the next: {unstable[0].sentence}")
+        if late := [one for one in self.accepted.counting(self.store.suspected())
+                    if one.why_suspected == OUT_OF_TIME]:  # fmt: skip
+            problems = _many(len(late), "possible problem")
+            found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
         if counts["first"] < self.first:
             ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
             more = "--cases" if self.counted else "--minutes"
@@ -123,10 +128,11 @@ class Ended:
         trained += [f"with {_listed(share.events)}"] if share.events else []
         if trained:  # a compiled arm may not have seen these
             said += f", eager runs also {', '.join(trained)}"
+        if functions := said_of_functions(self.tally.counts):
+            said += f". {functions}"
         return (
             f"{said}. Not checked: formulas of its own between the linears (norms, activations, "
-            "masks, losses, an autograd.Function) as such: what is wrong in them in the same way "
-            "in every run is not seen"
+            "masks, losses) as such: what is wrong in them in the same way in every run is not seen"
         )
 
     def verdict(self) -> str:

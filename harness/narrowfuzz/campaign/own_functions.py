@@ -32,5 +32,6 @@ def said_of_functions(counts: Iterable[Any]) -> str:
     if not keys:
         return ""
     many = f"{len(checked)} autograd.Function{'s' * (len(checked) != 1)} of your own"
-    said = f"{many} {'was' if len(checked) == 1 else 'were'} checked"
-    return f"{said}; not checkable: {'; '.join(reasons)}" if reasons else said
+    held = f"{'was' if len(checked) == 1 else 'were'} held to finite differences"
+    said = f"{many} {held}"
+    return f"{said}; not checked: {'; '.join(reasons)}" if reasons else said

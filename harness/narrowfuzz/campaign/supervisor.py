@@ -105,6 +105,8 @@ class _Handle:
     recycled: bool = False
     #: Name of the finding that its process is making smaller, "" if none.
     shown: str = ""
+    #: Fingerprint -> what its processes have seen and have not confirmed or dropped yet.
+    claimed: dict[str, Triaged] = field(default_factory=dict)
 
 
 def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
@@ -154,6 +156,9 @@ def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None
             if tally.enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
         _drain(handles, tally, store)
+        for handle in handles:
+            for result in handle.claimed.values():
+                _keep(result, tally, store)
         for loss in () if tally.interrupted else tally.losses:
             loss.join()
         left = sorted(path.name for path in (store.out / "journal").glob("lost-*.json"))
@@ -220,12 +225,17 @@ def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) ->
             tally.first_verdict = tally.seconds
     elif kind == "shown":
         handle.shown = value.finding.id
+        handle.claimed.pop(value.finding.fingerprint, None)
         tally.confirming[handle.number] = (SHRINKING, time.monotonic())
         _keep(value, tally, store)
     elif kind == "finding":
         _keep(value, tally, store, handle.shown)
         handle.shown = ""
         tally.confirming.pop(handle.number, None)
+    elif kind == "claimed":
+        handle.claimed[value.finding.fingerprint] = value
+    elif kind == "settled":
+        handle.claimed.pop(value, None)
     elif kind == "confirming":
         tally.confirming[handle.number] = (CONFIRMING, value)
     elif kind == "compiling":

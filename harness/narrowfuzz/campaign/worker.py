@@ -52,7 +52,7 @@ from narrowfuzz.stateful import Stateful
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
-from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.trials import Trials
 from narrowfuzz.verdict import fingerprint
@@ -392,6 +392,7 @@ class Worker:
         for verdict in judgement.causes:
             if claim(self.config.out, fingerprint(verdict, judgement.family)):
                 self.waiting.append((case, verdict, tuple(self.past)))
+                self.out.send(("claimed", unconfirmed(self.judge, case, verdict)))
                 if not self.holding or self.triage_seconds < self.triage_at_once:
                     self._triage(*self.waiting.pop())
         self._work_off()
@@ -436,6 +437,7 @@ class Worker:
         )
         self.out.send(("finding", result))
         wanted = fingerprint(verdict, self.judge.family(case.spec))
+        self.out.send(("settled", wanted))
         if not result.confirmed or result.finding.fingerprint != wanted:
             release(self.config.out, wanted)
         self.triage_seconds += time.monotonic() - started

@@ -248,7 +248,7 @@ def _blocks(module: Any) -> tuple[str, ...]:
     from torch import nn
 
     for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) > 1:
+        if isinstance(part, nn.ModuleList) and len(part):
             return tuple(f"model.{name}.{i}" for i in range(len(part)))
     return ()
 

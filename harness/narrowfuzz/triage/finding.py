@@ -21,6 +21,8 @@ from narrowfuzz.severity import SMALL, Severity, Use, severity
 from narrowfuzz.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
+#: Why a finding is suspected whose script could not be run before the run ended.
+OUT_OF_TIME = "the run ended before its script was run"
 
 
 class State(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.triage.avoid import avoided_by
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import (
+    OUT_OF_TIME,
     Finding,
     Flake,
     Story,
@@ -221,15 +222,17 @@ def _triaged(judge: Judge, shown: _Shown) -> Triaged:
     return Triaged(_finding(judge, shown, flake, proof), proof.script)
 
 
-def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
-    case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
+def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
+    """A divergence that nothing was asked of yet: what is said of it where time ends first."""
+    return Triaged(_unproven(judge, case, case, verdict), "")
+
+
+def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Finding:
     wanted = fingerprint(verdict, judge.family(case.spec))
-    evidence = observed(judge, minimal, verdict)
-    effect, (story, view, conversion) = effect_of(evidence, verdict), _looks(judge, shown, evidence)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
-        severity=severity_of(verdict, minimal, effect),
+        severity=severity_of(verdict, minimal, 0.0),
         recipe=case.spec.recipe,
         device=judge.device.name,
         oracle=verdict.oracle,
@@ -245,6 +248,19 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         reach=reach_of(minimal),
         case=case,
         minimal=minimal,
+        flake="flaky",
+        why_suspected=OUT_OF_TIME,
+        environment={**describe(), "device": judge.device.describe()},
+    )
+
+
+def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
+    case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
+    evidence = observed(judge, minimal, verdict)
+    effect, (story, view, conversion) = effect_of(evidence, verdict), _looks(judge, shown, evidence)
+    return msgspec.structs.replace(
+        _unproven(judge, case, minimal, verdict),
+        severity=severity_of(verdict, minimal, effect),
         flake=flake,
         attempts=search.attempts if search else 0,
         untried=search.untried if search else [],
@@ -255,7 +271,6 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         needs=needs_of(minimal, verdict) if search else [],
         needless=needless_of(case, minimal, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
-        environment={**describe(), "device": judge.device.describe()},
         conversion=conversion,
         story=story,
         view=view,
