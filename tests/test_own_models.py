@@ -511,7 +511,7 @@ def test_another_number_in_a_recompute_is_found_at_its_layer_with_a_script(
     result = triage(judge, case, verdict, seconds=4.0)
     assert result.confirmed, result.finding.why_suspected
     assert result.finding.minimal.spec.model == model.name, "there is no smaller model of a user's"
-    assert result.finding.sentence.startswith("model.feed_forward ")
+    assert result.finding.sentence.startswith("model.feed_forward: ")
 
 
 def test_a_script_repeats_on_one_model_as_the_judge_does(own: Callable[..., str]) -> None:
