@@ -257,7 +257,8 @@ class Change:
     module: str
     before: str = ""
     after: str = ""
-    #: Of lost attributes, and of a training flag: whose, of the module's parameters, "" for its own; and their names.
+    #: Of lost attributes and a training flag: whose, of the module's parameters, "" for its own;
+    #: and their names.
     parameter: str = ""
     attributes: tuple[str, ...] = ()
     #: It is at a module that conversion put another one in the place of, or gave other parameters,
