@@ -28,6 +28,7 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe import load_recipes
+from test_ledger_neighbours import explaining
 
 prepare()
 settle()
@@ -49,6 +50,8 @@ FASTEST = {
     "parallel_block.py:build": "torchao.mxfp8.rceil",
     "residual_scaling.py:build": "torchao.mxfp8.rceil",
     "softcap.py:build": "torchao.mxfp8.rceil",
+    # its evaluations have a path of their own, that torch leaves where a module has hooks
+    "torch_encoder.py:build": "torchao.float8.rowwise",
 }
 
 
@@ -78,7 +81,54 @@ def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None
 
 
 #: What no rule sees: nn.MultiheadAttention takes the weight of this linear and never calls it.
-NEVER_CALLED = {"model.attention.out_proj"}
+NEVER_CALLED = {
+    "model.attention.out_proj",
+    *(f"model.encoder.layers.{i}.self_attn.out_proj" for i in range(2)),
+}
+
+
+#: Entry -> page and recipes that show it: no model of ours does.
+OF_OWN = {
+    "parametrized-linears": ("weight_norm.py:build", ("torchao.float8.rowwise", "torchao.mxfp8.rceil")),
+}  # fmt: skip
+
+
+def narrow_cases(name: str, recipe: str) -> Iterator[Case]:
+    """The page under each backend that runs on a CPU."""
+    model = page(name)
+    for spec in _specs(model, [RECIPES[recipe]], "none", "full"):
+        if not RECIPES[recipe].unavailable(spec.backend, "cpu"):
+            yield Case(spec=spec, data=DataSpec())
+
+
+@pytest.mark.parametrize("entry", OF_OWN)
+def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
+    name, recipes = OF_OWN[entry]
+    for recipe in recipes:
+        found = [Judge(RECIPES, LEDGER).judge(case) for case in narrow_cases(name, recipe)]
+        assert not [verdict.sentence() for each in found for verdict in each.causes]
+        assert entry in {verdict.explained_by for each in found for verdict in each.known}
+
+
+def test_every_entry_of_users_models_has_a_page() -> None:
+    assert explaining("own") == {*OF_OWN}
+
+
+def test_another_failure_of_that_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **named: Any) -> Any:
+        raise TypeError("another reason")
+
+    monkeypatch.setattr("torchao.float8.float8_linear.Float8Linear.from_float", fails)
+    for case in narrow_cases("weight_norm.py:build", "torchao.float8.rowwise"):
+        assert Judge(RECIPES, LEDGER).judge(case).causes
+
+
+def test_a_head_on_a_part_of_a_sequence_is_no_refusal_by_sizes() -> None:
+    """x[:, 0] is not contiguous, and to_mx says so before it asks for sizes."""
+    for case in narrow_cases("shared_layers.py:build", "torchao.mxfp8.rceil"):
+        judgement = Judge(RECIPES, LEDGER).judge(case)
+        assert not judgement.causes
+        assert "mx-noncontiguous-input" in {v.explained_by for v in judgement.known}
 
 
 def test_parts_of_another_precision_keep_it() -> None:
