@@ -89,8 +89,11 @@ NEVER_CALLED = {
 
 #: Entry -> page and recipes that show it: no model of ours does.
 OF_OWN = {
-    "parametrized-linears": ("weight_norm.py:build", ("torchao.float8.rowwise", "torchao.mxfp8.rceil")),
-}  # fmt: skip
+    "parametrized-linears": (
+        "weight_norm.py:build",
+        ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
+    ),
+}
 
 
 def narrow_cases(name: str, recipe: str) -> Iterator[Case]:
