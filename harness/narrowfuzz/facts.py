@@ -26,7 +26,6 @@ import msgspec
 
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS, Model
-from narrowfuzz.expect import Refuses
 from narrowfuzz.machine import Machine
 from narrowfuzz.schedule.events import Event, Settings
 from narrowfuzz.schedule.story import FEATURES, features
@@ -167,7 +166,7 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     #: What a conversion changed is at modules that it replaced, as it was asked to.
     "swapped": _of_verdict(lambda v: v.swapped),
     #: The recipe's own rule that a refusal was for, in its words.
-    "rule": _of_verdict(lambda v: v.expect.rule if isinstance(v.expect, Refuses) else None),
+    "rule": _of_verdict(attrgetter("rule")),
     #: The model calls attention, or is a user's and may; its forward draws random numbers.
     "attends": lambda context: _model(context, lambda model: model.attends),
     "random": lambda context: _model(context, lambda model: model.random),
