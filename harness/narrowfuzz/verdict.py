@@ -94,7 +94,7 @@ class Verdict:
 
     @property
     def rule(self) -> str | None:
-        """The recipe's own rule that a refusal was for, in its words; None of what is no refusal."""
+        """The recipe's own rule that a refusal was for; None of what is no refusal."""
         return self.expect.rule if isinstance(self.expect, Refuses) else None
 
     def of_linear(self) -> Verdict:
