@@ -431,7 +431,8 @@ def test_another_failure_of_that_case_is_reported(name: str) -> None:
 
 def explaining(where: str) -> set[str]:
     """The entries that explain something and whose cases run ``here``, ``compiled``, ``emulated``
-    or ``simulated``: each is of exactly one."""
+    or ``simulated``, or are of a user's model, ``own`` (tests/test_models_of_others.py): each is of
+    exactly one."""
 
     def of(entry: Entry) -> str:
         globs = [glob for match in entry.matches for glob in match.fingerprints]
@@ -439,6 +440,8 @@ def explaining(where: str) -> set[str]:
             return "emulated"
         if "cpu" not in entry.devices:  # tests/simulated_checks.py
             return "simulated"
+        if entry.matches and all(match.when.get("model") == "*:*" for match in entry.matches):
+            return "own"
         arms = [glob.split("--")[2] for glob in globs]
         compiled = arms and all(arm.startswith(("inductor", "aot_eager")) for arm in arms)
         return "compiled" if compiled else "here"

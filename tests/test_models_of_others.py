@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arms.twin import has_twin
+from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.campaign.check import _TRAINING, _specs
 from narrowfuzz.campaign.judged import looked_at
 from narrowfuzz.case import Case, DataSpec, Spike
@@ -28,6 +28,7 @@ from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import load_ledger
 from narrowfuzz.own_models import register
 from narrowfuzz.recipe import load_recipes
+from test_ledger_neighbours import explaining
 
 prepare()
 settle()
@@ -49,6 +50,8 @@ FASTEST = {
     "parallel_block.py:build": "torchao.mxfp8.rceil",
     "residual_scaling.py:build": "torchao.mxfp8.rceil",
     "softcap.py:build": "torchao.mxfp8.rceil",
+    # its evaluations have a path of their own, that torch leaves where a module has hooks
+    "torch_encoder.py:build": "torchao.float8.rowwise",
 }
 
 
@@ -78,7 +81,57 @@ def test_nothing_is_said_of_a_page_that_is_right(name: str, narrow: str) -> None
 
 
 #: What no rule sees: nn.MultiheadAttention takes the weight of this linear and never calls it.
-NEVER_CALLED = {"model.attention.out_proj"}
+NEVER_CALLED = {
+    "model.attention.out_proj",
+    *(f"model.encoder.layers.{i}.self_attn.out_proj" for i in range(2)),
+}
+
+
+#: Entry -> page and recipes that show it: no model of ours does.
+OF_OWN = {
+    "parametrized-linears": (
+        "weight_norm.py:build",
+        ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
+    ),
+}
+
+
+def narrow_cases(name: str, recipe: str) -> Iterator[Case]:
+    """The page under each backend that runs on a CPU."""
+    model = page(name)
+    for spec in _specs(model, [RECIPES[recipe]], "none", "full"):
+        if not RECIPES[recipe].unavailable(spec.backend, "cpu"):
+            yield Case(spec=spec, data=DataSpec())
+
+
+@pytest.mark.parametrize("entry", OF_OWN)
+def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
+    name, recipes = OF_OWN[entry]
+    for recipe in recipes:
+        found = [Judge(RECIPES, LEDGER).judge(case) for case in narrow_cases(name, recipe)]
+        assert not [verdict.sentence() for each in found for verdict in each.causes]
+        assert entry in {verdict.explained_by for each in found for verdict in each.known}
+
+
+def test_every_entry_of_users_models_has_a_page() -> None:
+    assert explaining("own") == {*OF_OWN}
+
+
+def test_another_failure_of_that_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **named: Any) -> Any:
+        raise TypeError("another reason")
+
+    monkeypatch.setattr("torchao.float8.float8_linear.Float8Linear.from_float", fails)
+    for case in narrow_cases("weight_norm.py:build", "torchao.float8.rowwise"):
+        assert Judge(RECIPES, LEDGER).judge(case).causes
+
+
+def test_a_head_on_a_part_of_a_sequence_is_no_refusal_by_sizes() -> None:
+    """x[:, 0] is not contiguous, and to_mx says so before it asks for sizes."""
+    for case in narrow_cases("shared_layers.py:build", "torchao.mxfp8.rceil"):
+        judgement = Judge(RECIPES, LEDGER).judge(case)
+        assert not judgement.causes
+        assert "mx-noncontiguous-input" in {v.explained_by for v in judgement.known}
 
 
 def test_parts_of_another_precision_keep_it() -> None:
@@ -95,11 +148,54 @@ def test_parts_of_another_precision_keep_it() -> None:
         assert not Judge(RECIPES, LEDGER).judge(case).causes
 
 
-def test_what_does_not_run_in_float64_has_no_twin() -> None:
+def test_what_does_not_run_in_float64_is_not_called_random() -> None:
     """It casts to float32 by itself, and float32 does not go with float64 parameters."""
     for name, there in (("mixed_dtypes.py:build", False), ("softcap.py:build", True)):
-        case, *_ = cases(page(name), "torchao.float8.rowwise")
-        assert has_twin(case.spec, tensors_of(case, RECIPES[case.spec.recipe])) == there
+        model = page(name)
+        case, *_ = cases(model, "torchao.float8.rowwise")
+        assert bool(twin_outputs(case.spec, tensors_of(case, RECIPES[case.spec.recipe]))) == there
+        spec = _specs(model, [RECIPES[case.spec.recipe]], "aot_eager", "none")[0]
+        verdicts = Judge(RECIPES, LEDGER).judge(Case(spec=spec, data=DataSpec())).verdicts
+        reasons = {v.why for v in verdicts if v.status in ("inconclusive", "not_applicable")}
+        assert not [reason for reason in reasons if "random" in reason], name
+        assert ("the model does not run in float64" in reasons) != there
+
+
+def test_a_refusal_by_a_rule_of_sizes_is_known_at_the_linear_that_refused() -> None:
+    """A router to 2 experts, a picture of 14 by 14: MXFP8's blocks are of 32."""
+    for name, layer, sizes in (
+        ("mixed_dtypes.py:build", "model.1.router", (64, 64, 2)),
+        ("mnist.py:build", "model.linear_relu_stack.0", (16, 196, 128)),
+    ):
+        *_, case = cases(page(name), "torchao.mxfp8.rceil")
+        judge = Judge(RECIPES, LEDGER)
+        judgement = judge.judge(case)
+        assert not judgement.causes
+        (refused,) = judgement.known
+        assert refused.explained_by == "mx-shape-refusals"
+        assert refused.at.layer == layer
+        assert judge.run_arms(case)["eager"].error.sizes == sizes
+
+
+def test_another_error_in_a_linear_of_allowed_sizes_is_no_known_refusal(tmp_path: Path) -> None:
+    """Its words are the rule's, its linear is not."""
+    file = tmp_path / "says.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Says(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x): return x.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g):\n"
+        "        raise AssertionError('must be divisible by block_size 32')\n"
+        "class Model(nn.Sequential):\n"
+        "    def forward(self, x): return self[1](Says.apply(self[0](x)))\n"
+        "def build(): return Model(nn.Linear(32, 32), nn.Linear(32, 32)), torch.ones(32, 32)\n"
+    )
+    (model,) = register(f"{file}:build")
+    *_, case = cases(model, "torchao.mxfp8.rceil")
+    judgement = Judge(RECIPES, LEDGER).judge(case)
+    assert judgement.causes and not judgement.known
 
 
 def test_a_model_that_enters_autocast_by_itself() -> None:
@@ -114,6 +210,63 @@ def test_parts_in_eval_mode_stay_in_it() -> None:
     plain, trained, _ = cases(page("batch_norm.py:frozen"), "torchao.float8.rowwise")
     for case in (plain, trained):
         assert [v.sentence() for v in Judge(RECIPES, LEDGER).judge(case).causes] == []
+
+
+FLAG = """
+import torch
+from torch import nn
+class Asks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(32, 32)
+    def forward(self, x):
+        return self.proj(x) * (2.0 if self.proj.training else 1.0)
+def asked():
+    model = Asks()
+    model.proj.eval()
+    return model, torch.ones(32, 32)
+def never_asked():
+    return nn.Sequential(nn.Linear(32, 32)).eval(), torch.ones(32, 32)
+"""
+
+
+@pytest.mark.parametrize(("build", "found"), [("asked", True), ("never_asked", False)])
+def test_a_training_flag_that_conversion_changes_counts_where_it_is_read(
+    tmp_path: Path, build: str, found: bool
+) -> None:
+    file = tmp_path / "flag.py"
+    file.write_text(FLAG)
+    (model,) = register(f"{file}:{build}")
+    *_, case = cases(model, "torchao.float8.rowwise")
+    verdicts = Judge(RECIPES, LEDGER).judge(case).verdicts
+    said = [v for v in verdicts if v.symptom == "training flag changed"]
+    assert bool(said) == found
+    assert all(v.got == "training=True" for v in said)
+
+
+def test_a_cache_that_the_first_forward_makes_is_no_state() -> None:
+    """No later call changes it, and what it holds is the same for any input."""
+    model = page("rope_cache.py:build")
+    for case in cases(model, "torchao.float8.rowwise"):
+        judgement = Judge(RECIPES, LEDGER).judge(case)
+        assert judgement.ran and [v.sentence() for v in judgement.causes] == []
+
+
+def test_a_buffer_that_the_first_input_fills_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "fills.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Fills(nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(8, 8)\n"
+        "        self.register_buffer('scale', None)\n"
+        "    def forward(self, x):\n"
+        "        if self.scale is None: self.scale = x.detach().std(0)\n"
+        "        return super().forward(x / self.scale)\n"
+        "def build(): return Fills(), torch.randn(4, 8)\n"
+    )
+    with pytest.raises(ValueError, match="buffer scale"):
+        register(f"{file}:build")
 
 
 def test_what_an_evaluation_changes_is_still_found(tmp_path: Path) -> None:

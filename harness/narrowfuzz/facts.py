@@ -165,6 +165,8 @@ FACTS: dict[str, Callable[[Context], Fact]] = {
     "result": _of_verdict(lambda v: v.at.name),
     #: What a conversion changed is at modules that it replaced, as it was asked to.
     "swapped": _of_verdict(lambda v: v.swapped),
+    #: The recipe's own rule that a refusal was for, in its words.
+    "rule": _of_verdict(attrgetter("rule")),
     #: The model calls attention, or is a user's and may; its forward draws random numbers.
     "attends": lambda context: _model(context, lambda model: model.attends),
     "random": lambda context: _model(context, lambda model: model.random),

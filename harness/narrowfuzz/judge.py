@@ -24,7 +24,7 @@ from narrowfuzz.arms.modules import at_its_module, excused
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.sharded import pieces_of, run_sharded, sharded_traces
 from narrowfuzz.arms.training import AFTER
-from narrowfuzz.arms.twin import has_twin, twin_outputs
+from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case import Case, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.cures import CURES
@@ -206,12 +206,10 @@ class Judge:
                 a.name for a in climb(case.spec) if approximate(a, self.device.torch)
             ),
             deviations=self.ledger.deviations(self.as_known(case)),
-            refusal=recipe.refusal(case.spec, self.device.torch),
+            refusal=recipe.refusal(_refused(case.spec, traces), self.device.torch),
             rerun=partial(self._rerun, case),
             peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
-            twin=(lambda: twin_outputs(case.spec, tensors))
-            if has_twin(case.spec, tensors)
-            else None,
+            twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
             plan_of=self.plan_of_converted,
             plan_of_other=self.plan,
             gradients=gradient_names(case.spec),
@@ -468,6 +466,17 @@ class Judge:
         elif recipe.based_on:
             spec = msgspec.structs.replace(spec, recipe=recipe.based_on)
         return msgspec.structs.replace(case, spec=spec)
+
+
+def _refused(spec: Spec, traces: Mapping[str, Trace]) -> Spec:
+    """The Spec whose sizes a recipe may refuse: of a user's model, whose linears are of any size,
+    those of the linear that failed."""
+    base = traces.get(base_of(spec).name)
+    sizes = None if base is None or base.error is None else base.error.sizes
+    if not MODELS[spec.model].own or sizes is None:
+        return spec
+    m, k, n = sizes
+    return msgspec.structs.replace(spec, m=m, batch=0, k=k, n=n)
 
 
 def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:

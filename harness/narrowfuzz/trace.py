@@ -211,6 +211,8 @@ class RunError:
     rank: int = -1
     #: The linear of a model that was running; "" where none is known.
     layer: str = ""
+    #: The tokens, in_features and out_features of that call; None where they are not known.
+    sizes: tuple[int, int, int] | None = None
 
 
 #: Classes of what a conversion changed; no shapes, no values.
@@ -255,7 +257,8 @@ class Change:
     module: str
     before: str = ""
     after: str = ""
-    #: Of lost attributes: whose, of the module's parameters, "" for its own; and their names.
+    #: Of lost attributes and a training flag: whose, of the module's parameters, "" for its own;
+    #: and their names.
     parameter: str = ""
     attributes: tuple[str, ...] = ()
     #: It is at a module that conversion put another one in the place of, or gave other parameters,

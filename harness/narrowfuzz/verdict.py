@@ -92,6 +92,11 @@ class Verdict:
             expect = msgspec.structs.replace(expect, than=placed(expect.than))
         return replace(self, at=placed(self.at), expect=expect)
 
+    @property
+    def rule(self) -> str | None:
+        """The recipe's own rule that a refusal was for; None of what is no refusal."""
+        return self.expect.rule if isinstance(self.expect, Refuses) else None
+
     def of_linear(self) -> Verdict:
         """The same of a single linear that is what this verdict's layer was."""
         own = tuple(given for given in self.given if given.at.what != "tensor")

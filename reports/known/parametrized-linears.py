@@ -25,4 +25,10 @@ for norm in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.sp
         except Exception as error:
             print(f"{norm.__name__}: {phase} raises {type(error).__name__}: {error}")
             bad += phase != "convert" or "proj" not in str(error)
+    linear, x = norm(nn.Linear(32, 32, bias=False)).eval(), torch.randn(32, 32)
+    plain = linear(x)
+    quantize_(nn.Sequential(linear), config)
+    if torch.equal(linear(x), plain):
+        print(f"{norm.__name__} without a bias: nothing is quantised")
+        bad += 1
 sys.exit(1 if bad else 0)

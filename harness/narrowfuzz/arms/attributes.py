@@ -15,17 +15,19 @@ Attribute = tuple[str, str]
 
 
 def still_read(change: Change, read: frozenset[Attribute]) -> Change | None:
-    """A change of the census without the lost attributes that are not ``read``; None if nothing is
-    left of it."""
+    """A change of the census without the attributes that are not ``read``; None if nothing is left
+    of it."""
     if not change.attributes:
         return change
     kept = tuple(a for a in change.attributes if (change.parameter or change.module, a) in read)
+    if change.kind == "training flag changed":
+        return change if kept else None
     said = f"{change.parameter}: {', '.join(kept)}" if change.parameter else ", ".join(kept)
     return replace(change, before=said, attributes=kept) if kept else None
 
 
 def lost_by(changes: Iterable[Change]) -> frozenset[Attribute]:
-    """What these changes of the census took away."""
+    """What these changes of the census took away or changed."""
     return frozenset((c.parameter or c.module, a) for c in changes for a in c.attributes)
 
 

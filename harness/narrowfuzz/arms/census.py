@@ -110,7 +110,7 @@ def _modules(before: Snapshot, after: Snapshot) -> Iterator[Change]:
         if old.training != new.training:
             yield Change(
                 "training flag changed", name, f"training={old.training}",
-                f"training={new.training}",
+                f"training={new.training}", attributes=("training",),
             )  # fmt: skip
         lost = [kind.strip("_") for kind in HOOKS if new.hooks[kind] < old.hooks[kind]]
         if lost:

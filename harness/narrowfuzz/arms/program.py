@@ -214,8 +214,8 @@ class _Run:
             if lack := lacking_kernel(str(error), native=self.arm.native):
                 return Trace(self.arm.name, void=lack)
             failed = run_error(error, self.played.phase)  # type: ignore[arg-type]
-            if self.layers is not None:
-                failed = replace(failed, layer=self.layers.running())
+            if self.layers is not None and (call := self.layers.running()) is not None:
+                failed = replace(failed, layer=call.module, sizes=call.sizes)
             if self.arm.compiler:
                 program.error = failed  # a compiler that failed once fails as slowly every time
             return Trace(self.arm.name, error=failed)

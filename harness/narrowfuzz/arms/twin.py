@@ -17,25 +17,6 @@ from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.player import Trace
 
-#: A user's model by name -> whether it runs in float64.
-_PLAYS: dict[str, bool] = {}
-
-
-def has_twin(spec: Spec, tensors: dict[str, F32]) -> bool:
-    """False of a model that draws random numbers, and of a user's that does not run in float64: one
-    that casts to float32 by itself and there meets its float64 parameters."""
-    model = MODELS[spec.model]
-    if model.random or not model.own:
-        return not model.random
-    if spec.model not in _PLAYS:
-        try:
-            twin_outputs(spec, tensors)
-        except (RuntimeError, TypeError, ValueError):  # torch's of types that do not go together
-            _PLAYS[spec.model] = False
-        else:
-            _PLAYS[spec.model] = True
-    return _PLAYS[spec.model]
-
 
 def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
     """What the Spec's events give in float64, under the names a Trace uses; nothing of a user's

@@ -118,13 +118,20 @@ def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) ->
         return "refused only in backward", "time"
     if not states_rule:
         return "refusal states no rule", "rule"
-    sizes = rf"(?<!\d)({spec.k}|{spec.n}|{spec.tokens})(?!\d)"
+    refused = error.sizes if error.sizes is not None else (spec.k, spec.n, spec.tokens)
+    sizes = rf"(?<!\d)({'|'.join(map(str, refused))})(?!\d)"
     if not (_NO_SIZE.search(error.message) or re.search(sizes, error.message)):
         return "refusal names no shape", "shape"
-    layers = [name.rpartition(".")[2] for name in evidence.layers]
-    if layers and not any(name in error.message for name in layers):
+    layers = map(_called, evidence.layers)
+    if evidence.layers and not any(name in error.message for name in layers):
         return "refusal names no layer", "layer"
     return None
+
+
+def _called(layer: str) -> str:
+    """How a message may call a linear: a number, of a list, says nothing without the list."""
+    *_, parent, name = "", *layer.split(".")
+    return f"{parent}.{name}" if name.isdecimal() and parent else name
 
 
 def accepted(arm: str, case: str, rule: str) -> Verdict:

@@ -67,8 +67,12 @@ def tried(source: Source) -> Facts:
     with _one_thread():
         probe = make(next(key for key, v in given.items() if isinstance(v, torch.Tensor)))
         with lookups() as found:
-            _calling(probe, source, refuse)(probe.given[probe.driven])
+            call, example = _calling(probe, source, refuse), probe.given[probe.driven]
+            call(example)
+        call(example)
         own = make(driven(probe.given, found))
+        if _buffers(module) != _buffers(own.model):
+            raise refuse(f"{source.build}() gives other buffers each time: seed what it draws")
         called, example = _calling(own, source, refuse), own.given[own.driven]
         ids = not example.is_floating_point()
         if example.dim() == 0 or not example.numel():
@@ -76,7 +80,14 @@ def tried(source: Source) -> Facts:
                          "rows and features")  # fmt: skip
         answers, unreached = _answers(own, example, called, refuse)
         if _buffers(module) != _buffers(own.model):
-            raise refuse(f"{source.build}() gives other buffers each time: seed what it draws")
+            other = make(own.driven)
+            _calling(other, source, refuse)(example.flip(0) if ids else example * 0.5)
+            made = _buffers(other.model)
+            if kept := [n for n, then in _buffers(own.model).items() if made.get(n) != then]:
+                raise refuse(
+                    f"the first forward fills its buffer {kept[0]} by what it is given, so that no "
+                    "two runs are alike: fill it where the model is built"
+                )
 
         def again(other: torch.Tensor) -> Sequence[Lookup]:
             with lookups() as found:
@@ -128,17 +139,22 @@ def _built(source: Source, refuse: Refuse) -> tuple[nn.Module, dict[Any, Any]]:
 
 
 def _calling(own: OwnModel, source: Source, refuse: Refuse) -> Callable[[torch.Tensor], Any]:
-    """The model as it is called with an input; what that raises, and buffers that it changes, are
-    refused."""
+    """The model as it is called with an input; what that raises, and buffers that a call after the
+    first changes, are refused."""
+
+    called_before = False
 
     def call(x: torch.Tensor) -> Any:
-        before = _buffers(own.model)
+        nonlocal called_before
+        before, called_before, first = _buffers(own.model), True, not called_before
         try:
             given = own.called(x)
         except Exception as error:
             called = f"calling it with what {source.build}() gives"
             raise refuse(raised(called, error)) from error
         after = _buffers(own.model)
+        if first:
+            return given  # it may make what later calls keep: a cache
         if changed := [name for name, then in after.items() if before.get(name) != then]:
             raise refuse(_changing(own.model, changed[0]))
         return given

@@ -7,6 +7,7 @@ recipe's tap adds the operands of its GEMMs. Nothing the library computes change
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -58,6 +59,14 @@ class Call:
     #: How many-th of all calls it was to end; of a module that is looked at whatever it does.
     ended: int = -1
 
+    @property
+    def sizes(self) -> tuple[int, int, int] | None:
+        """Its tokens, in_features and out_features, if it is a linear that got so far."""
+        given, weight = self.tensors.get("input"), self.weight
+        if given is None or not given.dim() or weight is None or weight.dim() != 2:
+            return None
+        return math.prod(given.shape[:-1]), given.shape[-1], weight.shape[0]
+
     def held(self, name: str) -> torch.Tensor:
         """What it computed with: input, weight, bias or grad_output. Raises KeyError."""
         return {"weight": self.weight, "bias": self.bias, **self.tensors}[name]  # type: ignore[return-value]
@@ -92,10 +101,12 @@ class LayerWatch:
         """True while a watched layer multiplies."""
         return self._current is not None
 
-    def running(self) -> str:
-        """The linear whose call has begun last and not ended, "" where none is known."""
-        held = ((c.module, c.forward_gemms, c.backward_gemms) for c in self.calls)
-        return next((m for m, *gemms in held if any(g is self._current for g in gemms)), "")
+    def running(self) -> Call | None:
+        """The call of a linear that has begun last and not ended, None where none is known."""
+        return next(
+            (c for c in self.calls
+             if self._current is c.forward_gemms or self._current is c.backward_gemms), None
+        )  # fmt: skip
 
     @contextmanager
     def recording(self) -> Iterator[None]:
