@@ -45,13 +45,15 @@ def issue_body(entry: Entry) -> str:
     shown = "\n\n".join(
         part for part in (issue.before, f"```python\n{script}\n```", _emulated(entry)) if part
     )
+    explained = {thread.split()[0].rstrip(":") for thread in issue.related}
+    links = [link for link in entry.links if link not in explained]
     sections = {
         "Reproduction": shown,
         "Actual": f"```\n{issue.actual.strip()}\n```",
         "Expected": issue.expected.strip(),
         "Cause": "\n\n".join([issue.cause.strip(), *(quoted(entry, p) for p in issue.places)]),
         "Suggested fix": issue.fix.strip(),
-        "Related": "\n".join(f"- {thread}" for thread in (*entry.links, *issue.related)),
+        "Related": "\n".join(f"- {thread}" for thread in (*links, *issue.related)),
     }
     body = "\n".join(_section(title, text) for title, text in sections.items() if text)
     return f"# {issue.title}\n\n{issue.summary.strip()}\n\n{body}"
