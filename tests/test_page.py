@@ -257,3 +257,17 @@ def test_an_effect_is_said_only_as_far_as_it_was_measured(
     fields: dict[str, Any], said: str
 ) -> None:
     assert said in effect_words(msgspec.structs.replace(FINDING, **fields))
+
+
+def test_without_the_ledger_nothing_is_called_new(store: Any) -> None:
+    read = page(store, ledger=False)
+    title = re.sub(r"\s+", " ", read.text[read.text.index("2 findings;") :])
+    assert title.startswith("2 findings; known issues were not filtered (--no-ledger): 1 high")
+    assert read.text.count(f"looks like the known issue {ALIKE.id}") == 1, "of O5, not of O1"
+    assert "looks like the known issue" not in page(store).text
+
+
+def test_known_issues_are_not_said_to_be_absent_where_nobody_asked(store: Any) -> None:
+    write_page(store, SUMMARY | {"ledger": False}, ENVIRONMENT, SHARE, Accepted(), [], [], [ALIKE])
+    text = (store.out / "report.html").read_text()
+    assert "None came up" not in text and "were not filtered in this run" in text
