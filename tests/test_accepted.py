@@ -287,3 +287,17 @@ def test_an_issue_has_the_claim_the_script_the_versions_and_what_is_open() -> No
     assert "The attached `repro.py` (500 lines" in long and "```" not in long
     open_ = issue_text(msgspec.structs.replace(FINDING, why_suspected="it shows no more"), "")
     assert "**No script reproduces it yet: it shows no more.**" in open_
+
+
+def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: Store) -> None:
+    from test_nearest import ALIKE
+
+    ended = of(store, Counter(cases=9), filtered=False, entries=[ALIKE])
+    said = "2 findings (1 high, 1 medium); known issues were not filtered (--no-ledger)"
+    assert ended.verdict().startswith(said)
+    assert ended.like(FINDING) == f"looks like the known issue {ALIKE.id}" and not ended.like(OTHER)
+    write_markdown(ended)
+    told = text_of(shown((store.out / "summary.md").read_text()))
+    assert said in told and f"(looks like the known issue {ALIKE.id})" in told
+    assert "Known issues were not filtered in this run" in told
+    assert not of(store, Counter(), entries=[ALIKE]).like(FINDING)

@@ -13,11 +13,11 @@ from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.plots import heat_map, histogram, histogram_text
 from narrowfuzz.campaign.words import WORDS, explained
-from narrowfuzz.expect import Runs
+from narrowfuzz.expect import Refuses, Runs
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.oracles import ORACLES
 from narrowfuzz.oracles.explained import rows_of
-from narrowfuzz.triage.finding import Bins, Element, View, effect_words
+from narrowfuzz.triage.finding import Bins, Element, View, effect_words, promise_of, report
 from test_accepted import FINDING, OTHER, SHARE, store
 from test_nearest import ALIKE
 
@@ -257,3 +257,70 @@ def test_an_effect_is_said_only_as_far_as_it_was_measured(
     fields: dict[str, Any], said: str
 ) -> None:
     assert said in effect_words(msgspec.structs.replace(FINDING, **fields))
+
+
+def test_without_the_ledger_nothing_is_called_new(store: Any) -> None:
+    read = page(store, ledger=False)
+    title = re.sub(r"\s+", " ", read.text[read.text.index("2 findings;") :])
+    assert title.startswith("2 findings; known issues were not filtered (--no-ledger): 1 high")
+    assert read.text.count(f"looks like the known issue {ALIKE.id}") == 1, "of O5, not of O1"
+    assert "looks like the known issue" not in page(store).text
+
+
+def test_known_issues_are_not_said_to_be_absent_where_nobody_asked(store: Any) -> None:
+    write_page(store, SUMMARY | {"ledger": False}, ENVIRONMENT, SHARE, Accepted(), [], [], [ALIKE])
+    text = (store.out / "report.html").read_text()
+    assert "None came up" not in text and "were not filtered in this run" in text
+
+
+LATE = Refuses("a rule", "AssertionError", "time")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        *(
+            ({"expect": Refuses("a rule", "AssertionError", lacking)}, "a usability complaint")
+            for lacking in ("layer", "shape", "rule", "clarity")
+        ),
+        ({"expect": LATE}, "It is a bug of the library, or narrowfuzz is wrong"),
+        ({"expect": Refuses("a rule")}, "It is a bug of the library, or narrowfuzz is wrong"),
+        ({"oracle": "census", "symptom": "hooks lost"}, "Nothing documents what conversion keeps"),
+        ({"oracle": "census", "symptom": "weights tied"}, "It is a bug of the library"),
+        ({}, "It is a bug of the library, or narrowfuzz is wrong about what the library promises"),
+    ],
+)
+def test_whose_it_is_follows_what_the_library_promises(
+    fields: dict[str, Any], said: str, store: Any
+) -> None:
+    finding = msgspec.structs.replace(FINDING, **fields)
+    assert promise_of(finding).startswith(said) or said in promise_of(finding)
+    store.add(finding, "pass\n")
+    text = page(store).text
+    assert promise_of(finding) in text
+    assert "while the bug is there" not in text and "while this behaviour is there" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"oracle": "census", "symptom": "hooks lost"}, "conversion only"),
+        ({"oracle": "contract", "expect": LATE}, "does not depend on the data"),
+        ({"oracle": "R20", "expect": Runs("UnpicklingError")}, "does not depend on the data"),
+    ],
+)
+def test_what_any_data_show_is_said_of_no_data(
+    fields: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    from narrowfuzz.campaign.store import Store
+
+    finding = msgspec.structs.replace(FINDING, **fields)
+    told = report(finding, "again")
+    assert f"severity medium, {said}" in told
+    alone = Store(tmp_path / "alone")
+    alone.add(finding, "pass\n")
+    for text in (told, page(alone).text):
+        assert said in text.lower() and "normally distributed" not in text
+        assert "random data" not in text and "seed 0" not in text
+    plain = report(FINDING, "again")
+    assert "on normally distributed data" in plain and "random data, seed 0" in plain

@@ -13,13 +13,13 @@ from narrowfuzz.kept import kept
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.severity import LARGE
 from narrowfuzz.triage.finding import (
-    DATA_WORDS,
     FLAKE_WORDS,
     Finding,
     conditions,
     effect_words,
     replay_command,
     report,
+    seen_on,
 )
 
 #: Lines of a script that an issue shows; a longer one is to be attached.
@@ -69,8 +69,7 @@ def _what(finding: Finding) -> str:
     how = {"cpu": "on a CPU"}.get(finding.device, f"on {finding.device}")
     backend = f" ({spec.backend})" if spec.backend else ""
     lines = [
-        f"`{finding.recipe}`{backend}, run {BY_NAME[finding.arm].words} {how}, on "
-        f"{DATA_WORDS[finding.reach]}.",
+        f"`{finding.recipe}`{backend}, run {BY_NAME[finding.arm].words} {how}, {seen_on(finding)}.",
         f"Seen: {finding.sentence}.",
     ]
     if float(finding.effect) >= LARGE:

@@ -73,7 +73,7 @@ class Campaign:
             applying=[] if self.asked.configuration else applying, list_known=command,
             counted=bool(self.config.cases), min_judged=self.asked.min_judged,
             subject=title_of(self.config.models[0]) if self.asked.configuration else "",
-            first=len(self.config.first),
+            first=len(self.config.first), filtered=self.config.ledger, entries=self.entries(),
         )  # fmt: skip
         print_summary(console, around, ended, verbose=self.asked.verbose)
         summary = self.summary(ended)

@@ -10,9 +10,11 @@ from typing import Any
 from narrowfuzz.arm import LADDER, Arm
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Combination, Judged
+from narrowfuzz.campaign.nearest import looks_like, nearest
 from narrowfuzz.campaign.own_functions import said_of_functions
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.campaign.words import UNFILTERED
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair
 from narrowfuzz.ledger import Entry, Ledger
@@ -45,6 +47,10 @@ class Ended:
     #: The user's model that it is about, and how many cases come before others.
     subject: str = ""
     first: int = 0
+    #: False: --no-ledger, and known issues count as new.
+    filtered: bool = True
+    #: What a finding may resemble.
+    entries: Sequence[Entry] = ()
 
     @property
     def known(self) -> list[tuple[Entry, int]]:
@@ -140,11 +146,20 @@ class Ended:
         found, suspected = self.store.findings(), self.store.suspected()
         left = sum(bool(self.accepted.why(finding)) for finding in self.seen)
         words = _severities(found)
+        words = f" ({words})" if words else ""
+        counted = f"New findings: {len(found)}{words}"
+        if not self.filtered:
+            counted = f"{_many(len(found), 'finding')}{words}; {UNFILTERED}"
         return (
-            f"New findings: {len(found)}{f' ({words})' if words else ''}; "
+            f"{counted}; "
             f"suspected, without a script that shows them: {len(suspected)}."
             f"{f' {left} of them do not count.' if left else ''}"
         )
+
+    def like(self, finding: Finding) -> str:
+        """``looks like the known issue ID``, of a finding that was not held against those."""
+        known = "" if self.filtered else looks_like(nearest(finding, self.entries))
+        return f"looks like the known issue {known}" if known else ""
 
     def _too_little(self) -> str:
         enough = self.share.share >= self.min_judged

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from narrowfuzz.arm import BY_NAME
+from narrowfuzz.campaign.words import NOT_FILTERED
 from narrowfuzz.triage.finding import Finding, configuration_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def _parts(ended: Ended) -> Iterator[str]:
     if suspected := ended.store.suspected():
         lines = (f"{one.sentence} ({configuration_of(one)})" for one in suspected)
         yield "Not reproduced in a fresh process:\n\n" + _list(lines)
+    if not ended.filtered:
+        yield plain(NOT_FILTERED)
     if ended.known:
         lines = (
             f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}"
@@ -59,7 +62,8 @@ def _parts(ended: Ended) -> Iterator[str]:
 
 def _row(ended: Ended, finding: Finding) -> str:
     why = ended.accepted.why(finding)
-    sentence = f"{finding.sentence} (does not count: {why})" if why else finding.sentence
+    notes = filter(None, (f"does not count: {why}" if why else "", ended.like(finding)))
+    sentence = finding.sentence + "".join(f" ({note})" for note in notes)
     cells = (finding.severity, sentence, finding.recipe, BY_NAME[finding.arm].words)
     replay = f"<code>{plain(ended.replay(finding))}</code>"
     return f"| {' | '.join([*map(plain, cells), replay])} |"

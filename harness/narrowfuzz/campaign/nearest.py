@@ -24,15 +24,33 @@ class Near:
     entry: Entry
     reasons: tuple[str, ...]
 
+    #: The finding's recipe and whole fingerprint are what the entry speaks of.
+    whole: bool = False
+
     def __str__(self) -> str:
         return ", ".join(f"same {reason}" for reason in self.reasons)
 
 
 def nearest(finding: Finding, entries: Iterable[Entry]) -> list[Near]:
     """Those that resemble it most, the nearest first."""
-    found = [Near(entry, tuple(_reasons(finding, entry))) for entry in entries]
+    found = [
+        Near(entry, tuple(_reasons(finding, entry)), _whole(finding, entry)) for entry in entries
+    ]
     alike = [n for n in found if _weight(n.reasons) >= LEAST and {"rule", "symptom"} & {*n.reasons}]
     return sorted(alike, key=lambda near: (-_weight(near.reasons), near.entry.id))[:MOST]
+
+
+def looks_like(near: Iterable[Near]) -> str:
+    """The nearest entry that speaks of a finding's whole fingerprint, "" if none does: whether its
+    conditions hold, too, nobody has asked."""
+    return next((one.entry.id for one in near if one.whole), "")
+
+
+def _whole(finding: Finding, entry: Entry) -> bool:
+    globs = (glob for match in entry.matches for glob in match.fingerprints)
+    return any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes) and any(
+        fnmatch.fnmatchcase(finding.fingerprint, glob) for glob in globs
+    )
 
 
 def _weight(reasons: Iterable[str]) -> int:

@@ -17,23 +17,25 @@ from markupsafe import Markup
 from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
-from narrowfuzz.campaign.nearest import Near, nearest
+from narrowfuzz.campaign.nearest import Near, looks_like, nearest
 from narrowfuzz.campaign.plots import heat_map, heat_text, histogram, histogram_text
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.words import explained, plural
+from narrowfuzz.campaign.words import NOT_FILTERED, UNFILTERED, explained, plural
 from narrowfuzz.catalog import title_of
 from narrowfuzz.ledger import Entry
 from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.severity import SEVERITIES
 from narrowfuzz.triage.finding import (
-    DATA_WORDS,
     FLAKE_WORDS,
     Finding,
     conditions,
     configuration_of,
     effect_words,
     example_of,
+    promise_of,
     replay_command,
+    seen_on,
+    smallest_of,
 )
 
 #: Of a script: the longest line that is shown whole, and how many lines at its begin and end.
@@ -80,8 +82,11 @@ def write_page(
                          lstrip_blocks=True)  # fmt: skip
     engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
                        "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
-                       "plural": plural, "title_of": title_of, "data_words": DATA_WORDS,
-                       "flake_words": FLAKE_WORDS}  # fmt: skip
+                       "plural": plural, "title_of": title_of, "seen_on": seen_on,
+                       "flake_words": FLAKE_WORDS, "promise": promise_of,
+                       "smallest": smallest_of}  # fmt: skip
+    engine.globals |= {"looks_like": looks_like, "unfiltered": UNFILTERED,
+                       "not_filtered": NOT_FILTERED}  # fmt: skip
     engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
                        "histogram": histogram, "histogram_text": histogram_text}  # fmt: skip
     template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())

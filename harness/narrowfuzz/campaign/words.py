@@ -21,6 +21,12 @@ WORDS: dict[str, str] = {
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 
+#: Of a run whose findings may be known issues, in its verdict and where known issues stand.
+UNFILTERED = "known issues were not filtered (--no-ledger)"
+NOT_FILTERED = (
+    "Known issues were not filtered in this run: see 'Nearest known issues' of each finding."
+)
+
 
 def plural(n: int, noun: str) -> str:
     """``1 case``, ``2 cases``."""

@@ -227,6 +227,48 @@ REGIME_WORDS = {
 }
 
 
+def seen_on(finding: Finding) -> str:
+    """The data that it was seen on, in words that follow a comma; of what any data show, that."""
+    free = _data_free(finding)
+    return free or f"on {DATA_WORDS[finding.reach]}"
+
+
+def _data_free(finding: Finding) -> str:
+    """Why no data matter; "" where they may. Of an error that no rule about shapes or loading
+    foresees nobody knows."""
+    if finding.oracle == "census":
+        return "conversion only"
+    by_load = finding.oracle == "R20" and isinstance(finding.expect, Runs)
+    return "does not depend on the data" * (by_load or isinstance(finding.expect, Refuses))
+
+
+def smallest_of(finding: Finding) -> str:
+    """Its smallest example in words: the size, and the data where they matter."""
+    return (_size_of if _data_free(finding) else example_of)(finding.minimal)
+
+
+#: What conversion takes from a model, and no library says that it keeps.
+_KEPT = frozenset(
+    {
+        "own forward lost", "forward changed", "hooks lost", "attributes lost",
+        "attributes changed", "parameter hooks lost", "parameter attributes lost",
+    }
+)  # fmt: skip
+
+
+def promise_of(finding: Finding) -> str:
+    """Whose it is where none of a user's code takes part: what the library promises about it."""
+    expect = finding.expect
+    if isinstance(expect, Refuses) and expect.raised and expect.lacking != "time":
+        return (
+            "The library promises nothing about this message: it is a usability complaint, not a "
+            "wrong result"
+        )
+    if finding.oracle == "census" and finding.symptom in _KEPT:
+        return "Nothing documents what conversion keeps; we expect a module swap to keep it"
+    return "It is a bug of the library, or narrowfuzz is wrong about what the library promises"
+
+
 def configuration_of(finding: Finding) -> str:
     """What was converted, how it was run, and where."""
     spec = finding.minimal.spec
@@ -236,11 +278,15 @@ def configuration_of(finding: Finding) -> str:
 
 
 def example_of(case: Case) -> str:
-    """The size of a case in words."""
-    spec, data = case.spec, case.data
+    """The size of a case and its data in words."""
+    return f"{_size_of(case)}, {REGIME_WORDS[case.data.regime]}, seed {case.data.seed}"
+
+
+def _size_of(case: Case) -> str:
+    spec = case.spec
     tokens = f"{spec.tokens} token{'s' * (spec.tokens != 1)}"
     sizes = f"width {spec.k}" if spec.layer else f"{spec.k} in, {spec.n} out"
-    return f"{tokens}, {sizes}, {spec.dtype}, {REGIME_WORDS[data.regime]}, seed {data.seed}"
+    return f"{tokens}, {sizes}, {spec.dtype}"
 
 
 def conditions(needs: Sequence[str]) -> str:
@@ -278,9 +324,9 @@ def report(finding: Finding, replay: str) -> str:
     and ``replay``, the one command."""
     lines = [
         f"{finding.sentence}",
-        f"  severity {finding.severity}, on {DATA_WORDS[finding.reach]}",
+        f"  severity {finding.severity}, {seen_on(finding)}",
         f"  configuration: {configuration_of(finding)}",
-        f"  smallest example: {example_of(finding.minimal)}",
+        f"  smallest example: {smallest_of(finding)}",
     ]
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
