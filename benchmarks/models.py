@@ -208,6 +208,8 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
         f"{len({row.model for row in rows})} models in {len(rows)} checks, {sum(r.cases for r in rows)} cases: "  # noqa: E501
         f"{found} things said, of which {false} are false, or have no owner yet.",
         f"Versions: {', '.join(versions())}.",
+        '"never" counts the pairs of recipe and arm of which a check judged nothing, for lack of',
+        "cases or minutes, or because the library refuses the model.",
         "",
         "| model | way | cases | linears judged one by one | known divergences met | said | s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
