@@ -200,6 +200,14 @@ def test_the_text_has_all_that_is_filed(made_up: Any, capsys: pytest.CaptureFixt
     assert "emulation" not in text
 
 
+def test_a_link_that_is_explained_stands_once(made_up: Any) -> None:
+    one = made_up(issue={**ISSUE, "related": ["https://example.org/1: the same of another layer"]})
+    one.reproduction.write_text("print(2, 'is wrong')\n")
+    body = issue_body(one)
+    assert body.count("https://example.org/1") == 1
+    assert "- https://example.org/1: the same of another layer" in body
+
+
 def test_a_library_that_is_not_here_is_said(
     made_up: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
