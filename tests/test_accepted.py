@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import html
+import io
 import json
 import re
 from collections import Counter
@@ -21,11 +22,13 @@ from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.markdown import plain, write_markdown
 from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.summary import print_summary
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.issue import issue_text
 from narrowfuzz.ledger import Ledger, load_entries
 from narrowfuzz.triage.finding import Finding, conditions, report
+from rich.console import Console
 
 TODAY = datetime.date(2026, 11, 23)
 RECIPE, ARM = "torchao.float8.rowwise", "inductor"
@@ -302,6 +305,11 @@ def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: S
     assert said in told and f"(looks like the known issue {ALIKE.id})" in told
     assert "Known issues were not filtered in this run" in told
     assert not of(store, Counter(), entries=[ALIKE]).like(FINDING)
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=400)
+    print_summary(console, console, ended)
+    assert said in terminal.getvalue() and "were not filtered in this run" in terminal.getvalue()
+    assert terminal.getvalue().count(f"looks like the known issue {ALIKE.id}") == 1
 
 
 def test_conditions_can_be_read() -> None:
