@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import html
+import io
 import json
 import re
 from collections import Counter
@@ -21,11 +22,13 @@ from narrowfuzz.campaign.formats import write_formats
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.markdown import plain, write_markdown
 from narrowfuzz.campaign.store import Store
+from narrowfuzz.campaign.summary import print_summary
 from narrowfuzz.campaign.supervisor import Tally
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.issue import issue_text
 from narrowfuzz.ledger import Ledger, load_entries
-from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.finding import Finding, conditions, report
+from rich.console import Console
 
 TODAY = datetime.date(2026, 11, 23)
 RECIPE, ARM = "torchao.float8.rowwise", "inductor"
@@ -272,14 +275,15 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     assert "can run here (67 %)" in told and "9" * 12 not in told
     assert f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}" in told
     details = rendered[rendered.index("<details>") : rendered.index("</details>")]
-    assert f"{RECIPE} / inductor / attention" in text_of(details)
+    assert "inductor: 1 of 2 combinations of recipe and model" in text_of(details)
+    assert "eager" not in details, "all of it was checked"
 
 
 def test_an_issue_has_the_claim_the_script_the_versions_and_what_is_open() -> None:
     text = issue_text(FINDING, "import torch\nraise SystemExit(1)\n")
     assert text.startswith(f"# {RECIPE}: output wrong value")
     assert "```python\nimport torch\nraise SystemExit(1)\n```" in text
-    assert "Required to reproduce: bias=True." in text and "off by 25.0% of its size" in text
+    assert "Required to reproduce: bias." in text and "off by 25.0% of its size" in text
     assert "- torch 2.13.0" in text and "absent" not in text.split("Where it was seen")[0]
     assert "- not tried on a GPU" in text and "It prints `output[0, 0]: 1, must be 2`" in text
     assert "must be attached" not in text
@@ -301,3 +305,22 @@ def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: S
     assert said in told and f"(looks like the known issue {ALIKE.id})" in told
     assert "Known issues were not filtered in this run" in told
     assert not of(store, Counter(), entries=[ALIKE]).like(FINDING)
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=400)
+    print_summary(console, console, ended)
+    assert said in terminal.getvalue() and "were not filtered in this run" in terminal.getvalue()
+    assert terminal.getvalue().count(f"looks like the known issue {ALIKE.id}") == 1
+
+
+def test_conditions_can_be_read() -> None:
+    needs = ["model=hooked", "bias=True", "attention=math", "grad_mode=no_grad", "reload"]
+    assert conditions(needs) == (
+        "the model hooked (a linear with hooks and attributes), bias, attention math, "
+        "grad mode no_grad, reload"
+    )
+    assert conditions(["model=mine.py:build#0123", "bias=False"]) == (
+        "the model mine.py:build, no bias"
+    )
+    told = report(msgspec.structs.replace(FINDING, needless=["model=used_twice"]), "again")
+    assert "also fails without: the model used_twice (one linear called twice)" in told
+    assert "not required" not in told

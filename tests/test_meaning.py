@@ -11,12 +11,13 @@ from typing import get_args
 import pytest
 from narrowfuzz.address import At
 from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.expect import Is, Present, Same, Within, bits
+from narrowfuzz.expect import Is, Present, Refuses, Runs, Same, Within, bits
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger, load_entries
-from narrowfuzz.meaning import meaning, times
+from narrowfuzz.meaning import broken, meaning, times
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import check_variants, variants
+from narrowfuzz.oracles.relations_state import telling
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
 from narrowfuzz.trace import ChangeKind
@@ -152,3 +153,44 @@ def test_a_bias_that_is_ignored_is_named_and_no_other_error_is_called_so(
     (bad,) = {v.sentence().partition(" at ")[0] for v in verdicts if v.status == "diverged"}
     assert ("the bias of this linear is ignored" in bad) == ignored
     assert {v.symptom for v in verdicts if v.status == "diverged"} == {"wrong value"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("in_features must be a multiple of 32, the MX block, got 1",
+         "in_features=1 (must be a multiple of 32, the MX block)"),
+        ("out_features of output must be a multiple of 128, got 2000 (its weight is 2000 x 256)",
+         "out_features=2000 of output (must be a multiple of 128) (its weight is 2000 x 256)"),
+        ("dtype must be bf16 for the native kernels, got fp16",
+         "dtype must be bf16 for the native kernels, got fp16"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_not_said_as_if_the_library_had_to_print_it(rule: str, said: str) -> None:
+    assert broken(rule) == said
+    verdict = Verdict(
+        "contract", "eager", "forward", "crashed", "refusal names no layer (AssertionError in to)",
+        got="AssertionError: no", expect=Refuses(rule, "AssertionError", "layer"),
+    )  # fmt: skip
+    assert verdict.sentence() == (
+        f"the error does not name the layer: {said}; got AssertionError: no"
+    )
+
+
+UNSAFE = """Weights only load failed. This file can still be loaded, to do so you have two \
+options, \x1b[1mdo those steps only if you trust the source of the checkpoint\x1b[0m.
+\t(1) In PyTorch 2.6, we changed the default value.
+\t(2) Alternatively, please check the recommended steps in the following error message.
+\tWeightsUnpickler error: Unsupported global: GLOBAL torchao.config.Op was not an allowed global \
+by default. Please use `torch.serialization.add_safe_globals([Op])`."""
+
+
+def test_a_load_that_is_refused_says_what_is_refused() -> None:
+    said = "Unsupported global: GLOBAL torchao.config.Op was not an allowed global by default"
+    assert telling(UNSAFE) == said
+    assert telling("size mismatch\nfor weight") == "size mismatch"
+    verdict = Verdict(
+        "R20", "eager", "state", "diverged", "cannot be loaded (UnpicklingError)",
+        got="UnpicklingError: Weights only", expect=Runs("UnpicklingError"), told=f"it says {said}",
+    )  # fmt: skip
+    assert verdict.sentence() == f"torch.load refuses the saved state_dict: it says {said}"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.page import write_page
 from narrowfuzz.campaign.plots import heat_map, histogram, histogram_text
 from narrowfuzz.campaign.words import WORDS, explained
@@ -324,3 +325,25 @@ def test_what_any_data_show_is_said_of_no_data(
         assert "random data" not in text and "seed 0" not in text
     plain = report(FINDING, "again")
     assert "on normally distributed data" in plain and "random data, seed 0" in plain
+
+
+def test_the_first_line_says_what_was_tested_and_on_what(store: Any) -> None:
+    read = page(store)
+    body = read.text[read.text.index("torch 2.13.0") :]
+    assert body.startswith("torch 2.13.0, CPU only\n"), "before the verdict"
+    assert body.index("2 new findings") < 40
+    mx = Judged(frozenset({("torchao.mxfp8.rceil", "eager", "linear")}), ())
+    gpu = {"device": {"name": "cuda:0"}}
+    for more, said in (({}, "CPU only, MXFP8 emulated\n"), (gpu, "torch 2.13.0, device cuda:0\n")):
+        write_page(store, SUMMARY, ENVIRONMENT | more, mx, Accepted(), [], [], [])
+        assert said.strip() + "</p>" in (store.out / "report.html").read_text()
+
+
+def test_ways_to_run_that_nothing_was_checked_in_are_counted(store: Any) -> None:
+    assert "nothing checked" not in page(store).text
+    never = tuple(("torchao.float8.rowwise", arm, "linear") for arm in ("ac_full", "aot_eager"))
+    share = Judged(SHARE.met, (*SHARE.never, *never))
+    write_page(store, SUMMARY, ENVIRONMENT, share, Accepted(), [], [], [])
+    text = (store.out / "report.html").read_text()
+    assert "2 other ways to run: nothing checked" in text
+    assert '<th scope="col">aot_eager</th>' not in text and '<th scope="col">eager</th>' in text

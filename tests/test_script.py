@@ -250,6 +250,7 @@ def test_a_state_that_cannot_be_loaded_has_a_script() -> None:
     text = write_script(case, verdict, recipes()[MX])
     assert_stands_alone(text, MAX_PLAYED_LINES)
     assert "('reload', True)" in text
+    assert "{trace.doing or trace.phase} raises" in text and "trace.doing = 'load'" in text
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,9 @@ _RAISES: _Table = {
     r"refused only in backward \((?P<error>.*)\)":
         "a shape is refused only in backward, after forward has run",
     r"refusal states no rule \((?P<error>.*)\)":
-        "a shape is refused without saying which rule is broken",
-    r"refusal names no shape \((?P<error>.*)\)": "a shape is refused without naming it",
-    r"refusal names no layer \((?P<error>.*)\)": "a shape is refused without naming the layer",
+        "the error does not say which rule is broken",
+    r"refusal names no shape \((?P<error>.*)\)": "the error does not name the shape",
+    r"refusal names no layer \((?P<error>.*)\)": "the error does not name the layer",
     r"cannot be loaded \((?P<error>.*)\)": "torch.load refuses the saved state_dict",
     r"cannot be restored \((?P<error>.*)\)": "the saved state_dict does not load into a new model",
     r"cannot go on \((?P<error>.*)\)": "training fails after an optimizer step",
@@ -334,6 +334,22 @@ def _pointed(at: At, expect: Expect | None) -> bool:
     if at.what in ("scale", "amax") and len(at.index) == 2 and _block(at, expect):
         return False
     return bool(at.index) and at.what != "state"
+
+
+_MULTIPLE = re.compile(
+    r"(?P<size>\w+)(?P<of> of .+?)? must be a multiple of (?P<rule>.+), "
+    r"got (?P<got>\d+)(?P<more>.*)"
+)
+
+
+def broken(rule: str) -> str:
+    """The rule of a shape that was broken, said so that nobody takes it for the library's words:
+    ``in_features=1 (must be a multiple of 32)``."""
+    found = _MULTIPLE.fullmatch(rule)
+    return _BROKEN.format_map(found.groupdict("")) if found else rule
+
+
+_BROKEN = "{size}={got}{of} (must be a multiple of {rule}){more}"
 
 
 def times(factor: float) -> str:

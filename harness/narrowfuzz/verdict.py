@@ -14,7 +14,7 @@ from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
 from narrowfuzz.expect import Expect, Given, Is, Ordered, Present, Refuses, Runs, Same
-from narrowfuzz.meaning import meaning, place, times
+from narrowfuzz.meaning import broken, meaning, place, times
 from narrowfuzz.numerics.formats import F32
 
 Status = Literal[
@@ -72,6 +72,8 @@ class Verdict:
     unconverted: bool = False
     #: Of what a conversion changed: all of it is at modules that it was asked to replace.
     swapped: bool = False
+    #: What came, as its sentence says it, where ``got`` is only the begin of a message.
+    told: str = ""
 
     def known(self, by: str) -> Verdict:
         """This divergence, explained."""
@@ -114,7 +116,7 @@ class Verdict:
 
     def _values(self) -> str:
         """What was expected, and what came instead."""
-        came = self.got or self.why
+        came = self.told or self.got or self.why
         if isinstance(self.expect, Present) and self.at.what == "result":
             return ""  # what is missing has been named
         values = [str(given) for given in self.given if given.at.what != "tensor"]
@@ -122,7 +124,7 @@ class Verdict:
         if self.expect is None or isinstance(self.expect, Runs):
             return f": {came}{given}" if came and came != self.symptom else given
         if isinstance(self.expect, Refuses) and self.expect.rule:
-            return f": expected the refusal '{self.expect.rule}', got {came}{given}"
+            return f": {broken(self.expect.rule)}; got {came}{given}"
         expected = str(self.expect)
         if isinstance(self.expect, Is) and self.at.what == "codes":
             expected = f"code {expected}"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from narrowfuzz.arm import BY_NAME
-from narrowfuzz.campaign.words import NOT_FILTERED
+from narrowfuzz.campaign.words import NOT_FILTERED, plural
 from narrowfuzz.triage.finding import Finding, configuration_of
 
 if TYPE_CHECKING:
     from narrowfuzz.campaign.ended import Ended
 
-#: Combinations that were never judged: a comment on a pull request has room for so many.
-_MOST = 100
 #: What makes mark-up wherever it stands, and what does where a line begins.
 _ANYWHERE = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _FIRST = re.compile(r"^(\d*)([-+=.)])")
@@ -55,9 +54,15 @@ def _parts(ended: Ended) -> Iterator[str]:
         yield _list(f"Note: {note}" for note in ended.notes)
     if never := ended.share.never:
         head = f"<details>\n<summary>Not checked: {len(never)}</summary>"
-        names = [" / ".join(one) for one in never[:_MOST]]
-        names += [f"and {len(never) - _MOST} more"] * (len(never) > _MOST)
-        yield f"{head}\n\n{_list(iter(names))}\n\n</details>"
+        yield f"{head}\n\n{_list(_unchecked(ended))}\n\n</details>"
+
+
+def _unchecked(ended: Ended) -> Iterator[str]:
+    """Of each way to run how much was not checked, in a line."""
+    met = Counter(arm for _, arm, _ in ended.share.met)
+    for arm, count in Counter(arm for _, arm, _ in ended.share.never).items():
+        whole = met[arm] + count
+        yield f"{arm}: {count} of {plural(whole, 'combination')} of recipe and model"
 
 
 def _row(ended: Ended, finding: Finding) -> str:

@@ -32,6 +32,7 @@ from narrowfuzz.triage.finding import (
     configuration_of,
     effect_words,
     example_of,
+    model_words,
     promise_of,
     replay_command,
     seen_on,
@@ -84,7 +85,7 @@ def write_page(
                        "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
                        "plural": plural, "title_of": title_of, "seen_on": seen_on,
                        "flake_words": FLAKE_WORDS, "promise": promise_of,
-                       "smallest": smallest_of}  # fmt: skip
+                       "smallest": smallest_of, "model_words": model_words}  # fmt: skip
     engine.globals |= {"looks_like": looks_like, "unfiltered": UNFILTERED,
                        "not_filtered": NOT_FILTERED}  # fmt: skip
     engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
@@ -97,6 +98,8 @@ def write_page(
         environment=environment,
         share=share,
         matrix=_matrix(share),
+        checked_arms={arm for _, arm, _ in share.met},
+        head=_head(environment, share),
         known=known,
         applying=[entry for entry in applying if entry.id not in {e.id for e, _ in known}],
         severities=SEVERITIES,
@@ -137,6 +140,20 @@ def _shortened(script: str) -> str:
         left = f"# ... {len(lines) - 2 * _LINES} lines: they are in the file ..."
         lines = [*lines[:_LINES], left, *lines[-_LINES:]]
     return "\n".join(lines)
+
+
+def _head(environment: dict[str, Any], share: Judged) -> str:
+    """The first line: what was tested, on what."""
+    versions, device = environment["versions"], environment.get("device", {}).get("name", "cpu")
+    packages = {"narrowfuzz": "narrowfuzz", "torch": "torch", "torchao": "torchao",
+                "transformer_engine": "TransformerEngine"}  # fmt: skip
+    said = [f"{name} {versions[package]}" for package, name in packages.items()
+            if versions.get(package, "absent") != "absent"]  # fmt: skip
+    said += [f"device {device}"] if device != "cpu" else ["CPU only"]
+    recipes = {recipe for recipe, _, _ in (*share.met, *share.never)}
+    if device == "cpu" and any("mxfp8" in recipe for recipe in recipes):
+        said.append("MXFP8 emulated")
+    return ", ".join(said)
 
 
 def _matrix(share: Judged) -> dict[str, dict[str, tuple[int, int]]]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.campaign.ended import Ended, hits_of
 from narrowfuzz.campaign.judged import JUDGED, Judged
-from narrowfuzz.campaign.words import plural
+from narrowfuzz.campaign.words import NOT_FILTERED, plural
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair, missing, table
 from narrowfuzz.ledger import Entry
@@ -70,6 +70,8 @@ def print_summary(
         )
     for note in ended.notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    if not ended.filtered and store.findings():
+        around.print(f"\n{escape(NOT_FILTERED)}", soft_wrap=True)
     _print_known(around, ended.known)
     print_unmet(
         around, hits_of(tally.counts), ended.applying,

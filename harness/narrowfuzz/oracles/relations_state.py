@@ -3,6 +3,7 @@ R23)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -55,10 +56,21 @@ def _same_after(evidence: Evidence, name: str, event: str, failure: str) -> Iter
             name, evidence.base, "state", "diverged", f"{failure} ({error.type})",
             At(what="error", run=other.name, name=error.where),
             f"{error.type}: {_first_line(error.message)}", Runs(error.type), runs=(other,),
+            told=f"{error.type}: {telling(error.message)}",
         )  # fmt: skip
         return
     variant = Variant(other, everything(evidence.spec), strict=ROLES)
     yield from judge_against(evidence, name, variant, after)
+
+
+_NAMES = re.compile(r"\w+ error: (?P<what>.+?)(?:\. |\n|$)")
+
+
+def telling(message: str) -> str:
+    """The first sentence of a message that names what is wrong, where its first line only says
+    that something is."""
+    found = _NAMES.search(message)
+    return " ".join(found["what"].split()) if found else _first_line(message)
 
 
 def _first_line(message: str) -> str:

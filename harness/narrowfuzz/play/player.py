@@ -47,6 +47,8 @@ class Trace:
     left: list[Any] = field(default_factory=list)
     began: dict[str, Any] = field(default_factory=dict)
     phase: str = "convert"
+    #: What of a phase is done, where that is not what the phase is called after: to be said only.
+    doing: str = ""
 
 
 def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> Any:
@@ -135,7 +137,9 @@ def train(
         if "reload" in happens and event == "reload":
             trace.phase, state = "convert", saved(run.model)
             run.model = run.anew(*how[1:])
+            trace.doing = "load"
             run.load(run.model, loaded(state, weights_only=how[0]))
+            trace.doing = ""
             run.prepare()
             if optimizer:
                 moments = run.optimizer.state_dict()

@@ -15,6 +15,7 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, dump_case
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.expect import Expect, Given, Refuses, Runs
 from narrowfuzz.schedule.events import Backward, Forward, Stimulus
 from narrowfuzz.severity import SMALL, Severity, Use, severity
@@ -290,8 +291,25 @@ def _size_of(case: Case) -> str:
 
 
 def conditions(needs: Sequence[str]) -> str:
-    """What a case needs, in one line; a user's model without the hash of its file."""
-    return ", ".join(need.partition("#")[0] for need in needs)
+    """What a case needs, in one line that can be read."""
+    return ", ".join(map(_condition, needs))
+
+
+def _condition(need: str) -> str:
+    name, equals, value = need.partition("=")
+    if name == "model" and equals:
+        return f"the model {model_words(value)}"
+    if value in ("True", "False"):
+        return f"{'' if value == 'True' else 'no '}{name.replace('_', ' ')}"
+    return f"{name.replace('_', ' ')}{' ' * bool(equals)}{value}"
+
+
+def model_words(name: str) -> str:
+    """A model's name, a user's without the hash of its file, and what it is, if it is one of
+    ours."""
+    model = MODELS.get(name)
+    said = f" ({model.title})" if model is not None and not model.own else ""
+    return name.partition("#")[0] + said
 
 
 _OF_CENSUS: dict[Severity, str] = {
@@ -333,7 +351,7 @@ def report(finding: Finding, replay: str) -> str:
     if finding.needs:
         lines.append(f"  required to reproduce: {conditions(finding.needs)}")
     if finding.needless:
-        lines.append(f"  not required: {conditions(finding.needless)}")
+        lines.append(f"  also fails without: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
     lines += [f"  does not happen with: {what}" for what in finding.avoided]
     if finding.flake != "always":

@@ -83,17 +83,17 @@ try:
     {call}
 except Exception as error:
     text = str(error).strip() or "(no message)"
-    print(f"{{{phase}}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
+    print(f"{{{said}}} raises {{type(error).__name__}}: {{text.splitlines()[0]}}")
     sys.exit({code})
 print("runs forward and backward")
 sys.exit(0)
 """
 
 
-def check_raises(verdict: Verdict, call: str, phase: str = "phase") -> str:
+def check_raises(verdict: Verdict, call: str, phase: str = "phase", said: str = "") -> str:
     """``call`` raises what the verdict says, or does not any more; ``phase`` says how far it
-    came."""
-    return _RAISES.format(call=call, phase=phase, code=_exit_code(verdict, phase))
+    came, and ``said``, if it is given, more closely."""
+    return _RAISES.format(call=call, said=said or phase, code=_exit_code(verdict, phase))
 
 
 def _exit_code(verdict: Verdict, phase: str) -> str:

@@ -64,7 +64,7 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
         accepted = isinstance(expect, Refuses) and not expect.raised
         if accepted:
             return Look(ACCEPTED.format(call="run()", rule=expect))
-        return Look(check_raises(verdict, "run()", "trace.phase"))
+        return Look(check_raises(verdict, "run()", "trace.phase", "trace.doing or trace.phase"))
     if isinstance(expect, Typed):
         got = f"{places.call(verdict.at)}.outputs[{verdict.at.name!r}].dtype"
         check = (
