@@ -412,7 +412,6 @@ def build():
 LOSES = {
     "hooks lost": "model.one.register_forward_hook(lambda m, a, y: y * 2)",
     "own forward lost": "model.one = type('Own', (nn.Linear,), {'forward': lambda m, x: x})(D, D)",
-    "training flag changed": "model.eval()",
 }
 
 

@@ -113,8 +113,8 @@ CALL, WRONG, RIGHT = "Tanh.apply(x, None)", "g * (1 - y)", "g * (1 - y * y)"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "mine.py"
-    sys.modules.pop("mine", None)
+    yield tmp_path / "mine_with_functions.py"
+    sys.modules.pop("mine_with_functions", None)
     sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
 
 
@@ -140,7 +140,7 @@ def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
     (cause,) = judge.judge(case).causes
     at, expect = cause.at, cause.expect
     assert (cause.oracle, at.layer, at.name) == ("O24", "model.inner", "x")
-    assert expect is not None and "mine.Tanh" in cause.symptom
+    assert expect is not None and "mine_with_functions.Tanh" in cause.symptom
     result = triage(judge, case, cause, seconds=2.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
     assert result.finding.severity == "high" and float(result.finding.effect) > 0.01
@@ -205,7 +205,7 @@ def test_a_run_can_say_what_was_checked_and_what_was_not(file: Path) -> None:
     (verdict,) = of_functions(judge, case)
     unclear = Verdict("O24", "eager", "backward", "inconclusive", at=verdict.at,
                       expect=verdict.expect, why="it rounds")  # fmt: skip
-    assert functions_seen([verdict]) == {("function", "mine.Tanh", "ok", "")}
+    assert functions_seen([verdict]) == {("function", "mine_with_functions.Tanh", "ok", "")}
     assert said_of_functions(functions_seen([verdict])) == (
         "1 autograd.Function of your own was held to finite differences"
     )
