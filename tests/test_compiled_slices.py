@@ -68,3 +68,17 @@ def test_what_came_close_is_compiled_in_a_slice_of_its_model(wanted: Models, tak
         [(taken, "inductor")] if taken else []
     )
     assert len(of.close) == (2 if taken else 3)
+
+
+def test_where_no_linear_is_drawn_a_model_is_whatever_a_slice_holds_still() -> None:
+    config = Config(out=Path(), linears=False, models=("mlp_gelu",))
+    of = Generator(
+        config, [RECIPES[PLAIN]], [], random.Random(1),
+        lambda spec: RECIPES[spec.recipe].plan(spec),
+    )  # fmt: skip
+    of.vary -= {"model"}
+    found: list[str] = []
+    of.layers(
+        "aot_eager", "either", lambda: not found, lambda batch: found.append(batch[0].spec.model)
+    )
+    assert set(found) == {"mlp_gelu"}

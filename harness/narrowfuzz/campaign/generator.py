@@ -148,7 +148,8 @@ class Generator:
         largest = 128 if eager and self.rng.random() < 0.3 else 64
         if not self.counted and self.rng.random() < 0.75:
             vary = self._swarm(vary)
-        wider = wanted in ("models", "small") or "model" in vary
+        # where no single linear is drawn, a model is: whatever the swarm has left out
+        wider = wanted in ("models", "small") or "model" in vary or not self.linears
         candidates = _CANDIDATES if not eager else _EAGER_CANDIDATES if wider else 1
         deck, several = self._models(kind, wanted, wider)
         models = tuple(deck.hand(several))
