@@ -30,7 +30,7 @@ from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.store import Store, claim, load_finding, release
 from narrowfuzz.campaign.summary import rule_counts
-from narrowfuzz.campaign.supervisor import Tally, _Handle, _record_loss, _take
+from narrowfuzz.campaign.supervisor import Tally, _Handle, _keep_claimed, _record_loss, _take
 from narrowfuzz.case import Case, DataSpec, Spec, load_case
 from narrowfuzz.device import Device
 from narrowfuzz.judge import tensors_of
@@ -603,6 +603,19 @@ class TestFoundAsSoonAsShown:
         assert tally.new == 2
         _take("finding", Triaged(small, ""), handle, tally, store)
         assert [found.finding for found in tally.found] == [first]
+
+    def test_what_was_not_confirmed_when_a_run_ends_is_suspected(self, tmp_path: Path) -> None:
+        store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
+        lost, dropped = (
+            msgspec.structs.replace(suspected(finding("high", seed=i)), fingerprint=name)
+            for i, name in enumerate(("lost", "dropped"))
+        )
+        for one in (lost, dropped):
+            _take("claimed", Triaged(one, ""), handle, tally, store)
+        _take("settled", "dropped", handle, tally, store)
+        assert not store.suspected()
+        _keep_claimed([handle], tally, store)
+        assert [one.fingerprint for one in store.suspected()] == ["lost"] and not tally.found
 
     def test_what_no_script_shows_is_suspected(self, tmp_path: Path) -> None:
         store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)

@@ -156,9 +156,7 @@ def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None
             if tally.enough or tally.interrupted or time.monotonic() > deadline + GRACE_SECONDS:
                 break
         _drain(handles, tally, store)
-        for handle in handles:
-            for result in handle.claimed.values():
-                _keep(result, tally, store)
+        _keep_claimed(handles, tally, store)
         for loss in () if tally.interrupted else tally.losses:
             loss.join()
         left = sorted(path.name for path in (store.out / "journal").glob("lost-*.json"))
@@ -351,6 +349,13 @@ def _keep(result: Triaged, tally: Tally, store: Store, larger: str = "") -> None
         return
     at = tally.found.index(before)
     tally.found[at : at + 1] = [replace(before, finding=finding)] if status == "new" else []
+
+
+def _keep_claimed(handles: Sequence[_Handle], tally: Tally, store: Store) -> None:
+    """What workers have seen and had no time to confirm is suspected."""
+    for handle in handles:
+        for result in handle.claimed.values():
+            _keep(result, tally, store)
 
 
 def _drain(handles: list[_Handle], tally: Tally, store: Store) -> None:
