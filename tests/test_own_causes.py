@@ -16,6 +16,8 @@ from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.models.zoo import gradient_names, ties
 from narrowfuzz.own_models import register
 from narrowfuzz.schedule.events import Backward, Forward, Step
+from narrowfuzz.severity import LARGE
+from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.verdict import Verdict
 from test_own_models import HEAD, RECIPES, case_of, own  # noqa: F401
@@ -367,6 +369,27 @@ def test_dropout_that_differs_in_recompute_is_named_itself_and_has_a_script(
     assert verdict.at.phase == "recompute" and verdict.expect.at.phase == "forward"  # type: ignore[union-attr]
     result = triage(judge, case, verdict, seconds=2.0)
     assert result.confirmed, result.finding.why_suspected
+
+
+SCALES_ITS_INPUT = """
+class ScalesItsInput(Block):
+    "A norm undoes what it writes, but for a rounding: the forward's values hardly differ."
+    def forward(self, x):
+        x.data.mul_(1.5)
+        return x + self.mlp(self.norm2(x))
+"""
+
+
+def test_a_recomputation_with_wrong_gradients_weighs_what_these_do(own: Callable[..., str]) -> None:
+    """What differs first does so by a rounding; the gradients before it, by a third."""
+    judge = Judge(RECIPES, Ledger([]))
+    case = case_of(register(own(PARTS + SCALES_ITS_INPUT
+                                + "def build(): return ids(LM(ScalesItsInput()))\n"))[0],
+                   checkpoint="full")  # fmt: skip
+    causes = judge.judge(case).causes
+    assert {v.oracle for v in causes} >= {"O13"}
+    for verdict in causes:
+        assert effect_of(observed(judge, case, verdict), verdict) > LARGE
 
 
 def test_a_forward_that_counts_its_calls_is_named_by_the_module_that_counts(

@@ -673,3 +673,37 @@ def test_a_users_classes_have_the_names_that_their_user_knows(own: Callable[...,
     import statistics
 
     assert not hasattr(statistics, "Block")
+
+
+@pytest.mark.parametrize(
+    ("parts", "blocks"),
+    [
+        ("nn.ModuleList([Block()])", ("model.layers.0",)),
+        ("nn.ModuleList([Block(), Block()])", ("model.layers.0", "model.layers.1")),
+        ("nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])", ("model.rest.0",)),
+        ("nn.ModuleList()", ("model.rest.0",)),
+    ],
+)
+def test_what_is_recomputed_one_by_one(
+    own: Callable[..., str], parts: str, blocks: tuple[str, ...]
+) -> None:
+    (model, *_) = register(
+        own(f"""
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.linear(x)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.rest = {parts}, nn.ModuleList([Block()])
+    def forward(self, x):
+        for part in (*self.layers, *self.rest):
+            x = part(x)
+        return x
+def build(): return Model(), torch.ones(4, 8)
+""")
+    )
+    assert model.regions == blocks

@@ -180,6 +180,7 @@ def torchrun(tmp_path: Path, how: str) -> tuple[int, dict[str, Any]]:
          *run, str(script), how],
         capture_output=True, check=False,
     )  # fmt: skip
+    print(done.stderr.decode())  # shown if the test fails
     return done.returncode, json.loads((tmp_path / "run" / "first_bad.json").read_text())
 
 

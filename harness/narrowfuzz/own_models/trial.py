@@ -260,11 +260,14 @@ def _sizes(example: torch.Tensor, ids: bool) -> dict[str, Any]:
 
 
 def _blocks(module: Any) -> tuple[str, ...]:
-    """The blocks of the first list of modules: what training code recomputes one by one."""
+    """The blocks of the first list of modules with linears: what training code recomputes one by
+    one. A list of norms before it is none."""
     from torch import nn
 
     for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part):
+        if isinstance(part, nn.ModuleList) and any(
+            isinstance(m, nn.Linear) for m in part.modules()
+        ):
             return tuple(f"model.{name}.{i}" for i in range(len(part)))
     return ()
 

@@ -61,7 +61,7 @@ def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
         own = next((seen for seen in layers if arm in seen.traces), None)
         if own is not None:
-            return _of_linear(own, arm)
+            return max(_of_linear(own, arm), _of_recompute(evidence, verdict.arm))
     if evidence.spec.direct:
         return _of_linear(evidence, verdict.arm)
     return _of_model(evidence, verdict.arm)
@@ -116,6 +116,15 @@ def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
         added = 0.0 if bias is None else bias.reshape(1, -1).astype(np.float64)
         expected[name], truth[name] = product(x, y) + added, product(a, b) + added
     return expected, truth
+
+
+def _of_recompute(evidence: Evidence, arm: str) -> float:
+    """Of a run that does eager's work again in backward and nothing else, against eager's: a layer
+    whose recomputation differs may be right in itself, and each gradient before it wrong."""
+    eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
+    if eager is None or guilty is None or eager.error or guilty.error or evidence.compared(arm):
+        return 0.0
+    return _excess(guilty.outputs, eager.outputs, eager.outputs)
 
 
 def _of_model(evidence: Evidence, arm: str) -> float:
