@@ -511,3 +511,29 @@ def test_a_bias_that_the_wrapper_drops_is_known_and_that_of_a_norm_is_not(
     )
     found = judged(text, MX, backend="wrapper", known=True)
     assert not found.causes and {v.explained_by for v in found.known} == {"mx-wrapper-drops-bias"}
+
+
+# What a compiled graph multiplies by.
+
+WEIGHT_ALONE = """
+class Reads(nn.Module):
+    "Multiplies by a linear's weight and by a piece of another, without calling either."
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, H, batch_first=True)
+        self.norm, self.after = nn.LayerNorm(D), nn.Linear(D, D)
+    def forward(self, x):
+        h = self.norm(x)
+        return x + self.after(self.attention(h[:, :8], h, h)[0].sum(1, keepdim=True))
+def build(): return rows(Reads())
+"""
+
+
+@pytest.mark.parametrize("recipe", [ROWWISE, TENSORWISE])
+def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either(
+    own: Callable[..., str], recipe: str
+) -> None:
+    judgement = judged(own(PARTS + WEIGHT_ALONE), recipe, known=True, compile="aot_eager")
+    assert not causes(judgement)
+    statuses = {v.status for v in judgement.verdicts if (v.oracle, v.arm) == ("O2", "aot_eager")}
+    assert "ok" in statuses  # that of the linear that is called is judged

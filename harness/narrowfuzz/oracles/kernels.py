@@ -30,8 +30,12 @@ from narrowfuzz.verdict import Verdict
 
 #: Multiplies judged per arm and case where one has a focus.
 MULTIPLIES = 6
+#: Weights of which a quantised copy is judged, per arm and case.
+COPIES = 2
 #: The symptom of a product that leaves its bound.
 WRONG_PRODUCT = "kernel multiplies wrongly"
+#: What is at least so like a weight is meant to be its copy.
+_A_COPY = 0.5
 #: Any kernel: two inverse scales, each rounded and applied.
 _KERNEL = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=4)
 
@@ -148,8 +152,13 @@ def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
         return  # after an optimizer step the weights are no longer the case's
     for arm, trace in _compiled(evidence):
         forward = tuple(m for m in trace.multiplied if m.phase == "forward")
-        for one in _some(forward, evidence.focus)[:2]:
-            yield from _weight(evidence, arm, one.b)
+        judged = 0
+        for one in _some(forward, evidence.focus):
+            verdicts = list(_weight(evidence, arm, one.b))
+            yield from verdicts
+            judged += any(v.status in ("ok", "diverged") for v in verdicts)
+            if judged == COPIES:
+                break
 
 
 def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
@@ -173,18 +182,24 @@ def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
     if clean:
         yield from clean[0]
         return
-    # none fits: the nearest one is the one it should have been
-    distances = [_distance(seen, e) for _, e in candidates]
-    yield from judged[int(np.argmin(distances))]
+    # none fits: the one that it is most like is the one it should have been
+    likeness = [_likeness(seen, e) for _, e in candidates]
+    if max(likeness) < _A_COPY:
+        why = "it is like none of the weights of its shape: what else a model multiplies by"
+        yield plain("O2", arm, "output", "inconclusive", why)
+        return
+    yield from judged[int(np.argmax(likeness))]
 
 
 def _converted(evidence: Evidence) -> frozenset[str]:
-    """Weights of the layers that conversion converted, under every name they have; all of them
-    where no census was taken."""
+    """Weights of the layers that conversion converted and eager runs called, under every name they
+    have; all of them where no census was taken. A module whose weight alone is read, as that of
+    nn.MultiheadAttention's out_proj, quantises nothing."""
     census = next((t.census for t in evidence.traces.values() if t.census is not None), None)
     if census is None:
         return frozenset(evidence.tensors)
-    names = {f"{module}.weight" for module in census.converted}
+    called = {call.module for trace in evidence.plain.values() for call in trace.calls}
+    names = {f"{module}.weight" for module in census.converted if module in called or not called}
     return frozenset(names | {evidence.tied[name] for name in names if name in evidence.tied})
 
 
@@ -210,7 +225,13 @@ def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator
         yield replace(verdict, at=at)
 
 
-def _distance(seen: Seen, evidence: Evidence) -> float:
+def _likeness(seen: Seen, evidence: Evidence) -> float:
+    """The cosine between what was multiplied and a weight, which no scale changes: near 1 for a
+    copy of it, however wrongly rounded or scaled, and near 0 for any other matrix."""
     with np.errstate(all="ignore"):
-        gap = np.nan_to_num(_dequantised(seen) - evidence.tensors["weight"])
-    return float(np.abs(gap).sum())
+        got, weight = (
+            np.nan_to_num(t, posinf=0.0, neginf=0.0).ravel().astype(np.float64)
+            for t in (_dequantised(seen), evidence.tensors["weight"])
+        )
+        size = float(np.linalg.norm(got)) * float(np.linalg.norm(weight))
+        return float(got @ weight) / size if 0.0 < size < np.inf else 0.0
