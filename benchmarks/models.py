@@ -257,7 +257,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="GLOB", help="these FILE.py:BUILD only")
     parser.add_argument("--way", action="append", choices=WAYS, help="these ways only")
     parser.add_argument(
-        "--cases", type=int, default=50, help="of each check: fewer than 50 leave a recipe out"
+        "--cases", type=int, default=60, help="of each check: fewer leave a recipe out"
     )
     parser.add_argument("--minutes", type=float, default=3.0, help="of each check at most")
     parser.add_argument("--workers", type=int, default=0, help="of each check; 0: one per core")
