@@ -70,7 +70,7 @@ def standing(entry: Entry, torch: str, torchao: str) -> Standing:
 
 def contradictions(entry: Entry, records: list[Verified]) -> list[str]:
     """What an entry says of a release that was tried, and the record says otherwise."""
-    wanted = {"shows": "named", "gone": "absent"}
+    wanted = {"shows": "named", "gone": "absent", "absent": "absent"}
     told = [(r, r.entries.get(entry.id, "")) for r in records]
     return [
         f"torch {r.torch}: {how}"
