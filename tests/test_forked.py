@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -90,3 +91,19 @@ def test_what_is_asked_before_copies_are_made_may_be_answered_no(
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert codes == [1]
+
+
+def test_what_a_library_logs_is_no_exception_of_the_script(tmp_path: Path) -> None:
+    """Its handler was made before the copy, with a stream that is closed there."""
+    script = tmp_path / "a.py"
+    script.write_text(
+        "import logging, sys\nlogging.getLogger('a library').warning('a word')\nsys.exit(1)"
+    )
+    handler = logging.StreamHandler((tmp_path / "closed").open("w"))
+    logging.getLogger("a library").addHandler(handler)
+    try:
+        result = ForkedScripts()(script)
+    finally:
+        logging.getLogger("a library").removeHandler(handler)
+        handler.stream.close()
+    assert result.shown and result.output == "a word"

@@ -89,6 +89,11 @@ NEVER_CALLED = {
 
 #: Entry -> page and recipes that show it: no model of ours does.
 OF_OWN = {
+    "linear-output-in-place": (
+        "inplace_relu.py:build",
+        ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
+    ),
+    "mx-wrapper-weight-first": ("mamba_steps.py:build", ("torchao.mxfp8.rceil",)),
     "parametrized-linears": (
         "weight_norm.py:build",
         ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
@@ -124,6 +129,38 @@ def test_another_failure_of_that_conversion_is_reported(monkeypatch: pytest.Monk
     monkeypatch.setattr("torchao.float8.float8_linear.Float8Linear.from_float", fails)
     for case in narrow_cases("weight_norm.py:build", "torchao.float8.rowwise"):
         assert Judge(RECIPES, LEDGER).judge(case).causes
+
+
+#: Nodes of the graph behind a linear that torchao converted.
+FUNCTIONS = {"matmul_with_hp_or_float8_argsBackward", "mx_mmBackward"}
+
+
+def test_another_failure_of_an_activation_in_place_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relu_ = torch.relu_
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        if x.grad_fn is not None and x.grad_fn.name() in FUNCTIONS:
+            raise RuntimeError("another reason")
+        return relu_(x)
+
+    monkeypatch.setattr(torch, "relu_", fails)
+    for recipe in OF_OWN["linear-output-in-place"][1]:
+        for case in narrow_cases("inplace_relu.py:build", recipe):
+            (verdict,) = Judge(RECIPES, LEDGER).judge(case).causes
+            assert (verdict.oracle, verdict.status) == ("contract", "crashed")
+
+
+def test_another_refusal_by_the_wrapper_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **named: Any) -> Any:
+        raise AssertionError("another reason")
+
+    monkeypatch.setattr("torchao.prototype.moe_training.tensor._to_mxfp8_then_scaled_mm", fails)
+    for case in narrow_cases("mamba_steps.py:build", "torchao.mxfp8.rceil"):
+        if case.spec.backend == "wrapper":
+            (verdict,) = Judge(RECIPES, LEDGER).judge(case).causes
+            assert "in __torch_function__" in verdict.symptom
 
 
 def test_a_head_on_a_part_of_a_sequence_is_no_refusal_by_sizes() -> None:

@@ -412,10 +412,15 @@ def test_what_an_activation_writes_in_place_is_not_the_linears_output(
 ) -> None:
     text = own(PARTS + "def build(): return rows(MLP(nn.ReLU(inplace=True)))\n")
     assert not judged(text, checkpoint="full").causes
+    for backend in RECIPES["torch.scaled_mm"].backends:
+        assert not judged(text, "torch.scaled_mm", backend=backend).causes
     # torchao's layers return a view that nobody may write into, and a tap must not hide that
     for recipe in (ROWWISE, MX):
         verdict = one(judged(text, recipe), "contract")
         assert (verdict.status, verdict.at.what) == ("crashed", "error")
+        known = judged(text, recipe, known=True)
+        assert not known.causes
+        assert {v.explained_by for v in known.known} == {"linear-output-in-place"}
 
 
 # What is known is known in anybody's model.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.known_issue import TE, issue_body, release_of_te
+from narrowfuzz.known_issue import TE, confirmed_on, issue_body, release_of_te
 from narrowfuzz.ledger import Entry, load_entries, stands
 from narrowfuzz.triage.verify import CANNOT, GONE
 from reproductions import ROOT, about_gcc, alone, miscompiles
@@ -49,6 +49,12 @@ def test_the_text_is_what_the_command_prints(name: str) -> None:
     kept = (UPSTREAM / name / "issue.md").read_text()
     assert without_versions(kept) == without_versions(issue_body(entry))
     assert "### Versions" in kept
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_text_names_the_releases_that_its_entry_names(name: str) -> None:
+    kept = (UPSTREAM / name / "issue.md").read_text()
+    assert f"- confirmed on: {confirmed_on(ENTRIES[name])}\n" in f"{kept}\n"
 
 
 def test_the_readme_names_each_of_them() -> None:

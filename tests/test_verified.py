@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import narrowfuzz.verified
 import pytest
+from narrowfuzz.ledger import Entry, Installed, Standing, load_entries, stands
 from narrowfuzz.verified import Verified, keep_verified, load_verified
 
 
@@ -58,3 +60,52 @@ def test_the_sentence_counts_what_was_tried() -> None:
 
 def test_what_is_shipped_loads() -> None:
     assert load_verified()
+
+
+def standing(entry: Entry, torch: str, torchao: str) -> Standing:
+    """How an entry stands to these releases, on a device that it names."""
+    there = {"torch": Installed(torch, True), "torchao": Installed(torchao, True)}
+    return stands(entry, entry.devices[0], there.get)
+
+
+def contradictions(entry: Entry, records: list[Verified]) -> list[str]:
+    """What an entry says of a release that was tried, and the record says otherwise."""
+    wanted = {"shows": "named", "gone": "absent", "absent": "absent"}
+    told = [(r, r.entries.get(entry.id, "")) for r in records]
+    return [
+        f"torch {r.torch}: {how}"
+        for r, how in told
+        if how in wanted and standing(entry, r.torch, r.torchao) != wanted[how]
+    ]
+
+
+#: Of an emulation: on which release it is emulated is not on record.
+ON_RECORD = [e for e in load_entries() if e.versions.keys() <= {"torch", "torchao"}]
+
+
+@pytest.mark.parametrize("entry", ON_RECORD, ids=lambda entry: entry.id)
+def test_an_entry_says_of_each_release_what_its_record_says(entry: Entry) -> None:
+    assert contradictions(entry, load_verified()) == []
+
+
+@pytest.mark.parametrize("entry", ON_RECORD, ids=lambda entry: entry.id)
+def test_no_entry_names_a_release_of_torch_that_nobody_tried(entry: Entry) -> None:
+    tried = {r.torch.rsplit(".", 1)[0] for r in load_verified()}
+    others = {f"2.{minor}" for minor in range(30)} - tried
+    assert not [v for v in sorted(others) if standing(entry, f"{v}.0", "0.18.0") == "named"]
+
+
+def test_a_range_that_ends_too_early_or_late_contradicts_its_record() -> None:
+    entry = next(e for e in ON_RECORD if e.id == "mx-noncontiguous-input")
+    said = {"2.11.0": "shows", "2.13.0": "cannot tell", "2.15.0": "gone"}
+    records = [record(torch, entries={entry.id: how}) for torch, how in said.items()]
+    ranges = {
+        (">=2.11,<2.12", ">=2.15"): [],
+        (">=2.13,<2.14", ">=2.15"): ["torch 2.11.0: shows"],
+        (">=2.11", ""): ["torch 2.15.0: gone"],
+        (">=2.11,<2.12", ""): ["torch 2.15.0: gone"],  # not named, but not ruled out
+    }
+    for (named, absent), wanted in ranges.items():
+        absent_in = {"torch": absent} if absent else {}
+        changed = msgspec.structs.replace(entry, versions={"torch": named}, absent_in=absent_in)
+        assert contradictions(changed, records) == wanted

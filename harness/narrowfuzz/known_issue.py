@@ -157,9 +157,14 @@ def _versions(entry: Entry) -> str:
         "GCC": collect_env.get_gcc_version(run),
         "Clang": collect_env.get_clang_version(run),
         "CPU": _cpu(collect_env.get_cpu_info(run)),
-        "confirmed on": ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items()),
+        "confirmed on": confirmed_on(entry),
     }
     return "\n".join(f"- {name}: {text}" for name, text in about.items() if text)
+
+
+def confirmed_on(entry: Entry) -> str:
+    """The releases that an entry names."""
+    return ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
 
 
 def _cpu(lscpu: str | None) -> str:

@@ -61,7 +61,7 @@ class scaled_linear(torch.autograd.Function):
         out = gemm(rows, weight, torch.float8_e4m3fn, backend, inside)
         if bias is not None and inside is None:
             out = out + bias
-        return out.reshape(*x.shape[:-1], weight.shape[0])
+        return out  # [rows, N]: of a view that a Function returns nobody may change a value
 
     @staticmethod
     def backward(ctx, grad_output):  # type: ignore[no-untyped-def]
@@ -81,7 +81,8 @@ class ScaledLinear(nn.Linear):
     backend = "tensorwise"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return scaled_linear.apply(input, self.weight, self.bias, self.backend)  # type: ignore[no-any-return]
+        out = scaled_linear.apply(input, self.weight, self.bias, self.backend)  # type: ignore[no-untyped-call]
+        return out.reshape(*input.shape[:-1], out.shape[-1])  # type: ignore[no-any-return]
 
 
 def become_scaled(module: nn.Module, backend: str) -> None:

@@ -9,6 +9,7 @@ fault first leaves a clean copy of itself behind, and scripts run in copies of t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import runpy
 import signal
@@ -118,6 +119,7 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
         os.dup2(os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT), stream)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the end
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    _log_to_stderr()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     vectors.tell(Path(folder))
     sys.argv = [path]
@@ -136,3 +138,13 @@ def _run(path: str, plant: list[str] | None, folder: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _log_to_stderr() -> None:
+    """A library's loggers have the stream of the process that this is a copy of, which is closed
+    here, and each line would be a traceback; in a new interpreter they had this one's."""
+    named = logging.root.manager.loggerDict.values()
+    loggers = [logging.root, *(each for each in named if isinstance(each, logging.Logger))]
+    for handler in {handler for logger in loggers for handler in logger.handlers}:
+        if type(handler) is logging.StreamHandler:  # no file's, nor a test runner's
+            handler.setStream(sys.stderr)
