@@ -48,6 +48,7 @@ def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path)
     ran = check(tmp_path, "mine.py:build", "--cases", "14", "--checkpoint", "full")
     assert ran.code == 0, ran.output
     head, rest = ran.output.split("narrowfuzz 0", 1)
+    assert head.startswith("no --recipe given: testing torch.fp32, ")
     assert "mine.py:build: 1 linear; torch.fp32, --compile none, --checkpoint full" in head
     assert "No problems found in mine.py:build. " in rest and "sound" not in rest
     assert "1 of 1 linear one by one" in rest and "Not checked: " in rest
@@ -97,11 +98,14 @@ def test_arms_are_those_of_the_configuration(tmp_path: Path) -> None:
 def test_a_filter_that_leaves_nothing_names_the_linears(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "up")
-    assert ran.code == 2 and "is true of none of the linears of mine.py:build, which are 0" in (
-        ran.output
+    assert ran.code == 2 and (
+        "no linear is called 'up' (of --filter 'up'): the linears of mine.py:build are 0"
+        in ran.output
     )
     ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!up")
-    assert ran.code == 2 and "--filter !up is true of none" in ran.output
+    assert ran.code == 2 and "no linear is called 'up' (of --filter '!up')" in ran.output
+    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!0")
+    assert ran.code == 2 and "--filter '!0' leaves no linear to convert" in ran.output
 
 
 @pytest.mark.heavy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,6 +139,28 @@ def test_what_does_not_exist_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match="model") as caught:
         register(text)
     assert says in str(caught.value)
+
+
+def test_a_misspelt_name_is_answered_with_what_is_there(
+    own: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = own("def build(): pass\ndef block(): pass\n")
+    file = text.rpartition(":")[0]
+    with pytest.raises(ValueError, match="did you mean 'build'.; its functions are build, block$"):
+        register(f"{file}:bild")
+    with pytest.raises(ValueError, match="no function xyz in it; its functions are build, block$"):
+        register(f"{file}:xyz")
+    near = str(Path(file).with_name("mina.py"))
+    with pytest.raises(ValueError, match=rf"did you mean '{re.escape(file)}'"):
+        register(f"{near}:build")
+    package = tmp_path / "my_models"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "llama.py").write_text("def build(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for wrong in ("my_models.lama", "my_model.llama"):
+        with pytest.raises(ValueError, match=r"did you mean 'my_models(\.llama)?'"):
+            register(f"{wrong}:build")
 
 
 def test_shapes_precision_and_blocks_are_the_examples(own: Callable[..., str]) -> None:

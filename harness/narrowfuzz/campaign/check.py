@@ -108,12 +108,14 @@ def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tu
     """The names of the recipes with this filter. Raises ValueError if it leaves nothing, or if a
     part of it names nothing."""
     idle = [glob for glob in only if not any(named(n, (glob.lstrip("!"),)) for n in model.linears)]
-    if idle or not any(named(name, only) for name in model.linears):
-        names = ", ".join(name.removeprefix("model.") for name in model.linears)
-        raise ValueError(
-            f"--filter {' '.join(idle or only)} is true of none of the linears of {model.title}, "
-            f"which are {names}"
-        )
+    names = ", ".join(name.removeprefix("model.") for name in model.linears)
+    linears = f"the linears of {model.title} are {names}"
+    if idle:
+        what = " and ".join(f"{glob.lstrip('!')!r} (of --filter {glob!r})" for glob in idle)
+        raise ValueError(f"no linear is called {what}: {linears}")
+    if not any(named(name, only) for name in model.linears):
+        filters = " ".join(f"--filter {glob!r}" for glob in only)
+        raise ValueError(f"{filters} leaves no linear to convert: {linears}")
     return tuple(f"{name}{FILTERED}{','.join(only)}" for name in recipes)
 
 
@@ -184,7 +186,11 @@ def _head(
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""
     linears = f"{of}{len(model.linears)} linear{'s' * (len(model.linears) != 1)}{sizes}"
-    lines = [
+    lines = [] if asked.recipes else [
+        f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without FP8 or "
+        "MX; narrowfuzz list recipes shows others"
+    ]  # fmt: skip
+    lines += [
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
         f"{checkpoint}",
         f"first {first} cases of this configuration and near it; then what is drawn around it, "
