@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -54,7 +55,10 @@ def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path)
     assert "1 of 1 linear one by one" in rest and "Not checked: " in rest
     assert "6 kinds of data" in rest and "recomputed (full)" in rest and "a reload" in rest
     assert not ran.summary["lacking"]
-    assert "Judged: 2 of 2 combinations" in rest
+    assert "Judged: 2 of 2 combinations" in rest and "10 of 10 first cases ran" in rest
+    assert ran.summary["first_cases"] == {"ran": 10, "of": 10}
+    page = re.sub(r"\s+", " ", (ran.folder / "report.html").read_text())
+    assert ": 2 of 2 asked combinations were judged, 10 of 10 first cases ran" in page
     assert "eager: 1 of 1 linear checked one by one" in rest
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 

@@ -13,6 +13,7 @@ from narrowfuzz.arm import Arm, climb
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
+from narrowfuzz.campaign.words import plural
 from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
 from narrowfuzz.catalog import Model
 from narrowfuzz.device import torch_name
@@ -36,7 +37,7 @@ _TRAINING = (
     Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Reload(),
     Forward(), Backward(of=(2,)), Step(),
 )  # fmt: skip
-#: The data that the user's configuration meets first, tamest first.
+#: The kinds of data that the user's configuration meets first, tamest first.
 _VALUES: tuple[ValueClass, ...] = (
     "gaussian", "outlier", "heavy_tail", "zero_rows", "binade_edges", "inf_nan",
 )  # fmt: skip
@@ -181,7 +182,7 @@ def _head(
 ) -> str:
     """What is checked, for how long, and what of it may not fit."""
     minutes = asked.minutes or 2.0
-    then = f"{asked.cases} cases" if asked.cases else f"{minutes:g} minutes"
+    then = f"{plural(asked.cases, 'case')}" if asked.cases else f"{minutes:g} minutes"
     kept = sum(named(name, only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""
@@ -193,8 +194,9 @@ def _head(
     lines += [
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
         f"{checkpoint}",
-        f"first {first} cases of this configuration and near it; then what is drawn around it, "
-        f"until {then} are over",
+        f"first {plural(first, 'case')} of this configuration and near it, on {len(_VALUES)} kinds "
+        f"of data; then random ones around it, on all {len(get_args(ValueClass))} kinds, until "
+        f"{then} are over",
     ]
     if compile != "none":
         lines.append(_compiling(len(model.linears), sum(s.compile != "none" for s in specs),
