@@ -59,8 +59,8 @@ OwnGlobs = Annotated[
     typer.Option(
         "--recipe",
         metavar="GLOB",
-        help="How you convert the model, as `list recipes` names it; may repeat. Without it nothing "
-        "is converted: give the one that you train with.",
+        help="How you convert the model, as `list recipes` names it; may repeat. Without it "
+        "nothing is converted: give the one that you train with.",
         show_default="torch.DTYPE, the dtype of the model's weights",
     ),
 ]

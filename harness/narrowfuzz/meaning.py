@@ -256,6 +256,10 @@ _EVERY = tuple(
 )
 
 
+#: What Python calls a frame that has no name of its own, after what it is in.
+_UNNAMED = re.compile(r"( in |\.)<(listcomp|setcomp|dictcomp|genexpr|lambda)>")
+
+
 def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
     """What is wrong, as a reader would say it."""
     other = expect.at.run if isinstance(expect, Same) else ""
@@ -268,7 +272,7 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
                 tensor=_TENSORS.get(at.name, "an input"),
                 again=_AGAIN.get(at.run, "when it is run again"),
                 beside=_BESIDE.get(other, "between two runs"),
-                **found.groupdict(),
+                **{name: _UNNAMED.sub("", said) for name, said in found.groupdict("").items()},
             )
     return symptom
 

@@ -9,7 +9,7 @@ from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.trace import Derivative, message_of
+from narrowfuzz.trace import Derivative, message_of, shortened
 
 _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 
@@ -23,7 +23,7 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
         try:
             _FOUND[key] = tuple(Derivative(*one) for one in derivatives(own, ids_of(spec)))
         except Exception as error:  # noqa: BLE001 - a user's code, and what it raised is told
-            said = f"{type(error).__name__}: {message_of(error).strip()[:200]}"
+            said = f"{type(error).__name__}: {shortened(message_of(error).strip(), 200)}"
             why = f"a forward on normal numbers raised {said}"
             _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 5),)
     return _FOUND[key]

@@ -1,4 +1,4 @@
-"""Which case a worker runs, on which arm, and since when: written by it, read where that is long."""
+"""Which case a worker runs, on which arm, and since when: written by it, read if that is long."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from narrowfuzz.expect import Lacking, Present, Refuses, Runs, Typed
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
-from narrowfuzz.trace import RunError, Trace
+from narrowfuzz.trace import RunError, Trace, shortened
 from narrowfuzz.verdict import FOLLOWED, Verdict
 
 #: Words in which a refusal states the rule that was broken; and those of a rule about something
@@ -143,4 +143,4 @@ def accepted(arm: str, case: str, rule: str) -> Verdict:
 
 
 def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0][:200] if message.strip() else "(no message)"
+    return shortened((message.strip() or "(no message)").splitlines()[0], 200)

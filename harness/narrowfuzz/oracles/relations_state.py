@@ -20,7 +20,7 @@ from narrowfuzz.oracles.oracle import plain, same_bits
 from narrowfuzz.oracles.rerun import again, base_of, compare
 from narrowfuzz.oracles.variant import Variant, bias_may_fuse, everything, judge_against
 from narrowfuzz.oracles.whole import equal_outputs
-from narrowfuzz.trace import Trace
+from narrowfuzz.trace import Trace, shortened
 from narrowfuzz.verdict import OtherRun, Verdict
 
 
@@ -76,7 +76,7 @@ def telling(message: str) -> str:
 def _first_line(message: str) -> str:
     """Without what some errors add for terminals."""
     line = (message.strip() or "(no message)").splitlines()[0]
-    return "".join(c for c in line if c.isprintable())[:120]
+    return shortened("".join(c for c in line if c.isprintable()), 120)
 
 
 def check_bias(evidence: Evidence) -> Iterator[Verdict]:

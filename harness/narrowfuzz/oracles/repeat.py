@@ -12,7 +12,7 @@ from narrowfuzz.expect import Runs
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import equal_outputs
-from narrowfuzz.trace import Trace
+from narrowfuzz.trace import Trace, shortened
 from narrowfuzz.verdict import Verdict
 
 #: The symptom of a result that was not written.
@@ -32,7 +32,8 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
             yield Verdict(
                 "O1", arm, "output", "diverged", "raises the second time",
                 At(what="error", run=AGAIN, phase=again.error.phase),
-                f"{again.error.type}: {again.error.message[:200]}", Runs(again.error.type),
+                f"{again.error.type}: {shortened(again.error.message, 200)}",
+                Runs(again.error.type),
             )  # fmt: skip
         else:
             verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from narrowfuzz.own_models.dims import Dims
+from narrowfuzz.trace import shortened
 
 #: Functions that are named where another was asked for.
 _NAMED = 6
@@ -105,7 +106,7 @@ def refused(source: Source, why: str) -> ValueError:
 def said(error: BaseException) -> str:
     """An error's class and first line."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {shortened(lines[0], 200)}" if lines else type(error).__name__
 
 
 def raised(doing: str, error: BaseException) -> str:
