@@ -14,13 +14,13 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Is, Present, Refuses, Runs, Same, Within, bits
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger, load_entries
-from narrowfuzz.meaning import broken, meaning, times
+from narrowfuzz.meaning import broken, meaning, shortened, times
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import check_variants, variants
 from narrowfuzz.oracles.relations_state import telling
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.trace import ChangeKind, shortened
+from narrowfuzz.trace import ChangeKind
 from narrowfuzz.verdict import Verdict
 
 SEEN = json.loads((Path(__file__).parent / "fingerprints.json").read_text())

@@ -363,3 +363,16 @@ def times(factor: float) -> str:
     if factor >= 100:
         return str(int(float(f"{factor:.3g}")))
     return f"{factor:.3g}"
+
+
+#: Characters of a word that are kept to its end where a text is cut in it.
+_WORD = 40
+
+
+def shortened(text: str, most: int) -> str:
+    """A text's first so many characters, on to the end of the word that the last of them is in, and
+    three dots where that is not all."""
+    rest = re.match(rf"\S{{0,{_WORD}}}", text[most:])
+    assert rest is not None
+    end = most + rest.end() if text[:most][-1:].strip() else most
+    return text if end >= len(text.rstrip()) else f"{text[:end].rstrip()} ..."

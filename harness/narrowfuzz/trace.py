@@ -195,19 +195,6 @@ def message_of(error: BaseException) -> str:
     return _CODES.sub("", str(error))
 
 
-#: Characters of a word that are kept to its end where a text is cut in it.
-_WORD = 40
-
-
-def shortened(text: str, most: int) -> str:
-    """A text's first so many characters, on to the end of the word that the last of them is in, and
-    three dots where that is not all."""
-    rest = re.match(rf"\S{{0,{_WORD}}}", text[most:])
-    assert rest is not None
-    end = most + rest.end() if text[:most][-1:].strip() else most
-    return text if end >= len(text.rstrip()) else f"{text[:end].rstrip()} ..."
-
-
 @dataclass(frozen=True)
 class RunError:
     """An exception a library raised: in which phase, and from which of its functions."""

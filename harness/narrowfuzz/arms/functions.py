@@ -7,9 +7,10 @@ import math
 
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
+from narrowfuzz.meaning import shortened
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.trace import Derivative, message_of, shortened
+from narrowfuzz.trace import Derivative, message_of
 
 _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 

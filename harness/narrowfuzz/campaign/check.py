@@ -94,6 +94,7 @@ def check_command(
     facts: dict[str, Fact] = {
         "dtype": first[0].spec.dtype, "checkpoint": checkpoint, "compile": compile,
         "memory_budget": 100, "grad_mode": "train", "autocast": False, "dynamic": False,
+        **_of_every_size((model, *others)),
     }  # fmt: skip
     from narrowfuzz.campaign.main import run_command
 
@@ -103,6 +104,12 @@ def check_command(
             configuration=facts,
         )
     )  # fmt: skip
+
+
+def _of_every_size(models: Sequence[Model]) -> dict[str, Fact]:
+    """That no linear has a bias, or one has, where that is so of every size."""
+    found = {model.fixed["bias"] for model in models}
+    return {"bias": found.pop()} if len(found) == 1 else {}
 
 
 def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ from typing import Literal
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Lacking, Present, Refuses, Runs, Typed
+from narrowfuzz.meaning import shortened
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
-from narrowfuzz.trace import RunError, Trace, shortened
+from narrowfuzz.trace import RunError, Trace
 from narrowfuzz.verdict import FOLLOWED, Verdict
 
 #: Words in which a refusal states the rule that was broken; and those of a rule about something

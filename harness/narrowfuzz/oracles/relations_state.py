@@ -12,6 +12,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Given, Is, Runs, Same, Sum, bits
+from narrowfuzz.meaning import shortened
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -20,7 +21,7 @@ from narrowfuzz.oracles.oracle import plain, same_bits
 from narrowfuzz.oracles.rerun import again, base_of, compare
 from narrowfuzz.oracles.variant import Variant, bias_may_fuse, everything, judge_against
 from narrowfuzz.oracles.whole import equal_outputs
-from narrowfuzz.trace import Trace, shortened
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import OtherRun, Verdict
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Runs
+from narrowfuzz.meaning import shortened
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import equal_outputs
-from narrowfuzz.trace import Trace, shortened
+from narrowfuzz.trace import Trace
 from narrowfuzz.verdict import Verdict
 
 #: The symptom of a result that was not written.
