@@ -10,6 +10,8 @@ import pytest
 from narrowfuzz.advice import applying
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.check import _of_every_size
+from narrowfuzz.catalog import MODELS
 from narrowfuzz.cli import main
 from narrowfuzz.facts import may_hold
 from narrowfuzz.ledger import Entry, load_entries
@@ -75,6 +77,20 @@ def test_what_a_configuration_rules_out_is_not_named() -> None:
     found = {e.id for e in applying(load_entries(), recipes, arms, machine(), "cpu", mine)}
     assert "inductor-recompute-drift" in found < every
     assert {"rowwise-inference-mode", "sac-autocast-cached-cast"} <= every - found
+
+
+def test_what_a_model_or_an_eager_training_cannot_show_is_not_named() -> None:
+    mesh, bias = "dtensor-graph-of-older-mesh", "mx-wrapper-drops-bias"
+    assert mesh in named(MX, "inductor") and mesh not in named(MX, "eager")
+    for has in (True, False):
+        model = replace(MODELS["linear"], fixed={"bias": has})
+        facts = _of_every_size((model,))
+        found = applying(
+            load_entries(), [load_every()[MX]], [BY_NAME["eager"]], machine(), "cpu", facts
+        )
+        assert (bias in [entry.id for entry in found]) is has
+    other = replace(MODELS["linear"], fixed={"bias": True})
+    assert _of_every_size((model, other)) == {}
 
 
 def test_the_command_that_is_named_lists_what_is_known_of_what_was_asked_for(

@@ -27,11 +27,12 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import progress
 from narrowfuzz.campaign.raised import innermost
+from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.store import Store, claim, load_finding, release
 from narrowfuzz.campaign.summary import rule_counts
 from narrowfuzz.campaign.supervisor import Tally, _Handle, _keep_claimed, _record_loss, _take
-from narrowfuzz.case import Case, DataSpec, Spec, load_case
+from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.device import Device
 from narrowfuzz.judge import tensors_of
 from narrowfuzz.programs import Programs
@@ -360,6 +361,25 @@ def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> 
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
     _take("compiled", None, first, tally, store)
     assert "compiling" not in progress(tally, config)
+
+
+def test_a_case_that_takes_long_is_said_with_its_arm_and_its_seconds(tmp_path: Path) -> None:
+    case, journal = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec()), tmp_path / "0.json"
+    assert running(journal) is None
+    journal.write_bytes(dump_case(case))
+    note_arm(journal, "eager+checkpoint")
+    assert running(journal) is None
+    os.utime(journal, (time.time() - 34, time.time() - 34))
+    long = running(journal)
+    assert long is not None
+    tally, config = Tally(ready=1.0, running={0: long}), Config(out=tmp_path)
+    tally.started -= 40
+    tally.counts["cases"] = 3
+    assert "/s)" not in progress(tally, config)
+    words = BY_NAME["eager+checkpoint"].words
+    assert progress(tally, config).endswith(f"running: torch.fp32 linear, {words}, 34 s")
+    tally.compiling[0] = ("mine llama_block", time.monotonic())
+    assert "running" not in progress(tally, config)
 
 
 class TestInterrupt:

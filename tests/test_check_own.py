@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -48,12 +49,16 @@ def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path)
     ran = check(tmp_path, "mine.py:build", "--cases", "14", "--checkpoint", "full")
     assert ran.code == 0, ran.output
     head, rest = ran.output.split("narrowfuzz 0", 1)
+    assert head.startswith("no --recipe given: testing torch.fp32, ")
     assert "mine.py:build: 1 linear; torch.fp32, --compile none, --checkpoint full" in head
     assert "No problems found in mine.py:build. " in rest and "sound" not in rest
     assert "1 of 1 linear one by one" in rest and "Not checked: " in rest
     assert "6 kinds of data" in rest and "recomputed (full)" in rest and "a reload" in rest
     assert not ran.summary["lacking"]
-    assert "Judged: 2 of 2 combinations" in rest
+    assert "Judged: 2 of 2 combinations" in rest and "10 of 10 first cases ran" in rest
+    assert ran.summary["first_cases"] == {"ran": 10, "of": 10}
+    page = re.sub(r"\s+", " ", (ran.folder / "report.html").read_text())
+    assert ": 2 of 2 asked combinations were judged, 10 of 10 first cases ran" in page
     assert "eager: 1 of 1 linear checked one by one" in rest
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
@@ -97,11 +102,14 @@ def test_arms_are_those_of_the_configuration(tmp_path: Path) -> None:
 def test_a_filter_that_leaves_nothing_names_the_linears(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "up")
-    assert ran.code == 2 and "is true of none of the linears of mine.py:build, which are 0" in (
-        ran.output
+    assert ran.code == 2 and (
+        "no linear is called 'up' (of --filter 'up'): the linears of mine.py:build are 0"
+        in ran.output
     )
     ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!up")
-    assert ran.code == 2 and "--filter !up is true of none" in ran.output
+    assert ran.code == 2 and "no linear is called 'up' (of --filter '!up')" in ran.output
+    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!0")
+    assert ran.code == 2 and "--filter '!0' leaves no linear to convert" in ran.output
 
 
 @pytest.mark.heavy

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import get_args
+
+from narrowfuzz.campaign.check import _VALUES
 from narrowfuzz.campaign.first import compiled, dealt
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case import Case, DataSpec, Spec, ValueClass
+from narrowfuzz.strategies import WILD
 
 EAGER = Spec(recipe="torch.bf16")
 ONE, TWO = (Spec(recipe="torch.bf16", compile="inductor", m=m) for m in (16, 32))
@@ -47,3 +52,12 @@ def test_each_program_is_compiled_by_one_worker() -> None:
 def test_nothing_waits_where_nothing_is_compiled() -> None:
     assert not any(waits for _, waits in dealt([case(EAGER, 0), case(EAGER, 1)], 0, 1))
     assert not list(dealt(CASES[:1], 1, 2))
+
+
+def test_the_pages_say_on_how_many_kinds_of_data_a_check_is() -> None:
+    numbers = {6: "six", 10: "ten"}
+    assert set(WILD) == set(get_args(ValueClass)) > set(_VALUES)
+    for page in ("README.md", "docs/guide.md"):
+        said = " ".join((Path(__file__).parents[1] / page).read_text().split())
+        assert f"{numbers[len(_VALUES)]} kinds of data" in said
+        assert f"on all {numbers[len(WILD)]} kinds of data" in said

@@ -38,6 +38,11 @@ def test_an_option_is_a_sentence_without_private_words(name: str, option: Any) -
     assert not [form for form in option.secondary_opts if form.startswith("--no-no-")]
 
 
+def test_the_recipe_that_check_takes_when_none_is_given_is_in_its_help() -> None:
+    (recipe,) = [o for name, o in OPTIONS if name == "check" and o.name == "recipe"]
+    assert "torch.DTYPE" in str(recipe.show_default)
+
+
 def test_the_old_name_of_a_list_still_works_and_says_so(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,7 +14,7 @@ from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.expect import Is, Present, Refuses, Runs, Same, Within, bits
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger, load_entries
-from narrowfuzz.meaning import broken, meaning, times
+from narrowfuzz.meaning import broken, meaning, shortened, times
 from narrowfuzz.oracles import BY_NAME, ORACLES
 from narrowfuzz.oracles.relations_shape import check_variants, variants
 from narrowfuzz.oracles.relations_state import telling
@@ -194,3 +194,26 @@ def test_a_load_that_is_refused_says_what_is_refused() -> None:
         got="UnpicklingError: Weights only", expect=Runs("UnpicklingError"), told=f"it says {said}",
     )  # fmt: skip
     assert verdict.sentence() == f"torch.load refuses the saved state_dict: it says {said}"
+
+
+def test_a_message_is_cut_at_the_end_of_a_word_and_keeps_what_fits() -> None:
+    text = "The shape is wrong. Hint: pad it"
+    for most in range(1, len(text) + 3):
+        said = shortened(text, most)
+        kept = said.removesuffix(" ...")
+        assert text.startswith(text[:most].rstrip()) and kept.startswith(text[:most].rstrip())
+        assert (said == text) == (len(kept) == len(text))
+        assert kept == text or text[len(kept)] == " "
+    assert shortened(text, 22) == "The shape is wrong. Hint: ..."
+    assert len(shortened("x" * 5000, 200)) < 250
+
+
+@pytest.mark.parametrize("frame", ["<listcomp>", "<genexpr>", "<dictcomp>", "<lambda>"])
+def test_a_frame_without_a_name_of_its_own_is_not_named(frame: str) -> None:
+    symptom = f"fails although nothing forbids it (TypeError in {frame})"
+    said = meaning("forward", symptom, At(), None)
+    assert said.endswith("promises to run it, with TypeError")
+    said = meaning("forward", f"TypeError in quantization.{frame}", At(), None)
+    assert said.endswith("fails with TypeError in quantization")
+    named = meaning("forward", "fails only under compile (TypeError in cast)", At(), None)
+    assert named.endswith("with TypeError in cast")

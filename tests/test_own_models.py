@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from narrowfuzz.play.own import imported
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
 from narrowfuzz.specs import fixed
+from narrowfuzz.triage.finding import example_of
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.verdict import fingerprint
@@ -140,12 +142,40 @@ def test_what_does_not_exist_is_refused(text: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+def test_a_misspelt_name_is_answered_with_what_is_there(
+    own: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = own("def build(): pass\ndef block(): pass\n")
+    file = text.rpartition(":")[0]
+    with pytest.raises(ValueError, match=r"did you mean 'build'.; its functions are build, block$"):
+        register(f"{file}:bild")
+    with pytest.raises(ValueError, match=r"no function xyz in it; its functions are build, block$"):
+        register(f"{file}:xyz")
+    near = str(Path(file).with_name("mina.py"))
+    with pytest.raises(ValueError, match=rf"did you mean '{re.escape(file)}'"):
+        register(f"{near}:build")
+    package = tmp_path / "my_models"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "llama.py").write_text("def build(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for wrong in ("my_models.lama", "my_model.llama"):
+        with pytest.raises(ValueError, match=r"did you mean 'my_models(\.llama)?'"):
+            register(f"{wrong}:build")
+
+
 def test_shapes_precision_and_blocks_are_the_examples(own: Callable[..., str]) -> None:
     (block,) = register(f"{EXAMPLES / 'llama.py'}:block")
     assert {n: block.fixed[n] for n in ("batch", "m", "k", "n", "dtype")} == {
         "batch": 2, "m": 32, "k": 64, "n": 64, "dtype": "bf16",
     }  # fmt: skip
     assert len(block.linears) == 7 and not block.regions and not block.takes_ids
+    assert block.inputs == ("[2, 32, 64] bfloat16",)
+    assert example_of(case_of(block)).startswith(
+        "llama.py:block called with [2, 32, 64] bfloat16, "
+    )
+    linear = example_of(Case(spec=Spec(recipe="torch.bf16"), data=DataSpec()))
+    assert " in, " in linear and "called with" not in linear
     (whole,) = register(f"{EXAMPLES / 'llama.py'}:whole")
     assert whole.takes_ids and whole.regions == ("model.layers.0", "model.layers.1")
     assert (whole.fixed["m"], whole.fixed["k"], whole.fixed["n"]) == (32, 256, 256)

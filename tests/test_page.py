@@ -74,6 +74,11 @@ def page(store: Any, accepted: Accepted = Accepted(), **changes: Any) -> Read:  
     return read
 
 
+def test_of_a_check_the_head_says_how_much_of_what_was_asked_was_done(store: Any) -> None:
+    head = re.sub(r"\s+", " ", page(store, first_cases={"ran": 7, "of": 10}).text)
+    assert ": 2 of 3 asked combinations were judged, 7 of 10 first cases ran" in head
+
+
 def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:
     read = page(store)
     title = re.sub(r"\s+", " ", read.text[read.text.index("2 new findings:") :])
@@ -92,7 +97,7 @@ def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:
     empty = page(Store(tmp_path / "run"), cases=0, findings=[])
     assert "Nothing was checked: this run says nothing" in empty.text
     sound = page(Store(tmp_path / "other"), findings=[])
-    assert "Nothing new in what was checked" in sound.text
+    assert "Nothing new in what was checked" in sound.text and "asked" not in sound.text
 
 
 @pytest.mark.parametrize(

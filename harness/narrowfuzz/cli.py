@@ -54,6 +54,16 @@ Globs = Annotated[
     list[str] | None,
     typer.Option("--recipe", metavar="GLOB", help="Recipes (conversions) to test; may repeat."),
 ]
+OwnGlobs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recipe",
+        metavar="GLOB",
+        help="How you convert the model, as `list recipes` names it; may repeat. Without it "
+        "nothing is converted: give the one that you train with.",
+        show_default="torch.DTYPE, the dtype of the model's weights",
+    ),
+]
 Files = Annotated[
     list[Path] | None,
     typer.Option("--recipe-file", help="Also load the recipes (RECIPES) of this Python file."),
@@ -249,7 +259,7 @@ def check(
             "package.module:build.",
         ),
     ],
-    recipe: Globs = None,
+    recipe: OwnGlobs = None,
     recipe_file: Files = None,
     compile: Annotated[
         str,

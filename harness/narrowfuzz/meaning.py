@@ -256,6 +256,10 @@ _EVERY = tuple(
 )
 
 
+#: What Python calls a frame that has no name of its own, after what it is in.
+_UNNAMED = re.compile(r"( in |\.)<(listcomp|setcomp|dictcomp|genexpr|lambda)>")
+
+
 def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
     """What is wrong, as a reader would say it."""
     other = expect.at.run if isinstance(expect, Same) else ""
@@ -268,7 +272,7 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
                 tensor=_TENSORS.get(at.name, "an input"),
                 again=_AGAIN.get(at.run, "when it is run again"),
                 beside=_BESIDE.get(other, "between two runs"),
-                **found.groupdict(),
+                **{name: _UNNAMED.sub("", said) for name, said in found.groupdict("").items()},
             )
     return symptom
 
@@ -359,3 +363,16 @@ def times(factor: float) -> str:
     if factor >= 100:
         return str(int(float(f"{factor:.3g}")))
     return f"{factor:.3g}"
+
+
+#: Characters of a word that are kept to its end where a text is cut in it.
+_WORD = 40
+
+
+def shortened(text: str, most: int) -> str:
+    """A text's first so many characters, on to the end of the word that the last of them is in, and
+    three dots where that is not all."""
+    rest = re.match(rf"\S{{0,{_WORD}}}", text[most:])
+    assert rest is not None
+    end = most + rest.end() if text[:most][-1:].strip() else most
+    return text if end >= len(text.rstrip()) else f"{text[:end].rstrip()} ..."

@@ -38,6 +38,8 @@ class Programs:
     compile_seconds: float = 0.0
     #: Called before something is compiled, after torch has forgotten who listens to its compiler.
     listen: Callable[[], None] = lambda: None
+    #: Called with each arm that a program is asked for of.
+    note_arm: Callable[[Arm], None] = lambda arm: None
     _prepared: set[str] = field(default_factory=set)
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
@@ -52,6 +54,7 @@ class Programs:
     def of(self, spec: Spec, arm: Arm) -> Program:
         """The Spec's program. A training that is more than steps has a model of its own each time:
         what happens in it may stay with the model."""
+        self.note_arm(arm)
         if spec.events and not arm.compiler:
             return self._built(spec, arm)
         # only a compiled graph serves other dims; run eagerly, a Spec is its own program

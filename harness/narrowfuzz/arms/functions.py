@@ -7,6 +7,7 @@ import math
 
 from narrowfuzz.case import Spec
 from narrowfuzz.catalog import MODELS
+from narrowfuzz.meaning import shortened
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.trace import Derivative, message_of
@@ -23,7 +24,7 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
         try:
             _FOUND[key] = tuple(Derivative(*one) for one in derivatives(own, ids_of(spec)))
         except Exception as error:  # noqa: BLE001 - a user's code, and what it raised is told
-            said = f"{type(error).__name__}: {message_of(error).strip()[:200]}"
+            said = f"{type(error).__name__}: {shortened(message_of(error).strip(), 200)}"
             why = f"a forward on normal numbers raised {said}"
             _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 5),)
     return _FOUND[key]

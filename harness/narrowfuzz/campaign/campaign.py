@@ -148,6 +148,11 @@ class Campaign:
             "compile_seconds": tally.counts["compile ms"] / 1000,
             "compiled_data_seconds": tally.counts["data ms"] / 1000,
             "judged": {"met": len(share.met), "of": len(share.met) + len(share.never)},
+            **(
+                {"first_cases": {"ran": tally.counts["first"], "of": ended.first}}
+                if ended.subject
+                else {}
+            ),
             "never_judged": [" ".join(one) for one in share.never],
             "linears_judged": list(_linears_judged(share)),
             "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},

@@ -13,6 +13,7 @@ from narrowfuzz.arm import Arm, climb
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
+from narrowfuzz.campaign.words import plural
 from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
 from narrowfuzz.catalog import Model
 from narrowfuzz.device import torch_name
@@ -36,7 +37,7 @@ _TRAINING = (
     Forward(), Backward(of=(0,)), Step(), Forward(mode="eval"), Reload(),
     Forward(), Backward(of=(2,)), Step(),
 )  # fmt: skip
-#: The data that the user's configuration meets first, tamest first.
+#: The kinds of data that the user's configuration meets first, tamest first.
 _VALUES: tuple[ValueClass, ...] = (
     "gaussian", "outlier", "heavy_tail", "zero_rows", "binade_edges", "inf_nan",
 )  # fmt: skip
@@ -93,6 +94,7 @@ def check_command(
     facts: dict[str, Fact] = {
         "dtype": first[0].spec.dtype, "checkpoint": checkpoint, "compile": compile,
         "memory_budget": 100, "grad_mode": "train", "autocast": False, "dynamic": False,
+        **_of_every_size((model, *others)),
     }  # fmt: skip
     from narrowfuzz.campaign.main import run_command
 
@@ -104,16 +106,24 @@ def check_command(
     )  # fmt: skip
 
 
+def _of_every_size(models: Sequence[Model]) -> dict[str, Fact]:
+    """That no linear has a bias, or one has, where that is so of every size."""
+    found = {model.fixed["bias"] for model in models}
+    return {"bias": found.pop()} if len(found) == 1 else {}
+
+
 def _filtered(model: Model, recipes: Iterable[str], only: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the recipes with this filter. Raises ValueError if it leaves nothing, or if a
     part of it names nothing."""
     idle = [glob for glob in only if not any(named(n, (glob.lstrip("!"),)) for n in model.linears)]
-    if idle or not any(named(name, only) for name in model.linears):
-        names = ", ".join(name.removeprefix("model.") for name in model.linears)
-        raise ValueError(
-            f"--filter {' '.join(idle or only)} is true of none of the linears of {model.title}, "
-            f"which are {names}"
-        )
+    names = ", ".join(name.removeprefix("model.") for name in model.linears)
+    linears = f"the linears of {model.title} are {names}"
+    if idle:
+        what = " and ".join(f"{glob.lstrip('!')!r} (of --filter {glob!r})" for glob in idle)
+        raise ValueError(f"no linear is called {what}: {linears}")
+    if not any(named(name, only) for name in model.linears):
+        filters = " ".join(f"--filter {glob!r}" for glob in only)
+        raise ValueError(f"{filters} leaves no linear to convert: {linears}")
     return tuple(f"{name}{FILTERED}{','.join(only)}" for name in recipes)
 
 
@@ -179,16 +189,21 @@ def _head(
 ) -> str:
     """What is checked, for how long, and what of it may not fit."""
     minutes = asked.minutes or 2.0
-    then = f"{asked.cases} cases" if asked.cases else f"{minutes:g} minutes"
+    then = f"{plural(asked.cases, 'case')}" if asked.cases else f"{minutes:g} minutes"
     kept = sum(named(name, only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""
     linears = f"{of}{len(model.linears)} linear{'s' * (len(model.linears) != 1)}{sizes}"
-    lines = [
+    lines = [] if asked.recipes else [
+        f"no --recipe given: testing {', '.join(wanted)}, the model as it is built, without FP8 or "
+        "MX; narrowfuzz list recipes shows others"
+    ]  # fmt: skip
+    lines += [
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
         f"{checkpoint}",
-        f"first {first} cases of this configuration and near it; then what is drawn around it, "
-        f"until {then} are over",
+        f"first {plural(first, 'case')} of this configuration and near it, on {len(_VALUES)} kinds "
+        f"of data; then random ones around it, on all {len(get_args(ValueClass))} kinds, until "
+        f"{then} are over",
     ]
     if compile != "none":
         lines.append(_compiling(len(model.linears), sum(s.compile != "none" for s in specs),

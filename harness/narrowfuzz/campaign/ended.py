@@ -172,6 +172,8 @@ class Ended:
             f"Judged: {met} of {met + len(share.never)} combinations of recipe, arm and model that "
             f"can run here ({share.share:.0f} %{self._too_little()})"
         )
+        if self.subject:
+            said += f"; {self.tally.counts['first']} of {_many(self.first, 'first case')} ran"
         if self.tally.counts["cases"]:
             return said
         return f"Nothing was judged: this run says nothing. {said}"

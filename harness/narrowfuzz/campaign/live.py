@@ -52,7 +52,7 @@ class Live:
 
 
 def progress(tally: Tally, config: Config) -> str:
-    """How far a run is, and what has been compiling for longest."""
+    """How far a run is, and what takes longest."""
     counts, seconds = tally.counts, tally.seconds
     asked, minutes = config.cases, config.minutes
     of_time, of_cases = ("", f" of {asked}") if asked else (f" of {minutes * 60:.0f}", "")
@@ -61,18 +61,28 @@ def progress(tally: Tally, config: Config) -> str:
         done = "1 case"
     parts = [
         f"{seconds:4.0f} s{of_time}",
-        f"{done} ({counts['cases'] / max(seconds, 1):.0f}/s)",
+        f"{done}{_rate(counts['cases'] / max(seconds, 1))}",
         plural(tally.new, "finding"),
         *_doing(tally),
     ]
     return "   ".join(parts)
 
 
+def _rate(per_second: float) -> str:
+    """Cases in a second; "" while each takes longer."""
+    return f" ({per_second:.0f}/s)" if per_second >= 1 else ""
+
+
 def _doing(tally: Tally) -> Iterator[str]:
-    """What takes longest now: a finding that is confirmed, else something that is compiled."""
+    """What takes longest now: a finding that is confirmed, something that is compiled, and a case
+    of a worker that does neither."""
     if not tally.ready:
         yield "starting"
-    for title, doing in (("", tally.confirming), ("compiling: ", tally.compiling)):
+    busy = {*tally.confirming, *tally.compiling}
+    running = {worker: what for worker, what in tally.running.items() if worker not in busy}
+    for title, doing in (
+        ("", tally.confirming), ("compiling: ", tally.compiling), ("running: ", running),
+    ):  # fmt: skip
         if doing:
             what, since = min(doing.values(), key=lambda one: one[1])
             more = f" and {len(doing) - 1} more" if len(doing) > 1 else ""

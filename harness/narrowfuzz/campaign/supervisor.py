@@ -24,6 +24,7 @@ from typing import Any
 
 from narrowfuzz.arms.lost import EXIT_LOST
 from narrowfuzz.campaign.config import Config
+from narrowfuzz.campaign.running import running
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.case import Case, load_case
 from narrowfuzz.device import forks
@@ -70,6 +71,8 @@ class Tally:
     compiling: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: Worker -> what it does about a finding, and since when.
     confirming: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: Worker -> the case that it runs for long, and since when.
+    running: dict[int, tuple[str, float]] = field(default_factory=dict)
     #: What could not be done, in sentences.
     notes: list[str] = field(default_factory=list)
     losses: list[threading.Thread] = field(default_factory=list)
@@ -259,6 +262,7 @@ def _look_after(
     handle: _Handle, config: Config, context: Any, deadline: float, tally: Tally, store: Store
 ) -> None:
     """Notice a dead or silent worker, turn its case into a finding, and replace it."""
+    tally.running.pop(handle.number, None)
     if handle.done or handle.process is None:
         return
     journal = store.out / "journal" / f"{handle.number}.json"
@@ -268,6 +272,8 @@ def _look_after(
         handle.process.kill()
         handle.process.join(10)
     if handle.process.is_alive() or (handle.channel is not None and not hung):
+        if long := running(journal):
+            tally.running[handle.number] = long
         return
     tally.compiling.pop(handle.number, None)
     tally.confirming.pop(handle.number, None)

@@ -36,6 +36,7 @@ from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
 from narrowfuzz.campaign.judged import happened, looked_at
 from narrowfuzz.campaign.own_functions import functions_seen
 from narrowfuzz.campaign.raised import innermost, when
+from narrowfuzz.campaign.running import note_arm
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.campaign.store import claim, release
 from narrowfuzz.case import Case, Spec, dump_case, load_case
@@ -151,6 +152,7 @@ class Worker:
         self.arms = select_arms(config.arms)
         self.judge = Judge(every, ledger, self.arms, device=device)
         self.judge.before_rerun = self._note
+        self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)
         self.judge.programs.listen = Compiles(out.send, lambda: self.subject).listen
         #: In a comparison: what it saw, for the other side to read.
         self.beside = config.beside and Beside(config.out, config.beside, number, generation)
@@ -341,6 +343,7 @@ class Worker:
         begun = self.journal.with_suffix(".begun")  # whoever reads it never sees half of it
         begun.write_bytes(dump_case(case))
         begun.replace(self.journal)
+        note_arm(self.journal, "")
 
     def _judge(
         self,

@@ -11,6 +11,7 @@ from typing import Literal
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.expect import Lacking, Present, Refuses, Runs, Typed
+from narrowfuzz.meaning import shortened
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import role_of
@@ -143,4 +144,4 @@ def accepted(arm: str, case: str, rule: str) -> Verdict:
 
 
 def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0][:200] if message.strip() else "(no message)"
+    return shortened((message.strip() or "(no message)").splitlines()[0], 200)

@@ -12,6 +12,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Given, Is, Runs, Same, Sum, bits
+from narrowfuzz.meaning import shortened
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -76,7 +77,7 @@ def telling(message: str) -> str:
 def _first_line(message: str) -> str:
     """Without what some errors add for terminals."""
     line = (message.strip() or "(no message)").splitlines()[0]
-    return "".join(c for c in line if c.isprintable())[:120]
+    return shortened("".join(c for c in line if c.isprintable()), 120)
 
 
 def check_bias(evidence: Evidence) -> Iterator[Verdict]:

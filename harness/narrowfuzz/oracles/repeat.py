@@ -9,6 +9,7 @@ import numpy as np
 
 from narrowfuzz.address import At
 from narrowfuzz.expect import Runs
+from narrowfuzz.meaning import shortened
 from narrowfuzz.oracles.evidence import Evidence
 from narrowfuzz.oracles.oracle import plain
 from narrowfuzz.oracles.whole import equal_outputs
@@ -32,7 +33,8 @@ def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
             yield Verdict(
                 "O1", arm, "output", "diverged", "raises the second time",
                 At(what="error", run=AGAIN, phase=again.error.phase),
-                f"{again.error.type}: {again.error.message[:200]}", Runs(again.error.type),
+                f"{again.error.type}: {shortened(again.error.message, 200)}",
+                Runs(again.error.type),
             )  # fmt: skip
         else:
             verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)

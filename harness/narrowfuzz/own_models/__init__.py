@@ -6,6 +6,7 @@ file run: only who names it on the command line, or hands it to ``cases``, does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 
 from narrowfuzz.catalog import MODELS, Model
 from narrowfuzz.own_models.dims import choices, combinations, size
-from narrowfuzz.own_models.source import Source, raised, refused, source_of
+from narrowfuzz.own_models.source import Source, like, named, raised, refused, source_of
 from narrowfuzz.own_models.trial import tried
 
 __all__ = ["known_as", "register", "source_of"]
@@ -40,15 +41,27 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
     from narrowfuzz.play.own import imported
 
     try:
-        build = getattr(imported(source.where), source.build, None)
+        module = imported(source.where)
     except (Exception, SystemExit) as error:
         raise refused(source, raised("importing it", error)) from error
+    build = getattr(module, source.build, None)
     if not callable(build):
-        raise refused(source, f"there is no function {source.build} in it")
+        raise refused(source, f"there is no function {source.build} in it{_others(module, source)}")
     try:
         return choices(build)
     except ValueError as error:
         raise refused(source, f"{source.build} {error}") from None
+
+
+def _others(module: Any, source: Source) -> str:
+    """The functions that are written in a module; of those with a like name, that."""
+    there = [
+        name for name, one in vars(module).items()
+        if inspect.isfunction(one) and one.__module__ == module.__name__
+    ]  # fmt: skip
+    if not there:
+        return ", nor any other"
+    return f"{like(source.build, there)}; its functions are {named(there)}"
 
 
 def _model(source: Source, sizes: Mapping[str, float]) -> Model:
@@ -62,6 +75,7 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
         wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
         regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
         linears=facts.linears, by_default=not source.dims, unreached=facts.unreached,
+        inputs=facts.inputs,
     )  # fmt: skip
 
 

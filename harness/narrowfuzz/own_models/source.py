@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
+import pkgutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from narrowfuzz.meaning import shortened
 from narrowfuzz.own_models.dims import Dims
+
+#: Functions that are named where another was asked for.
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ def source_of(text: str) -> Source:
     file = Path(where)
     if where.endswith(".py"):
         if not file.is_file():
-            raise ValueError(f"model {text!r}: there is no file {where}")
+            beside = [str(one) for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
+            raise ValueError(f"model {text!r}: there is no file {where}{like(where, beside)}")
         where = str(file.resolve())
     else:
         if str(Path.cwd()) not in sys.path:
@@ -50,11 +58,44 @@ def source_of(text: str) -> Source:
         try:
             found = importlib.util.find_spec(where)
         except ImportError as error:
-            raise ValueError(f"model {text!r}: {error}") from None
+            raise ValueError(f"model {text!r}: {error}{_like_module(where)}") from None
         if found is None or found.origin is None:
-            raise ValueError(f"model {text!r}: there is no module {where}")
+            raise ValueError(f"model {text!r}: there is no module {where}{_like_module(where)}")
         file = Path(found.origin)
     return Source(where, build, hashlib.sha256(file.read_bytes()).hexdigest()[:8])
+
+
+def like(name: str, there: Sequence[str]) -> str:
+    """``: did you mean NAME?`` where one that is there has a like name."""
+    near = difflib.get_close_matches(name, there, n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _like_module(name: str) -> str:
+    """The part of a dotted name that is misspelt, put right by what lies beside it."""
+    above: list[str] = []
+    for part in name.split("."):
+        folders = _folders(".".join(above))
+        here = [one.name for one in pkgutil.iter_modules(folders)]
+        if part not in here:
+            near = difflib.get_close_matches(part, here, n=1)
+            return f": did you mean {'.'.join([*above, near[0]])!r}?" if near else ""
+        above.append(part)
+    return ""
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package's modules lie; of none, where all that can be imported do."""
+    if not package:
+        return sys.path
+    found = importlib.util.find_spec(package)
+    return list(found.submodule_search_locations or []) if found else []
 
 
 def refused(source: Source, why: str) -> ValueError:
@@ -65,7 +106,7 @@ def refused(source: Source, why: str) -> ValueError:
 def said(error: BaseException) -> str:
     """An error's class and first line."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {shortened(lines[0], 200)}" if lines else type(error).__name__
 
 
 def raised(doing: str, error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,8 @@ class Facts:
     driven: Any
     #: Parameters that train, and get no gradient from what it returns for the example.
     unreached: tuple[str, ...]
+    #: The tensors that it is called with, in words.
+    inputs: tuple[str, ...]
 
 
 def tried(source: Source) -> Facts:
@@ -115,7 +117,18 @@ def tried(source: Source) -> Facts:
     }
     names = tuple(f"model.{name}".rstrip(".") for name in linears)
     random = any("torch" in answer.moved for answer in answers)
-    return Facts(ids, random, names, _blocks(module), fixed, own.driven, unreached)
+    return Facts(ids, random, names, _blocks(module), fixed, own.driven, unreached, _inputs(given))
+
+
+def _inputs(given: Mapping[Any, Any]) -> tuple[str, ...]:
+    """``mask [2, 32] bool``: each tensor's name where it has one, its shape and its dtype."""
+    import torch
+
+    return tuple(
+        f"{f'{key} ' if isinstance(key, str) else ''}{list(one.shape)} "
+        f"{str(one.dtype).removeprefix('torch.')}"
+        for key, one in given.items() if isinstance(one, torch.Tensor)
+    )  # fmt: skip
 
 
 def _built(source: Source, refuse: Refuse) -> tuple[nn.Module, dict[Any, Any]]:

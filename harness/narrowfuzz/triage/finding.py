@@ -284,7 +284,9 @@ def example_of(case: Case) -> str:
 
 
 def _size_of(case: Case) -> str:
-    spec = case.spec
+    spec, model = case.spec, MODELS.get(case.spec.model)
+    if model is not None and model.inputs:
+        return f"{spec.model.partition('#')[0]} called with {', '.join(model.inputs)}"
     tokens = f"{spec.tokens} token{'s' * (spec.tokens != 1)}"
     sizes = f"width {spec.k}" if spec.layer else f"{spec.k} in, {spec.n} out"
     return f"{tokens}, {sizes}, {spec.dtype}"
