@@ -213,7 +213,7 @@ DATA_WORDS = {
     "zero_rows": "data with rows of zeros",
     "outlier": "data with outliers",
     "heavy_tail": "data with heavy tails",
-    "binade_edges": "data at powers of two",
+    "binade_edges": "data at the edges where a scale changes",
     "mined": "data at the edges of rounding",
     "inf_nan": "data with infinities or NaN",
     "near_max": "data near the largest number",
@@ -353,7 +353,7 @@ def report(finding: Finding, replay: str) -> str:
     if finding.needs:
         lines.append(f"  required to reproduce: {conditions(finding.needs)}")
     if finding.needless:
-        lines.append(f"  also fails without: {conditions(finding.needless)}")
+        lines.append(f"  not required, still fails without: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
     lines += [f"  does not happen with: {what}" for what in finding.avoided]
     if finding.flake != "always":
