@@ -322,5 +322,5 @@ def test_conditions_can_be_read() -> None:
         "the model mine.py:build, no bias"
     )
     told = report(msgspec.structs.replace(FINDING, needless=["model=used_twice"]), "again")
-    assert "not required, still fails without: the model used_twice (one linear called twice)" in told
+    assert "still fails without: the model used_twice (one linear called twice)" in told
     assert "not required" not in told

@@ -353,7 +353,7 @@ def report(finding: Finding, replay: str) -> str:
     if finding.needs:
         lines.append(f"  required to reproduce: {conditions(finding.needs)}")
     if finding.needless:
-        lines.append(f"  not required, still fails without: {conditions(finding.needless)}")
+        lines.append(f"  still fails without: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
     lines += [f"  does not happen with: {what}" for what in finding.avoided]
     if finding.flake != "always":
