@@ -6,7 +6,9 @@ beside them the bugs that look like them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from narrowfuzz.environment import prepare, settle
 from narrowfuzz.expect import Present
@@ -14,9 +16,11 @@ from narrowfuzz.fold import Judgement
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger, load_ledger
 from narrowfuzz.models.zoo import gradient_names, ties
+from narrowfuzz.oracles.kernels import check_weight_copies
 from narrowfuzz.own_models import register
 from narrowfuzz.schedule.events import Backward, Forward, Step
 from narrowfuzz.severity import LARGE
+from narrowfuzz.trace import Seen
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.verdict import Verdict
@@ -542,3 +546,29 @@ def test_a_weight_that_is_read_and_not_called_is_not_quantised_in_a_graph_either
     assert not causes(judgement)
     statuses = {v.status for v in judgement.verdicts if (v.oracle, v.arm) == ("O2", "aot_eager")}
     assert "ok" in statuses  # that of the linear that is called is judged
+
+
+@pytest.mark.parametrize("how", ["codes", "values"])
+def test_a_copy_of_a_weight_that_is_lost_in_a_graph_is_wrong_if_it_has_codes(
+    own: Callable[..., str], how: str
+) -> None:
+    """Codes are a converted linear's; plain values may be any other matrix."""
+    judge = Judge(RECIPES, Ledger([]))
+    case = case_of(register(own(PARTS + WEIGHT_ALONE))[0], ROWWISE, compile="aot_eager")
+    evidence = judge.observe(case, frozenset({"eager", "aot_eager"}))
+    trace = evidence.traces["aot_eager"]
+    lost = [
+        replace(one, b=_lost(one.b, how)) for one in trace.multiplied if one.b.codes is not None
+    ]
+    assert lost
+    traces = {**evidence.traces, "aot_eager": replace(trace, multiplied=tuple(lost))}
+    statuses = {v.status for v in check_weight_copies(replace(evidence, traces=traces))}
+    assert ("diverged" in statuses) is (how == "codes"), statuses
+
+
+def _lost(seen: Seen, how: str) -> Seen:
+    """No value of it is left."""
+    assert seen.codes is not None
+    if how == "codes":
+        return replace(seen, codes=np.zeros_like(seen.codes))
+    return replace(seen, codes=None, scale=None, values=np.zeros(seen.codes.shape, np.float32))
