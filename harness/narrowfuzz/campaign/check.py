@@ -189,7 +189,7 @@ def _head(
 ) -> str:
     """What is checked, for how long, and what of it may not fit."""
     minutes = asked.minutes or 2.0
-    then = f"{plural(asked.cases, 'case')}" if asked.cases else f"{minutes:g} minutes"
+    then = plural(asked.cases, "case") if asked.cases else f"{minutes:g} minutes"
     kept = sum(named(name, only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""

@@ -44,9 +44,10 @@ def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
     """The excess error of the worst output or gradient of this case, a share of its norm.
 
     How much further from the unquantised result the guilty arm is than what it is held against:
-    the plan executed on a single linear or a model's layer, the eager run of a whole model, the
-    plain run of a library's checkpointed layers. Where nothing of that is there to measure, as for
-    a state that no product has met yet, SMALL: neither played down nor up.
+    the plan executed on a single linear or a model's layer, the eager run of a whole model (and of
+    one with a layer that is recomputed otherwise), the plain run of a library's checkpointed
+    layers. Where nothing of that is there to measure, as for a state that no product has met yet,
+    SMALL: neither played down nor up.
     """
     if verdict.oracle == "census":
         return _OF_CENSUS.get(verdict.symptom, LARGE)
@@ -121,20 +122,27 @@ def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
 def _of_recompute(evidence: Evidence, arm: str) -> float:
     """Of a run that does eager's work again in backward and nothing else, against eager's: a layer
     whose recomputation differs may be right in itself, and each gradient before it wrong."""
-    eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
-    if eager is None or guilty is None or eager.error or guilty.error or evidence.compared(arm):
-        return 0.0
-    return _excess(guilty.outputs, eager.outputs, eager.outputs)
+    runs = None if evidence.compared(arm) else _both(evidence, arm)
+    return _excess(runs[1], runs[0], runs[0]) if runs else 0.0
 
 
 def _of_model(evidence: Evidence, arm: str) -> float:
-    eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
-    if eager is None or guilty is None or eager.error or guilty.error:
+    runs = _both(evidence, arm)
+    if not runs:
         return SMALL
-    truth: Mapping[str, Any] = eager.outputs
+    eager, guilty = runs
+    truth: Mapping[str, Any] = eager
     if evidence.twin is not None and evidence.exact:
         truth = evidence.exact
-    return _excess(guilty.outputs, eager.outputs, truth) or SMALL
+    return _excess(guilty, eager, truth) or SMALL
+
+
+def _both(evidence: Evidence, arm: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The results of the eager run and of this arm's; None unless both have any."""
+    eager, guilty = evidence.traces.get(evidence.base), evidence.traces.get(arm)
+    if eager is None or guilty is None or eager.error or guilty.error:
+        return None
+    return eager.outputs, guilty.outputs
 
 
 def _excess(got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]) -> float:
