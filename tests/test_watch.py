@@ -151,6 +151,7 @@ def test_fail_and_repeat_of_bad_data(tmp_path: Path) -> None:
 #: Parameters are huge from step 2 on, an infinity follows from them, and NaN later from that.
 GROWS = """
 import torch
+torch.manual_seed(0)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e20)
 def criterion(y):
