@@ -164,6 +164,19 @@ def test_what_did_not_happen_is_said_and_is_not_enough(
     )
 
 
+def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None:
+    spec = Spec(recipe="torch.bf16", model=own.name)
+    seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
+    seen |= {("hindered", "torch.bf16", "eager+checkpoint", own.name, "it may not")}
+    arms = ["eager", "eager+checkpoint", "inductor"]
+    share = judged(seen, BF16, arms, [own.name], "cpu")
+    assert set(share.why.values()) == {"it may not"}
+    assert ended(tmp_path, share, dict.fromkeys(seen, 1)).lacking == [
+        "never judged on inductor: give it more --minutes",
+        "never judged on eager+checkpoint: it may not",
+    ]
+
+
 def test_what_is_not_a_users_model_lacks_nothing(tmp_path: Path) -> None:
     share = Judged(frozenset(), (("torch.bf16", "eager", "linear"),))
     assert not ended(tmp_path, share, {"first": 0}, subject="").lacking

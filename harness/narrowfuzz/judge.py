@@ -49,7 +49,7 @@ from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
 from narrowfuzz.stateful import Stateful
-from narrowfuzz.trace import Change, Trace
+from narrowfuzz.trace import Change, RunError, Trace
 from narrowfuzz.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
 
 FRESH_DRAWS, FEW_DRAWS = 20, 3
@@ -214,6 +214,9 @@ class Judge:
             plan_of_other=self.plan,
             gradients=gradient_names(case.spec),
             excused=self._excused(case, recipe, tensors) if model.own else None,
+            unconverted_error=(
+                partial(self._unconverted_error, case, recipe, tensors) if model.own else None
+            ),
             unread=self._unread(case, recipe, tensors, traces),
             tied=ties(case.spec),
             layers=() if recipe.functional else layer_names(case.spec),
@@ -293,10 +296,16 @@ class Judge:
             for v in verdicts
         ]  # fmt: skip
 
-    def _bare(self, case: Case, recipe: Recipe) -> Program:
-        """The case's model, unconverted, as nobody has used it yet."""
+    def _bare(self, case: Case, recipe: Recipe, arm: Arm | None = None) -> Program:
+        """The case's model, unconverted, as nobody has used it yet, on its base or another arm."""
         bare = replace(recipe, convert=lambda model, spec: model, converted=None, tap=no_tap)
-        return Program(case.spec, bare, base_of(case.spec), device=self.device.torch)
+        return Program(case.spec, bare, arm or base_of(case.spec), device=self.device.torch)
+
+    def _unconverted_error(
+        self, case: Case, recipe: Recipe, tensors: dict[str, F32], arm: str
+    ) -> RunError | None:
+        """What the user's model itself fails with there."""
+        return self._bare(case, recipe, ARMS[arm]).run(tensors, tap=False).error
 
     def _excused(
         self, case: Case, recipe: Recipe, tensors: dict[str, F32]

@@ -154,6 +154,7 @@ class Campaign:
                 else {}
             ),
             "never_judged": [" ".join(one) for one in share.never],
+            "never_judged_because": {" ".join(one): why for one, why in sorted(share.why.items())},
             "linears_judged": list(_linears_judged(share)),
             "pairs": {name: [met, there] for name, met, there in table(seen & whole, whole)},
             "pairs_never_met": missing(seen, whole),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,7 @@ class Ended:
         if not self.share.met:
             found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
         elif self.share.share < self.min_judged:
-            arms = sorted({arm for _, arm, _ in self.share.never})
-            found.append(f"never judged on {', '.join(arms)}: give it more --minutes")
+            found += _never_judged(self.share)
         return found
 
     def compared(self) -> str:
@@ -205,6 +204,15 @@ def _ways(arm: Arm) -> Sequence[str]:
     how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
     made = f"compiled ({arm.stage})" if arm.compiler else ""
     return [" and ".join(filter(None, (made, how)))] if made or how else []
+
+
+def _never_judged(share: Judged) -> Iterator[str]:
+    """The arms that were never judged, by what is in the way."""
+    by_reason: dict[str, set[str]] = {}
+    for one in share.never:
+        by_reason.setdefault(share.why.get(one, "give it more --minutes"), set()).add(one[1])
+    for why, arms in sorted(by_reason.items()):
+        yield f"never judged on {', '.join(sorted(arms))}: {why}"
 
 
 def _linears(share: Judged, own: Sequence[Combination]) -> str:

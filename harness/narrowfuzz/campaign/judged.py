@@ -29,6 +29,8 @@ RULES = frozenset(
     for rule in ORACLES
     if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
 )
+#: What the contract says of an arm that fails.
+_HINDERED = frozenset({"not_applicable", "known", "crashed"})
 JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
 #: Recipe, arm, model.
 Combination = tuple[str, str, str]
@@ -47,6 +49,8 @@ class Judged:
     values: frozenset[str] = frozenset()
     steps: int = 0
     events: tuple[str, ...] = ()
+    #: Why some were never judged, where a case said so.
+    why: Mapping[Combination, str] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -63,6 +67,24 @@ def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple
         for verdict in verdicts
         if verdict.oracle in RULES and verdict.status in JUDGED
     }
+
+
+def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+    """("hindered", recipe, arm, model, why) for each arm of which the contract says why it does not
+    run."""
+    return {
+        ("hindered", recipe, verdict.arm, model, _hindrance(verdict))
+        for verdict in verdicts
+        if verdict.oracle == "contract" and verdict.status in _HINDERED
+    }
+
+
+def _hindrance(verdict: Verdict) -> str:
+    if verdict.status == "not_applicable":
+        return verdict.why
+    return (
+        f"known issue {verdict.explained_by}" if verdict.explained_by else "it fails: see findings"
+    )
 
 
 #: What may happen in a training besides steps, and how a sentence says it.
@@ -98,6 +120,7 @@ def judged(
             seen[key[1:4]].add(key[4])
     met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
     whole = set(_asked(recipes, arms, models, device))
+    whys = {key[1:4]: key[4] for key in counts if isinstance(key, tuple) and key[0] == "hindered"}
     with_what = [key[1] for key in counts if isinstance(key, tuple) and key[0] == "met"]
     return Judged(
         frozenset(met & whole),
@@ -106,6 +129,7 @@ def judged(
         values=frozenset(what for kind, what in with_what if kind == "values"),
         steps=max((what for kind, what in with_what if kind == "steps"), default=0),
         events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
+        why={one: why for one, why in whys.items() if one in whole - met},
     )
 
 

@@ -33,7 +33,7 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
-from narrowfuzz.campaign.judged import happened, looked_at
+from narrowfuzz.campaign.judged import happened, hindered, looked_at
 from narrowfuzz.campaign.own_functions import functions_seen
 from narrowfuzz.campaign.raised import innermost, when
 from narrowfuzz.campaign.running import note_arm
@@ -377,6 +377,7 @@ class Worker:
         looked: set[tuple[Any, ...]] = {*looked_at(verdicts, case.spec.recipe, case.spec.model)}
         looked |= happened(case) if looked else set()
         looked |= functions_seen(verdicts)
+        looked |= hindered((*verdicts, *known), case.spec.recipe, case.spec.model)
         self.counts.update(looked - self.looked)
         self.looked |= looked
         for verdict in known:

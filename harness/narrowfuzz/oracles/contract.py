@@ -23,6 +23,13 @@ from narrowfuzz.verdict import FOLLOWED, Verdict
 RULE = re.compile(
     r"multipl|divisib|align|must be|must have|only support|at least|only .{0,80}\bsupported", re.I
 )
+#: What torch.utils.checkpoint.create_selective_checkpoint_contexts raises, as documented, unless
+#: allow_cache_entry_mutation is set; and what that means to whoever wrote the model.
+_MUTATED = "Tensor cached during selective activation checkpoint has been mutated"
+CHANGED_IN_PLACE = (
+    "PyTorch refuses a selective checkpoint of this model, which changes in place a result that "
+    "the checkpoint saves: compute out of place, as ReLU(inplace=False) does, or checkpoint in full"
+)
 _NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
 
 
@@ -40,6 +47,9 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         if arm != evidence.base and base_fails and evidence.refusal:
             yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
             continue
+        if _kept_is_changed(evidence, arm, trace.error):
+            yield plain("contract", arm, trace.error.phase, "not_applicable", CHANGED_IN_PLACE)
+            continue
         problem = _problem(evidence, arm, trace.error, base_fails)
         if problem:
             error = trace.error
@@ -53,6 +63,14 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             )  # fmt: skip
         else:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
+
+
+def _kept_is_changed(evidence: Evidence, arm: str, error: RunError) -> bool:
+    """Does torch refuse to checkpoint the user's model, as documented, whatever the recipe?"""
+    if evidence.unconverted_error is None or _MUTATED not in error.message:
+        return False
+    own = evidence.unconverted_error(arm)
+    return own is not None and _MUTATED in own.message
 
 
 def _complete(evidence: Evidence, arm: str) -> Verdict:

@@ -19,7 +19,7 @@ from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.numerics.reference import Quantised, Scale
 from narrowfuzz.oracles.reference import Reference, alone
-from narrowfuzz.trace import Change, Derivative, Seen, Trace
+from narrowfuzz.trace import Change, Derivative, RunError, Seen, Trace
 
 #: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
 #: a relation ("" for none).
@@ -66,6 +66,8 @@ class Evidence:
     gradients: frozenset[str] = frozenset()
     #: Of gradients that are not there, those that need not be; None: all that are named must be.
     excused: Callable[[frozenset[str]], frozenset[str]] | None = None
+    #: The error of a user's unconverted model on an arm; None where the model is no user's.
+    unconverted_error: Callable[[str], RunError | None] | None = None
     #: A change of the census without the lost attributes that nobody reads, None if nothing is left
     #: of it; None: nobody can be asked.
     unread: Callable[[Change], Change | None] | None = None
