@@ -75,6 +75,9 @@ class Model:
     linears: tuple[str, ...] = ()
     #: A user's parameters that train, and get no gradient from what it returns for the example.
     unreached: tuple[str, ...] = ()
+    #: A block of a user's that called again gives something else, so that checkpoints take the
+    #: whole model and no single block.
+    unrepeatable: str = ""
     #: The tensors that a user's is called with, in words.
     inputs: tuple[str, ...] = ()
     #: False of a user's that is called with other values than its defaults.

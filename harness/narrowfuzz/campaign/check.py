@@ -208,6 +208,13 @@ def _head(
     if compile != "none":
         lines.append(_compiling(len(model.linears), sum(s.compile != "none" for s in specs),
                                 None if asked.cases else 60 * minutes))  # fmt: skip
+    if model.unrepeatable and checkpoint != "none":
+        lines.append(
+            f"note: {model.unrepeatable} gives something else when it is called again with the "
+            "same inputs, as a block does that writes into a cache of keys and values: a "
+            "checkpoint of it alone would not compute what its forward did, so the model is "
+            "checkpointed as a whole (transformers: use_cache=False)"
+        )
     if model.unreached:
         more = len(model.unreached) - _NAMED
         names = ", ".join(model.unreached[:_NAMED]) + (f" and {more} more" if more > 0 else "")

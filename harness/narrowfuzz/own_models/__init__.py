@@ -75,7 +75,7 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
         wide=not facts.ids, takes_ids=facts.ids, random=facts.random, attends=True,
         regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
         linears=facts.linears, by_default=not source.dims, unreached=facts.unreached,
-        inputs=facts.inputs,
+        inputs=facts.inputs, unrepeatable=facts.unrepeatable,
     )  # fmt: skip
 
 

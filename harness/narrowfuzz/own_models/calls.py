@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -147,6 +149,37 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
     if not any(t.isnan().any() for t in other.floats):
         return ""
     return next(one.called for one in other.seen if one.nan_out and not one.nan_in)
+
+
+def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -> str:
+    """The first of these submodules that, called again with what it was just called with, gives
+    something else though none of its inputs has changed: it keeps something for the rest of the
+    model's forward, as layers with a cache of keys and values do. "" if none does."""
+    found: list[str] = []
+
+    def again(name: str, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        inputs, before = tensors_in([args, named]), torch.get_rng_state()
+        given = digest(inputs)
+        first = forward(*args, **named)
+        after, gave = torch.get_rng_state(), digest(tensors_in(first))
+        if not found and digest(inputs) == given:
+            torch.set_rng_state(before)
+            try:
+                alike = digest(tensors_in(forward(*args, **named))) == gave
+            except Exception:  # noqa: BLE001 - it did not raise the first time
+                alike = False
+            torch.set_rng_state(after)
+            if not alike:
+                found.append(name)
+        return first
+
+    with ExitStack() as patches:
+        for name in blocks:
+            block = model.get_submodule(name)
+            twice = partial(again, name, block.forward)
+            patches.enter_context(patch.object(block, "forward", twice))
+        asked(model, call)
+    return found[0] if found else ""
 
 
 @contextmanager

@@ -34,6 +34,8 @@ class Facts:
     linears: tuple[str, ...]
     #: Submodules that are recomputed one by one.
     blocks: tuple[str, ...]
+    #: The one that cannot be, so that none is: called again, it gives something else.
+    unrepeatable: str
     #: Fields of a Spec that it leaves no choice of.
     fixed: dict[str, Any]
     #: Place or name of what a case's input takes the place of.
@@ -49,6 +51,7 @@ def tried(source: Source) -> Facts:
     import torch
     from torch import nn
 
+    from narrowfuzz.own_models.calls import kept_outside
     from narrowfuzz.own_models.ids import driven, lookups, vocabulary
     from narrowfuzz.play.own import OwnModel
 
@@ -115,9 +118,14 @@ def tried(source: Source) -> Facts:
         "dynamic": False,
         "dtype": dtype,
     }
+    blocks = _blocks(module)
+    unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     names = tuple(f"model.{name}".rstrip(".") for name in linears)
     random = any("torch" in answer.moved for answer in answers)
-    return Facts(ids, random, names, _blocks(module), fixed, own.driven, unreached, _inputs(given))
+    return Facts(
+        ids, random, names, () if unrepeatable else blocks, unrepeatable, fixed, own.driven,
+        unreached, _inputs(given),
+    )  # fmt: skip
 
 
 def _inputs(given: Mapping[Any, Any]) -> tuple[str, ...]:

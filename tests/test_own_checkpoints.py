@@ -1,4 +1,4 @@
-"""A result that a selective checkpoint saves is changed in place: PyTorch documents a refusal."""
+"""Checkpoints of users' models that write in place, or keep something outside their blocks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from narrowfuzz.arm import EAGER, with_checkpoint
-from narrowfuzz.campaign.check import _specs
+from narrowfuzz.campaign.asked import Asked
+from narrowfuzz.campaign.check import _head, _specs
 from narrowfuzz.campaign.judged import hindered
 from narrowfuzz.case import Case, DataSpec
 from narrowfuzz.environment import prepare, settle
@@ -62,3 +64,57 @@ def test_a_conversion_that_does_so_is_reported() -> None:
     said, causes = contract("gradient_reversal.py:build", replace(plain, convert=converted))
     assert said.status == "crashed"
     assert said in causes
+
+
+BLOCKS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+
+    def forward(self, x, memory):
+        {body}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        memory = {{}}
+        for layer in self.layers:
+            x = layer(x, memory)
+        return x
+
+def build():
+    return Model(), torch.randn(4, 16)
+"""
+#: What a block does, and whether it alone can be recomputed.
+BODIES = {
+    "a cache of keys": ("memory[self] = torch.cat([*memory.get(self, ()), x]); "
+                        "return self.up(memory[self]).sum(0) + x", False),
+    "a second call raises": ("assert self not in memory; memory[self] = x; "
+                             "return self.up(x)", False),
+    "dropout": ("return nn.functional.dropout(self.up(x), 0.5)", True),
+    "its input in place": ("x += 1; return self.up(x)", True),  # the rules see what that does
+    "a value that is computed once": ("return self.up(x) * memory.setdefault(self, 2)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "alone"), BODIES.values(), ids=[*BODIES])
+def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
+    tmp_path: Path, body: str, alone: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(BLOCKS.format(body=body))
+    model = register(f"{tmp_path / 'mine.py'}:build")[0]
+    assert model.unrepeatable == ("" if alone else "model.layers.0")
+    assert model.regions == (("model.layers.0", "model.layers.1") if alone else ())
+    said = _head(Asked(), model, 0, (), ("torch.fp32",), "none", "full", 4, ())
+    assert ("checkpointed as a whole" in said) is not alone
+    if not alone:
+        spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
+        judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
+        assert judgement.ran and not judgement.causes
