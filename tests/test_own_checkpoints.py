@@ -85,8 +85,9 @@ class Model(nn.Module):
 
     def forward(self, x):
         memory = {{}}
-        for layer in self.layers:
-            x = layer(x, memory)
+        with torch.autocast("cpu", enabled={autocast}):
+            for layer in self.layers:
+                x = layer(x, memory)
         return x
 
 def build():
@@ -98,6 +99,8 @@ BODIES = {
                         "return self.up(memory[self]).sum(0) + x", False),
     "a second call raises": ("assert self not in memory; memory[self] = x; "
                              "return self.up(x)", False),
+    "operators alone": ("memory[self] = torch.cat([*memory.get(self, ()), x]); "
+                        "return self.up(memory[self][: len(x)])", False),
     "dropout": ("return nn.functional.dropout(self.up(x), 0.5)", True),
     "its input in place": ("x += 1; return self.up(x)", True),  # the rules see what that does
     "a value that is computed once": ("return self.up(x) * memory.setdefault(self, 2)", True),
@@ -108,7 +111,7 @@ BODIES = {
 def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
     tmp_path: Path, body: str, alone: bool
 ) -> None:
-    (tmp_path / "mine.py").write_text(BLOCKS.format(body=body))
+    (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=False))
     model = register(f"{tmp_path / 'mine.py'}:build")[0]
     assert model.unrepeatable == ("" if alone else "model.layers.0")
     assert model.regions == (("model.layers.0", "model.layers.1") if alone else ())
@@ -118,3 +121,9 @@ def test_a_block_that_keeps_something_is_no_checkpoint_of_its_own(
         spec = _specs(model, [RECIPES["torch.fp32"]], "none", "full")[0]
         judgement = Judge(RECIPES, load_ledger()).judge(Case(spec=spec, data=DataSpec()))
         assert judgement.ran and not judgement.causes
+
+
+def test_a_weight_that_autocast_casts_once_is_nothing_kept(tmp_path: Path) -> None:
+    body = "return self.up(x)"
+    (tmp_path / "mine.py").write_text(BLOCKS.format(body=body, autocast=True))
+    assert not register(f"{tmp_path / 'mine.py'}:build")[0].unrepeatable

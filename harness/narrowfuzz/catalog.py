@@ -75,8 +75,8 @@ class Model:
     linears: tuple[str, ...] = ()
     #: A user's parameters that train, and get no gradient from what it returns for the example.
     unreached: tuple[str, ...] = ()
-    #: A block of a user's that called again gives something else, so that checkpoints take the
-    #: whole model and no single block.
+    #: A block of a user's that computes something else when called again: checkpoints take the
+    #: whole model then, and no block.
     unrepeatable: str = ""
     #: The tensors that a user's is called with, in words.
     inputs: tuple[str, ...] = ()

@@ -210,7 +210,7 @@ def _head(
                                 None if asked.cases else 60 * minutes))  # fmt: skip
     if model.unrepeatable and checkpoint != "none":
         lines.append(
-            f"note: {model.unrepeatable} gives something else when it is called again with the "
+            f"note: {model.unrepeatable} computes something else when it is called again with the "
             "same inputs, as a block does that writes into a cache of keys and values: a "
             "checkpoint of it alone would not compute what its forward did, so the model is "
             "checkpointed as a whole (transformers: use_cache=False)"

@@ -22,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from narrowfuzz.play.own import floats_in, tensors_in
 
@@ -151,21 +152,40 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
     return next(one.called for one in other.seen if one.nan_out and not one.nan_in)
 
 
+class _Operators(TorchDispatchMode):
+    """The operators that run in it, each with the shapes that it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[str, tuple[torch.Size, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.ran.append((str(func), tuple(t.shape for t in tensors_in(made))))
+        return made
+
+
 def kept_outside(model: nn.Module, blocks: Sequence[str], call: Callable[[], Any]) -> str:
-    """The first of these submodules that, called again with what it was just called with, gives
+    """The first of these submodules that, called again with what it was just called with, computes
     something else though none of its inputs has changed: it keeps something for the rest of the
     model's forward, as layers with a cache of keys and values do. "" if none does."""
     found: list[str] = []
 
     def again(name: str, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        inputs, before = tensors_in([args, named]), torch.get_rng_state()
-        given = digest(inputs)
-        first = forward(*args, **named)
-        after, gave = torch.get_rng_state(), digest(tensors_in(first))
-        if not found and digest(inputs) == given:
+        def computed() -> tuple[Any, Any]:
+            torch.clear_autocast_cache()  # else a weight is cast the first time alone
             torch.set_rng_state(before)
+            with _Operators() as operators:
+                given = forward(*args, **named)
+            return given, (operators.ran, digest(tensors_in(given)))
+
+        inputs, before = tensors_in([args, named]), torch.get_rng_state()
+        were = digest(inputs)
+        first, what = computed()
+        after = torch.get_rng_state()
+        if not found and digest(inputs) == were:
             try:
-                alike = digest(tensors_in(forward(*args, **named))) == gave
+                alike = computed()[1] == what
             except Exception:  # noqa: BLE001 - it did not raise the first time
                 alike = False
             torch.set_rng_state(after)

@@ -34,7 +34,7 @@ class Facts:
     linears: tuple[str, ...]
     #: Submodules that are recomputed one by one.
     blocks: tuple[str, ...]
-    #: The one that cannot be, so that none is: called again, it gives something else.
+    #: The one that cannot be, so that none is: called again, it computes something else.
     unrepeatable: str
     #: Fields of a Spec that it leaves no choice of.
     fixed: dict[str, Any]
