@@ -71,6 +71,13 @@ def test_a_run_whose_first_cases_did_not_all_happen_is_not_green(tmp_path: Path)
     assert ran.summary["lacking"] and not ran.summary["findings"]
 
 
+def test_what_its_first_cases_compile_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY)
+    argv = ("--cases", "11", "--compile", "aot_eager")
+    counts = check(tmp_path, "mine.py:build", *argv).summary
+    assert counts["compiles"] == 1 and counts["compile_seconds"] > 0
+
+
 def test_a_forward_that_differs_is_said_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HEAD + EVERY_SECOND.format(every=2))
     ran = check(tmp_path, "mine.py:build", "--minutes", "1")

@@ -15,8 +15,8 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -216,10 +216,9 @@ class Worker:
                 break
             self.holding = holding
             self.counts["specs"] += 1
-            before = self.judge.programs.compiles
-            self._judge(case, ORACLES, only)
+            with self._compiles_counted():
+                self._judge(case, ORACLES, only)
             self.counts["first"] += 1
-            self.counts["compiles"] += self.judge.programs.compiles - before
         self.holding = False
         self._work_off()
 
@@ -278,28 +277,42 @@ class Worker:
         if kind != "none":
             until = self.deadline  # a compile may outlast its slice: the draws are what it was for
         self.counts["specs"] += 1
-        compiles, compiling = self.judge.programs.compiles, self.judge.programs.compile_seconds
+        with self._compiles_counted() as spent:
+            arms = self._arms(batch[0].spec)
+            if kind == "none":
+                self.judge.draw(batch)
+            for i, case in enumerate(self._more(batch, kind)):
+                if self.has_enough or (time.monotonic() > until and i >= 2):
+                    break
+                compile_time, data_time = spent()
+                paid = bool(self.config.cases) or data_time >= due * compile_time
+                if kind != "none" and i >= least and paid:
+                    break
+                if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
+                    break
+                if not (self._draw(case, arms, i).ran or self.config.cases):
+                    break  # a program that raises does so on every draw
+
+    @contextmanager
+    def _compiles_counted(self) -> Iterator[Callable[[], tuple[float, float]]]:
+        """What is compiled in it is counted; it gives the seconds so far, for compiling and for
+        data, but for those of triage."""
+        programs = self.judge.programs
+        compiles, compiling = programs.compiles, programs.compile_seconds
         started, aside = time.monotonic(), self.triage_seconds
         self.triage_compiling = 0.0
-        arms = self._arms(batch[0].spec)
-        if kind == "none":
-            self.judge.draw(batch)
-        for i, case in enumerate(self._more(batch, kind)):
-            if self.has_enough or (time.monotonic() > until and i >= 2):
-                break
-            compile_time = self.judge.programs.compile_seconds - compiling - self.triage_compiling
-            data_time = time.monotonic() - started - compile_time - self.triage_seconds + aside
-            paid = bool(self.config.cases) or data_time >= due * compile_time
-            if kind != "none" and i >= least and paid:
-                break
-            if kind == "none" and i >= MODEL_DRAWS and not case.spec.direct:
-                break
-            if not (self._draw(case, arms, i).ran or self.config.cases):
-                break  # a program that raises does so on every draw
-        self.counts["compiles"] += self.judge.programs.compiles - compiles
-        if self.judge.programs.compiles > compiles:
+
+        def spent() -> tuple[float, float]:
+            compile_time = programs.compile_seconds - compiling - self.triage_compiling
+            whole = time.monotonic() - started - (self.triage_seconds - aside)
+            return compile_time, max(0.0, whole - compile_time)
+
+        yield spent
+        if programs.compiles > compiles:
+            compile_time, data_time = spent()
+            self.counts["compiles"] += programs.compiles - compiles
             self.counts["compile ms"] += int(1000 * compile_time)
-            self.counts["data ms"] += int(1000 * max(0.0, data_time))
+            self.counts["data ms"] += int(1000 * data_time)
 
     def _arms(self, spec: Spec) -> tuple[Arm, ...]:
         """Those that a Spec is looked at on. Generating code takes longer than all else, so of the
