@@ -41,6 +41,11 @@ def alone(path: Path, entry: Entry, folder: Path, patched: Sequence[Path] = ()) 
     return script_ran(path.read_text(), code, out, err, 300.0)
 
 
+def compiles(entry: Entry) -> bool:
+    """Does what an issue shows compile C++, which is slow?"""
+    return "torch.compile(" in entry.reproduction.read_text()
+
+
 def about_gcc(entry: Entry) -> bool:
     """Is an entry about what some releases of GCC make of right C++?"""
     return entry.cure == "without_slp_vectorizer"

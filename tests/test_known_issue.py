@@ -18,7 +18,7 @@ from narrowfuzz.filed import Issue, Place
 from narrowfuzz.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.ledger import KINDS, Entry, load_entries, stands
 from narrowfuzz.triage.verify import RunScript
-from reproductions import about_gcc, alone, miscompiles
+from reproductions import about_gcc, alone, compiles, miscompiles
 from te_on_cpu.environment import CHOICE, ensure
 from test_ledger import entry
 
@@ -277,10 +277,6 @@ def test_an_issue_is_in_the_librarys_words_and_short(one: Entry) -> None:
 def test_what_is_filed_is_a_bug_and_has_no_cure_in_a_release() -> None:
     for one in FILED:
         assert one.kind == "bug" and not one.cured, one.id
-
-
-def compiles(one: Entry) -> bool:
-    return "torch.compile(" in one.reproduction.read_text()
 
 
 @pytest.mark.slow

@@ -87,33 +87,37 @@ NEVER_CALLED = {
 }
 
 
-#: Entry -> page and recipes that show it: no model of ours does.
+#: Entry -> page, recipes and checkpoint that show it: no model of ours does.
 OF_OWN = {
     "linear-output-in-place": (
         "inplace_relu.py:build",
         ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
+        "full",
     ),
-    "mx-wrapper-weight-first": ("mamba_steps.py:build", ("torchao.mxfp8.rceil",)),
+    "mx-wrapper-weight-first": ("mamba_steps.py:build", ("torchao.mxfp8.rceil",), "full"),
     "parametrized-linears": (
         "weight_norm.py:build",
         ("torchao.float8.rowwise", "torchao.mxfp8.rceil"),
+        "full",
     ),
+    "sac-unsafe-view-in-place": ("inplace_scale.py:build", ("torch.fp32",), "selective"),
 }
 
 
-def narrow_cases(name: str, recipe: str) -> Iterator[Case]:
+def narrow_cases(name: str, recipe: str, checkpoint: str = "full") -> Iterator[Case]:
     """The page under each backend that runs on a CPU."""
     model = page(name)
-    for spec in _specs(model, [RECIPES[recipe]], "none", "full"):
+    for spec in _specs(model, [RECIPES[recipe]], "none", checkpoint):
         if not RECIPES[recipe].unavailable(spec.backend, "cpu"):
             yield Case(spec=spec, data=DataSpec())
 
 
 @pytest.mark.parametrize("entry", OF_OWN)
 def test_an_entry_of_users_models_explains_its_page(entry: str) -> None:
-    name, recipes = OF_OWN[entry]
+    name, recipes, checkpoint = OF_OWN[entry]
     for recipe in recipes:
-        found = [Judge(RECIPES, LEDGER).judge(case) for case in narrow_cases(name, recipe)]
+        shown = narrow_cases(name, recipe, checkpoint)
+        found = [Judge(RECIPES, LEDGER).judge(case) for case in shown]
         assert not [verdict.sentence() for each in found for verdict in each.causes]
         assert entry in {verdict.explained_by for each in found for verdict in each.known}
 

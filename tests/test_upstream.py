@@ -14,7 +14,7 @@ import pytest
 from narrowfuzz.known_issue import TE, confirmed_on, issue_body, release_of_te
 from narrowfuzz.ledger import Entry, load_entries, stands
 from narrowfuzz.triage.verify import CANNOT, GONE
-from reproductions import ROOT, about_gcc, alone, miscompiles
+from reproductions import ROOT, about_gcc, alone, compiles, miscompiles
 from te_on_cpu.environment import ensure
 
 UPSTREAM = ROOT / "upstream"
@@ -25,7 +25,7 @@ FOLDERS = sorted(path.name for path in UPSTREAM.iterdir() if path.is_dir())
 def folders() -> list[Any]:
     """Fixes in what is only imported are fast to run; one that compiles C++ is not."""
     heavy = [pytest.mark.heavy]
-    return [pytest.param(n, id=n, marks=heavy if ENTRIES[n].cure else []) for n in FOLDERS]
+    return [pytest.param(n, id=n, marks=heavy if compiles(ENTRIES[n]) else []) for n in FOLDERS]
 
 
 def needs(entry: Entry) -> None:

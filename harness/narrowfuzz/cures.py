@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,61 @@ def a_name_for_each_stored_reduction() -> Iterator[None]:
         CppVecKernel.store_reduction = usual
 
 
+@contextmanager
+def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
+    """A recompute gets a product that a selective checkpoint kept as it was, if the model has
+    written into it through an ``_unsafe_view``.
+
+    Such a view has the storage of what was kept and a version counter of its own. That counter
+    decides here: what a model writes without telling any counter, as ``y.data *= 2`` does, stays.
+    """
+    from torch import _C, Tensor, ops
+    from torch.utils import checkpoint
+    from torch.utils._pytree import tree_map
+
+    home: Any = checkpoint  # its private names
+    mode = home._CachingTorchDispatchMode
+    usual = mode.__torch_dispatch__
+
+    class Watched(home._VersionWrapper):  # type: ignore[misc]
+        """A kept product, and the view through which it may be written into."""
+
+        def __init__(self, kept: Tensor, view: Tensor) -> None:
+            super().__init__(kept)
+            self.view, self.before, self.copy = view, view._version, kept.clone()
+
+        def get_val(self, allow_cache_entry_mutation: bool) -> Any:
+            if self.view._version == self.before:
+                return super().get_val(allow_cache_entry_mutation)
+            return home._VersionWrapper(self.copy).get_val(allow_cache_entry_mutation)
+
+    def watched(one: Any, view: Tensor) -> Any:
+        """What stands in the cache for ``one`` of its entries once it has this view."""
+        kept = one.val if type(one) is home._VersionWrapper else None  # not what is recomputed
+        aliased = isinstance(kept, Tensor) and _C._is_alias_of(kept, view)
+        return Watched(kept, home._detach_helper(view)) if aliased else one
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = usual(self, func, types, args, kwargs)
+        if func is ops.aten._unsafe_view.default:
+            for entries in self.storage.values():
+                entries.update({
+                    i: tree_map(partial(watched, view=out), entry) for i, entry in entries.items()
+                })  # fmt: skip
+        return out
+
+    mode.__torch_dispatch__ = dispatch
+    try:
+        yield
+    finally:
+        mode.__torch_dispatch__ = usual
+
+
 #: By the name that an entry gives; each is entered around all that builds and runs a case.
 CURES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "a_copy_of_what_is_written_through_an_unsafe_view": (
+        a_copy_of_what_is_written_through_an_unsafe_view
+    ),
     "a_name_for_each_stored_reduction": a_name_for_each_stored_reduction,
     "without_slp_vectorizer": without_slp_vectorizer,
 }
