@@ -16,7 +16,7 @@ from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import ScriptRun
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.verdict import BAD, Verdict
 
 CASE = Case(
     spec=Spec(
@@ -88,6 +88,19 @@ def test_what_no_script_shows_is_told_once_as_suspected() -> None:
     done, told = triaged(Scripts(False))
     assert not told and not done.confirmed
     assert "passes in a fresh process" in done.finding.why_suspected
+
+
+def test_what_shows_again_as_a_consequence_shows_every_time() -> None:
+    judge = Judge(load_recipes(), Ledger([]), select_arms(()))
+    with builtin_faults()["gemm-gain"].plant():
+        judgement = judge.judge(CASE)
+        follows = next(
+            v for v in judgement.verdicts if v.status in BAD and v not in judgement.causes
+        )
+        done = triage(
+            judge, CASE, follows, seconds=3.0, plant=("", "gemm-gain"), scripts=Scripts(True)
+        )
+    assert done.finding.flake == "always"
 
 
 @pytest.mark.parametrize(

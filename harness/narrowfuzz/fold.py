@@ -35,6 +35,10 @@ class Judgement:
                 return verdict
         return None
 
+    def shows(self, wanted: str) -> bool:
+        """Is this fingerprint among what is wrong, as a cause or as what follows from one?"""
+        return any(v.status in BAD and fingerprint(v, self.family) == wanted for v in self.verdicts)
+
 
 def fold(
     case: Case,

@@ -161,7 +161,7 @@ def _drawn(
 ) -> _Shown:
     """The case as it was drawn, on no more expensive a rung than the guilty one."""
     case = _only_as_dear(case, verdict.arm)
-    again = _still(judge, case, verdict) is not None
+    again = _still(judge, case, verdict) is not None or _follows(judge, case, verdict)
     return _Shown(case, case, verdict, confirm(case, verdict), again, seen=verdict)
 
 
@@ -211,6 +211,17 @@ def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
     if cheap < beneath and judge.judge(case, rules, cheap, confirm=False).cause(wanted) is None:
         return None
     return judge.judge(case, rules, beneath).cause(wanted)
+
+
+def _follows(judge: Judge, case: Case, verdict: Verdict) -> bool:
+    """Does the case show the divergence again as what follows from another? It was drawn with one
+    of its linears judged one by one, and is now judged with all of them."""
+    spec = case.spec
+    beneath = judge.beneath(spec, verdict.arm)
+    if not (beneath and _playable(judge, spec) and verdict.oracle in rules_of(spec)):
+        return False
+    wanted = fingerprint(verdict, judge.family(spec))
+    return judge.judge(case, _rules(case, verdict), beneath, confirm=False).shows(wanted)
 
 
 def _triaged(judge: Judge, shown: _Shown) -> Triaged:
