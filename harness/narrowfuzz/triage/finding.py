@@ -16,12 +16,14 @@ from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, dump_case
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Expect, Given, Refuses, Runs
+from narrowfuzz.expect import Expect, Given, Present, Refuses, Runs
 from narrowfuzz.schedule.events import Backward, Forward, Stimulus
-from narrowfuzz.severity import SMALL, Severity, Use, severity
+from narrowfuzz.severity import SMALL, Severity, Use, Weighed, severity, weighed
 from narrowfuzz.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
+#: What came in place of the numbers of a result; "": other numbers.
+Came = Literal["", "NaN", "infinity", "not zero", "nothing"]
 #: Why a finding is suspected whose script could not be run before the run ended.
 OUT_OF_TIME = "the run ended before its script was run"
 
@@ -131,6 +133,12 @@ class Finding(msgspec.Struct, kw_only=True):
     why_suspected: str = ""
     #: Excess error of the worst output or gradient: see narrowfuzz.severity; "inf" as text.
     effect: float | str = 0.0
+    #: What came there, if a share does not say it.
+    came: Came = ""
+    #: How its severity follows, in words; "" in findings of older releases.
+    why_severity: str = ""
+    #: The ledger's entry that it is; "": none explains it; None: nobody asked.
+    known_issue: str | None = None
     #: What its minimal case needs, besides what every case has.
     needs: list[str] = msgspec.field(default_factory=list)
     #: Of a refusal: what it goes away with, each tried.
@@ -191,7 +199,12 @@ def _special(bits: str) -> bool:
 
 
 def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
-    """The severity of a finding. The use is taken for documented unless the library said no; empty
+    """The severity of a finding that no entry explains."""
+    return weighed_of(verdict, case, effect).severity
+
+
+def weighed_of(verdict: Verdict, case: Case, effect: float) -> Weighed:
+    """Its severity, and why. The use is taken for documented unless the library said no; empty
     dimensions are rare."""
     spec, use = case.spec, cast(Use, "documented")
     if isinstance(verdict.expect, Refuses) and verdict.expect.lacking != "time":
@@ -199,7 +212,7 @@ def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
     elif 0 in (spec.tokens, spec.k, spec.n):
         use = "rare"
     loud = verdict.status in ("crashed", "hung")
-    return severity("loud" if loud else "silent", effect, reach_of(case), use)
+    return weighed("loud" if loud else "silent", effect, reach_of(case), use)
 
 
 def replay_command(folder: Path, options: Sequence[str]) -> str:
@@ -321,6 +334,14 @@ _OF_CENSUS: dict[Severity, str] = {
 }
 
 
+_CAME: dict[Came, str] = {
+    "NaN": "an output or a gradient is NaN where a number is expected",
+    "infinity": "an output or a gradient is infinite where a finite number is expected",
+    "not zero": "an output or a gradient is not zero where nothing but zeros is expected",
+    "nothing": "an output or a gradient is missing",
+}
+
+
 def effect_words(finding: Finding) -> str:
     """How far the worst output or gradient is off, in words."""
     effect = float(finding.effect)
@@ -328,10 +349,14 @@ def effect_words(finding: Finding) -> str:
         return "it fails with an error or an end of the process, so no wrong number goes unseen"
     if finding.oracle == "census":
         return _OF_CENSUS[severity("silent", effect, "gaussian")]
+    if isinstance(finding.expect, Present):
+        return "a result that training needs is missing"
+    if finding.came:
+        return _CAME[finding.came]
     if effect == SMALL:
         return "how far outputs and gradients are off could not be measured"
-    if math.isinf(effect):
-        return "an output or a gradient becomes NaN or infinite, or is lost"
+    if math.isinf(effect):  # of a release that did not say what came
+        return "an output or a gradient is off by more than any number says"
     beyond = "of its size, beyond what the recipe itself costs"
     if effect < 0.001:
         return f"no output or gradient is off by more than a thousandth {beyond}"

@@ -13,7 +13,7 @@ from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.recipe import AnyRecipe, Recipe, load_every
-from narrowfuzz.severity import severity
+from narrowfuzz.severity import weighed
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
@@ -95,10 +95,12 @@ def _triaged(
 ) -> Triaged:
     """The finding; suspected if it says ``why``."""
     name = fingerprint(verdict, recipe.family)
+    weight = weighed("loud", 0.0, reach_of(small.case))
     finding = Finding(
         id=finding_id(name, small.case),
         fingerprint=name,
-        severity=severity("loud", 0.0, reach_of(small.case)),
+        severity=weight.severity,
+        why_severity=weight.why,
         recipe=recipe.name,
         device=device,
         oracle="contract",
