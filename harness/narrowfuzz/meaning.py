@@ -289,6 +289,11 @@ def _result(role: str, at: At) -> str:
     return _RESULTS.get(role, role) + which
 
 
+def operand(at: At) -> str:
+    """A tensor that is quantised, and what for: ``the weight, as quantised for the ...``."""
+    return _operand(at, None)
+
+
 def _operand(at: At, expect: Expect | None) -> str:
     """A tensor that is quantised, what for, and which scaling block of it."""
     role = at.name if at.side else "output"

@@ -46,6 +46,8 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
         "accepted": accepted.why(finding),
         "why_suspected": finding.why_suspected,
         "severity": finding.severity,
+        "why_severity": finding.why_severity,
+        "known_issue": finding.known_issue or "",
         "rule": finding.oracle,
         "strength": finding.strength,
         "sentence": finding.sentence,

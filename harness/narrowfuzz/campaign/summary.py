@@ -95,7 +95,8 @@ def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     script = ended.store.out / "findings" / finding.id / "repro.py"
     said = report(finding, ended.replay(finding))
     console.print(escape(f"{said}\n  script: {script}"), soft_wrap=True)
-    if like := ended.like(finding):
+    like = ended.like(finding)
+    if like and not finding.known_issue:  # which its report says
         console.print(f"  {escape(like)}", soft_wrap=True)
     for other in ended.store.sightings(finding.id):
         console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.oracles.explained import rows_of
+from narrowfuzz.triage.finding import Finding
 
 #: What a reader who has read nothing else needs to know of each.
 WORDS: dict[str, str] = {
@@ -18,19 +21,31 @@ WORDS: dict[str, str] = {
     "symptom and family of recipes.",
     "checked": "A rule about a cast or a multiply has said something of this recipe, arm and "
     "model, or one that compares ranks with one process or with each other.",
+    "bound 3.2": "How far the sum of the products of given operands may be off in any order of "
+    "additions; the proof is in docs/rules.md.",
+    "bound 3.3": "The same, with what quantising may cost; the proof is in docs/rules.md.",
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 
-#: Of a run whose findings may be known issues, in its verdict and where known issues stand.
-UNFILTERED = "known issues were not filtered (--no-ledger)"
+#: Of a run that lists known issues among its findings, where known issues stand.
 NOT_FILTERED = (
-    "Known issues were not filtered in this run: see 'Nearest known issues' of each finding."
+    "Known issues are listed among the findings of this run (--no-ledger): each finding that is "
+    "one names it."
 )
 
 
 def plural(n: int, noun: str) -> str:
     """``1 case``, ``2 cases``."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def new_and_known(found: Sequence[Finding]) -> str:
+    """Of a run that lists known issues among its findings: how many are new, and how many are not;
+    of what an older release found, or what no time was left for, nobody knows."""
+    unasked = sum(one.known_issue is None for one in found)
+    known = sum(bool(one.known_issue) for one in found)
+    said = f"{len(found) - known - unasked} new, {known} of known issues (--no-ledger lists them)"
+    return f"{said}, {unasked} not compared with known issues" if unasked else said
 
 
 def explained(word: str) -> str:

@@ -133,6 +133,10 @@ class Finding(msgspec.Struct, kw_only=True):
     why_suspected: str = ""
     #: Excess error of the worst output or gradient: see narrowfuzz.severity; "inf" as text.
     effect: float | str = 0.0
+    #: False: of a linear, or a recipe, that is not quantised.
+    scaled: bool = True
+    #: What the backend of its configuration is, in words; "" if the recipe says none.
+    backend_words: str = ""
     #: What came there, if a share does not say it.
     came: Came = ""
     #: How its severity follows, in words; "" in findings of older releases.
@@ -233,6 +237,12 @@ DATA_WORDS = {
     "scale_ends": "data at the ends of the scale's range",
     "subnormal": "subnormal data",
 }
+#: The same of what is not quantised, where no scale and no code makes an edge.
+_UNSCALED_WORDS = {
+    "binade_edges": "data next to powers of two",
+    "mined": "data next to powers of two",
+    "scale_ends": "very large and very small data",
+}
 #: What each regime of data is, in words.
 REGIME_WORDS = {
     "wild": "random data",
@@ -243,8 +253,8 @@ REGIME_WORDS = {
 
 def seen_on(finding: Finding) -> str:
     """The data that it was seen on, in words that follow a comma; of what any data show, that."""
-    free = _data_free(finding)
-    return free or f"on {DATA_WORDS[finding.reach]}"
+    words = DATA_WORDS if finding.scaled else DATA_WORDS | _UNSCALED_WORDS
+    return _data_free(finding) or f"on {words[finding.reach]}"
 
 
 def _data_free(finding: Finding) -> str:
@@ -289,6 +299,12 @@ def configuration_of(finding: Finding) -> str:
     backend = f" ({spec.backend})" if spec.backend else ""
     where = "" if finding.device == "cpu" else f", on {finding.device}"
     return f"{spec.recipe}{backend}, {BY_NAME[finding.arm].words}{where}"
+
+
+def backend_of(finding: Finding) -> str:
+    """What its backend is, in words; "" if nobody says."""
+    said = finding.backend_words
+    return f"{finding.minimal.spec.backend}: {said}" if said else ""
 
 
 def example_of(case: Case) -> str:
@@ -364,13 +380,23 @@ def effect_words(finding: Finding) -> str:
     return f"the worst output or gradient is off by {off} {beyond}"
 
 
+def known_words(entry: str) -> str:
+    """What a finding is that this entry explains."""
+    return f"this is the known issue {entry}"
+
+
 def report(finding: Finding, replay: str) -> str:
     """What a failure says: what it means, the configuration, what it takes, the smallest example,
     and ``replay``, the one command."""
+    known = []
+    if entry := finding.known_issue:
+        known = [f"  {known_words(entry)}, and has its severity: narrowfuzz known {entry}"]
     lines = [
         f"{finding.sentence}",
         f"  severity {finding.severity}, {seen_on(finding)}",
+        *known,
         f"  configuration: {configuration_of(finding)}",
+        *([f"    {backend_of(finding)}"] if finding.backend_words else []),
         f"  smallest example: {smallest_of(finding)}",
     ]
     if finding.story is not None:

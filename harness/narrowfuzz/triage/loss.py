@@ -20,7 +20,7 @@ from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
-from narrowfuzz.verdict import Status, Verdict, fingerprint
+from narrowfuzz.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 
 _SECONDS = 90.0
 #: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.
@@ -102,6 +102,8 @@ def _triaged(
         severity=weight.severity,
         why_severity=weight.why,
         recipe=recipe.name,
+        scaled=recipe.family != PLAIN_FAMILY,
+        backend_words=recipe.backend_words.get(small.case.spec.backend, ""),
         device=device,
         oracle="contract",
         arm=verdict.arm,

@@ -47,7 +47,7 @@ from narrowfuzz.triage.recipe_source import conversion_of
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
-from narrowfuzz.verdict import Verdict, fingerprint
+from narrowfuzz.verdict import PLAIN_FAMILY, Verdict, fingerprint
 
 _BUILDS = 14
 #: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
@@ -248,12 +248,15 @@ def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
 def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Finding:
     wanted = fingerprint(verdict, judge.family(case.spec))
     weight = weighed_of(verdict, minimal, 0.0)
+    recipe = judge.recipe(case.spec)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
         severity=weight.severity,
         why_severity=weight.why,
         recipe=case.spec.recipe,
+        scaled=not (verdict.unconverted or recipe.family == PLAIN_FAMILY),
+        backend_words=recipe.backend_words.get(minimal.spec.backend, ""),
         device=judge.device.name,
         oracle=verdict.oracle,
         arm=verdict.arm,
