@@ -185,6 +185,7 @@ def test_a_planted_fault_is_found_and_named(gained: Run) -> None:
     assert (finding.arm, finding.role, finding.recipe) == ("eager", "output", FLOAT8)
     assert (finding.severity, finding.flake, finding.strength) == ("high", "always", "bound")
     assert finding.sentence in gained.output and finding.id in gained.output
+    assert finding.known_issue == "", "asked, though without a ledger, and no entry explains it"
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_a_finding_has_the_severity_of_the_issue_that_it_is(scripts: RunScript) 
     assert unasked.known_issue is None and unasked.id == alone.id == told.finding.id
 
 
-@pytest.mark.parametrize("entry", (*LEDGER.entries, *LEDGER.unnamed), ids=lambda e: e.id)
+@pytest.mark.parametrize("entry", [*LEDGER.entries, *LEDGER.unnamed], ids=lambda e: e.id)
 def test_the_reason_of_an_entry_ends_with_its_severity_less_the_steps(entry: Entry) -> None:
     level = ("low", "medium", "high")
     why = entry.weighed.why

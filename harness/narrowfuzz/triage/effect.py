@@ -93,7 +93,7 @@ def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> Effect:
     if plain is None or guilty is None or guilty is plain or plain.error or guilty.error:
         return _UNKNOWN
     # alike to the bit if all is well: the difference is all excess
-    return _told(_excess(guilty.outputs, plain.outputs, plain.outputs))
+    return _told(excess(guilty.outputs, plain.outputs, plain.outputs))
 
 
 def _of_ranks(evidence: ShardedEvidence) -> Effect:
@@ -120,7 +120,7 @@ def _of_linear(evidence: Evidence, arm: str) -> Effect:
         expected, truth = _by_plan(evidence)
     except Undivided:  # it ran although its plan has no blocks for it
         return _UNKNOWN
-    return _excess(trace.outputs, expected, truth)
+    return excess(trace.outputs, expected, truth)
 
 
 def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,7 +142,7 @@ def _of_recompute(evidence: Evidence, arm: str) -> Effect:
     """Of a run that does eager's work again in backward and nothing else, against eager's: a layer
     whose recomputation differs may be right in itself, and each gradient before it wrong."""
     runs = None if evidence.compared(arm) else _both(evidence, arm)
-    return _excess(runs[1], runs[0], runs[0]) if runs else Effect()
+    return excess(runs[1], runs[0], runs[0]) if runs else Effect()
 
 
 def _of_model(evidence: Evidence, arm: str) -> Effect:
@@ -153,7 +153,7 @@ def _of_model(evidence: Evidence, arm: str) -> Effect:
     truth: Mapping[str, Any] = eager
     if evidence.twin is not None and evidence.exact:
         truth = evidence.exact
-    return _told(_excess(guilty, eager, truth))
+    return _told(excess(guilty, eager, truth))
 
 
 def _both(evidence: Evidence, arm: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
@@ -173,9 +173,7 @@ def _worst(effects: Iterable[Effect]) -> Effect:
     return max(effects, key=lambda effect: effect.share)
 
 
-def _excess(
-    got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]
-) -> Effect:
+def excess(got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]) -> Effect:
     """The largest excess error of any result; a result that is missing is off by all of it."""
     found = [Effect()]
     for name in truth.keys() & expected.keys():
