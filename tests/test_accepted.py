@@ -273,7 +273,7 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     told = text_of(rendered)
     assert "New findings: 2 (1 high, 1 medium), known issues met: 1; suspected" in told
     assert "can run here (67 %)" in told and "9" * 12 not in told
-    assert f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}" in told
+    assert f"{entry.id} ({entry.severity}): {entry.title}. What helps: {entry.workaround}" in told
     details = rendered[rendered.index("<details>") : rendered.index("</details>")]
     assert "inductor: 1 of 2 combinations of recipe and model" in text_of(details)
     assert "eager" not in details, "all of it was checked"
@@ -297,7 +297,7 @@ def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: S
     from test_nearest import ALIKE
 
     ended = of(store, Counter(cases=9), filtered=False, entries=[ALIKE])
-    said = "2 findings (1 high, 1 medium): 0 new, 0 of known issues (--no-ledger lists them), 2 not"
+    said = "2 findings (1 high, 1 medium): 0 new, 0 known issues, 2 not compared with known issues"
     assert ended.verdict().startswith(said)
     assert ended.like(FINDING) == f"looks like the known issue {ALIKE.id}" and not ended.like(OTHER)
     write_markdown(ended)
@@ -321,7 +321,7 @@ def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
     for finding in (known, msgspec.structs.replace(OTHER, known_issue="")):
         alone.add(finding, "raise SystemExit(1)\n")
     ended = of(alone, Counter(cases=9), filtered=False, entries=[ALIKE])
-    assert ended.verdict().partition(": ")[2].startswith("1 new, 1 of known issues (")
+    assert ended.verdict().partition(": ")[2].startswith("1 new, 1 known issue (")
     assert "not compared" not in ended.verdict()
     assert ended.like(known) == f"this is the known issue {entry.id}", "not one that looks alike"
     new = msgspec.structs.replace(FINDING, known_issue="")

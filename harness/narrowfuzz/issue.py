@@ -15,8 +15,8 @@ from narrowfuzz.severity import LARGE
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
-    conditions,
     effect_words,
+    needed,
     replay_command,
     report,
     seen_on,
@@ -75,8 +75,8 @@ def _what(finding: Finding) -> str:
     if float(finding.effect) >= LARGE:
         worst = effect_words(finding)
         lines.append(f"{worst[0].upper()}{worst[1:]}.")
-    if finding.needs:
-        lines.append(f"Required to reproduce: {conditions(finding.needs)}.")
+    if needs := needed(finding):
+        lines.append(f"Required to reproduce: {needs}.")
     if finding.first_bad:
         told = "\n".join(finding.first_bad)
         lines.append(f"Where its first bad value stands:\n\n```\n{told}\n```\n")

@@ -23,7 +23,7 @@ from narrowfuzz.campaign.plots import heat_map, heat_text, histogram, histogram_
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.words import NOT_FILTERED, explained, new_and_known, plural
 from narrowfuzz.catalog import title_of
-from narrowfuzz.ledger import Entry
+from narrowfuzz.ledger import KINDS, Entry
 from narrowfuzz.oracles import BY_NAME as BY_RULE
 from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.severity import SEVERITIES
@@ -36,6 +36,7 @@ from narrowfuzz.triage.finding import (
     effect_words,
     example_of,
     model_words,
+    needed,
     promise_of,
     replay_command,
     seen_on,
@@ -88,7 +89,8 @@ def write_page(
     engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
                        "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
                        "plural": plural, "title_of": title_of, "seen_on": seen_on,
-                       "flake_words": FLAKE_WORDS, "promise": promise_of,
+                       "flake_words": FLAKE_WORDS, "promise": promise_of, "needed": needed,
+                       "kinds": KINDS,
                        "smallest": smallest_of, "model_words": model_words}  # fmt: skip
     engine.globals |= {"looks_like": looks_like, "new_and_known": new_and_known,
                        "not_filtered": NOT_FILTERED, "backend": backend_of,

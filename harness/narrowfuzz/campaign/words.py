@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.triage.finding import Finding
@@ -24,6 +25,7 @@ WORDS: dict[str, str] = {
     "bound 3.2": "How far the sum of the products of given operands may be off in any order of "
     "additions; the proof is in docs/rules.md.",
     "bound 3.3": "The same, with what quantising may cost; the proof is in docs/rules.md.",
+    "still fails without": "What the example had when it was first found, and does not need.",
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 
@@ -44,12 +46,15 @@ def new_and_known(found: Sequence[Finding]) -> str:
     of what an older release found, or what no time was left for, nobody knows."""
     unasked = sum(one.known_issue is None for one in found)
     known = sum(bool(one.known_issue) for one in found)
-    said = f"{len(found) - known - unasked} new, {known} of known issues (--no-ledger lists them)"
-    return f"{said}, {unasked} not compared with known issues" if unasked else said
+    said = f"{len(found) - known - unasked} new, {plural(known, 'known issue')}"
+    said += f", {unasked} not compared with known issues" if unasked else ""
+    return f"{said} (listed because of --no-ledger)"
 
 
 def explained(word: str) -> str:
-    """What a word, or a rule's name, means; "" for one that explains nothing."""
+    """What a word, or the name of a rule or an arm, means; "" for one that explains nothing."""
+    if word in ARMS:
+        return f"{ARMS[word].title[:1].upper()}{ARMS[word].title[1:]}."
     if word not in BY_NAME:
         return WORDS.get(word, "")
     row = rows_of(word)[0]

@@ -326,6 +326,13 @@ def conditions(needs: Sequence[str]) -> str:
     return ", ".join(map(_condition, needs))
 
 
+def needed(finding: Finding) -> str:
+    """What its smallest example needs, less what a user's own model has in any case."""
+    model = MODELS.get(finding.minimal.spec.model)
+    given = {"model", *model.fixed} if model is not None and model.own else set()
+    return conditions([need for need in finding.needs if need.partition("=")[0] not in given])
+
+
 def _condition(need: str) -> str:
     name, equals, value = need.partition("=")
     if name == "model" and equals:
@@ -401,8 +408,8 @@ def report(finding: Finding, replay: str) -> str:
     ]
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
-    if finding.needs:
-        lines.append(f"  required to reproduce: {conditions(finding.needs)}")
+    if needs := needed(finding):
+        lines.append(f"  required to reproduce: {needs}")
     if finding.needless:
         lines.append(f"  still fails without: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]
