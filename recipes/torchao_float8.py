@@ -190,7 +190,7 @@ RECIPES = [
         backends=("real", "emulated"),
         backend_words={
             "real": "torch._scaled_mm multiplies the FP8 codes",
-            "emulated": "torchao's emulation (emulate=True) multiplies fp32 copies of the codes",
+            "emulated": "torchao emulates the product in PyTorch (emulate=True)",
         },
         package="torchao>=0.13",
         plan=plan,

@@ -206,7 +206,7 @@ def _refusal(variant: _Variant) -> Any:
     return refusal
 
 
-_EMULATED = "torchao emulates the product with unquantised copies of the codes"
+_EMULATED = "torchao emulates its product in PyTorch"
 
 RECIPES = [
     Recipe(
@@ -216,7 +216,7 @@ RECIPES = [
         backends=variant.backends,
         backend_words={
             "linear": f"MXFP8Linear; {_EMULATED}",
-            "wrapper": f"quantize_ with MXFP8TrainingOpConfig swaps the weight tensor; {_EMULATED}",
+            "wrapper": f"quantize_ with MXFP8TrainingOpConfig; {_EMULATED}",
             "native": "MXFP8Linear with the GPU's own casts and MX products",
         },
         package="torchao>=0.18",
