@@ -327,7 +327,7 @@ def test_whose_it_is_follows_what_the_library_promises(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"oracle": "census", "symptom": "hooks lost"}, "conversion only"),
+        ({"oracle": "census", "symptom": "hooks lost"}, "at conversion, before anything runs"),
         ({"oracle": "contract", "expect": LATE}, "does not depend on the data"),
         ({"oracle": "R20", "expect": Runs("UnpicklingError")}, "does not depend on the data"),
     ],

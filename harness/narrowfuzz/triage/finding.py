@@ -261,7 +261,7 @@ def _data_free(finding: Finding) -> str:
     """Why no data matter; "" where they may. Of an error that no rule about shapes or loading
     foresees nobody knows."""
     if finding.oracle == "census":
-        return "conversion only"
+        return "at conversion, before anything runs"
     by_load = finding.oracle == "R20" and isinstance(finding.expect, Runs)
     return "does not depend on the data" * (by_load or isinstance(finding.expect, Refuses))
 
