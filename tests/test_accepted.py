@@ -333,7 +333,12 @@ def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
     console = Console(file=terminal, width=400)
     print_summary(console, console, ended)
     assert terminal.getvalue().count(f"this is the known issue {entry.id}") == 1
+    issue = issue_text(known, "pass\n")
+    assert issue.index(entry.title) < issue.index("What happens") and issue.count(entry.title) == 1
+    assert "Known already" not in issue_text(new, "pass\n")
     write_formats(alone, SHARE, Accepted(), 1.0)
+    junit = (alone.out / "junit.xml").read_text()
+    assert junit.count(f"this is the known issue {entry.id}") == 1
     rows = map(json.loads, (alone.out / "findings.jsonl").read_text().splitlines())
     assert {row["known_issue"]: row["counts"] for row in rows} == {entry.id: True, "": True}
 

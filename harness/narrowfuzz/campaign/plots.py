@@ -48,11 +48,12 @@ def heat_text(view: View) -> str:
     whole = math.prod(view.shape)
     shape = " x ".join(map(str, view.shape)) or "one number"
     infinite = f", and {view.bins.infinite} are not finite" if view.bins.infinite else ""
+    within = "" if view.exact else " Errors within the tolerance are drawn, too."
     place = f" The frame marks the first wrong one, {list(view.at)}." if view.at else ""
     return (
         f"Where: {view.tensor} ({shape}), compared with {view.against}. The darker, the larger the "
-        f"error; without colour there is none. {view.wrong} of {whole} elements are wrong, the "
-        f"largest finite error is {view.largest:.4g}{infinite}.{place}"
+        f"error; without colour there is none.{within} {view.wrong} of {whole} elements are wrong, "
+        f"the largest finite error is {view.largest:.4g}{infinite}.{place}"
     )
 
 
