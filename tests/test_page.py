@@ -85,7 +85,13 @@ def page(store: Any, accepted: Accepted = Accepted(), **changes: Any) -> Read:  
 
 def test_of_a_check_the_head_says_how_much_of_what_was_asked_was_done(store: Any) -> None:
     head = re.sub(r"\s+", " ", page(store, first_cases={"ran": 7, "of": 10}).text)
-    assert "; 2 of 3 asked combinations were judged, 7 of 10 first cases ran" in head
+    assert "2 of 3 combinations of recipe, arm and model that were asked for (67 %)" in head
+    assert "7 of the 10 cases that a check begins with" in head
+    said = "not all that was asked for was checked"
+    assert head.count(said) == 1 and said not in page(store).text
+    whole = {"first_cases": {"ran": 10, "of": 10}}
+    assert said not in page(store, judged={"met": 3, "of": 3}, **whole).text
+    assert said in page(store, judged={"met": 2, "of": 3}, **whole).text
 
 
 def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:

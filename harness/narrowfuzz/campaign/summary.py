@@ -178,8 +178,8 @@ def print_unmet(
     console.print(f"\n{head}")
     for entry in unmet[:_UNMET]:
         console.print(
-            f"  {entry.id} ({entry.severity}): {escape(entry.title)}"
-            f"  [dim]What helps: {escape(entry.workaround)}[/]",
+            f"  {entry.id} ({entry.severity}): {escape(entry.title)}. "
+            f"[dim]What helps: {escape(entry.workaround)}[/]",
             soft_wrap=True,
         )
     if len(unmet) > _UNMET:
@@ -192,8 +192,8 @@ def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
         console.print("\nKnown issues that showed:")
     for entry, hits in known:
         console.print(
-            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}"
-            f"  [dim]What helps: {escape(entry.workaround)}  {escape(_relative(entry.path))}[/]",
+            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}. "
+            f"[dim]What helps: {escape(entry.workaround)}. Script: {escape(_relative(entry.path))}[/]",
             soft_wrap=True,
         )
 
