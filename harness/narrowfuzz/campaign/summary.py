@@ -191,9 +191,10 @@ def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
     if known:
         console.print("\nKnown issues that showed:")
     for entry, hits in known:
+        script = escape(_relative(entry.path))
         console.print(
             f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}. "
-            f"[dim]What helps: {escape(entry.workaround)}. Script: {escape(_relative(entry.path))}[/]",
+            f"[dim]What helps: {escape(entry.workaround)}. Script: {script}[/]",
             soft_wrap=True,
         )
 
