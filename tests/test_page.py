@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from narrowfuzz.address import At
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.page import write_page
@@ -276,6 +277,8 @@ def test_a_long_script_is_cut_on_the_page_and_named_by_its_file(store: Any) -> N
         ({"effect": 1.0, "came": "nothing"}, "is missing"),
         ({"effect": 1e-3, "expect": Present(("grad_bias",))}, "is missing"),
         ({"effect": 0.25}, "off by 25.0% of its size"),
+        ({"effect": 0.25, "scaled": False}, "beyond what rounding costs"),
+        ({"effect": 0.25, "at": At(what="function")}, "this backward returns is off by 25.0%"),
         ({"effect": 1e-3}, "could not be measured"),
         ({"effect": 0.0}, "no output or gradient is off by more than a thousandth"),
         ({"effect": 1e-3, "expect": Runs("RuntimeError")}, "fails with an error"),

@@ -380,10 +380,13 @@ def effect_words(finding: Finding) -> str:
         return "how far outputs and gradients are off could not be measured"
     if math.isinf(effect):  # of a release that did not say what came
         return "an output or a gradient is off by more than any number says"
-    beyond = "of its size, beyond what the recipe itself costs"
+    off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
+    if finding.at.what == "function":
+        return f"what this backward returns is off by {off} of its size"
+    usual = "the recipe itself costs" if finding.scaled else "rounding costs"
+    beyond = f"of its size, beyond what {usual}"
     if effect < 0.001:
         return f"no output or gradient is off by more than a thousandth {beyond}"
-    off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
     return f"the worst output or gradient is off by {off} {beyond}"
 
 
