@@ -24,6 +24,7 @@ from narrowfuzz.campaign.markdown import plain, write_markdown
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.summary import print_summary
 from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.campaign.words import new_and_known
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.issue import issue_text
 from narrowfuzz.ledger import Ledger, load_entries
@@ -297,7 +298,7 @@ def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: S
     from test_nearest import ALIKE
 
     ended = of(store, Counter(cases=9), filtered=False, entries=[ALIKE])
-    said = "2 findings (1 high, 1 medium): 0 new, 0 known issues, 2 not compared with known issues"
+    said = "2 findings (1 high, 1 medium): 0 new, 0 known, 2 not compared with known issues"
     assert ended.verdict().startswith(said)
     assert ended.like(FINDING) == f"looks like the known issue {ALIKE.id}" and not ended.like(OTHER)
     write_markdown(ended)
@@ -321,8 +322,10 @@ def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
     for finding in (known, msgspec.structs.replace(OTHER, known_issue="")):
         alone.add(finding, "raise SystemExit(1)\n")
     ended = of(alone, Counter(cases=9), filtered=False, entries=[ALIKE])
-    assert ended.verdict().partition(": ")[2].startswith("1 new, 1 known issue (")
+    assert ended.verdict().partition(": ")[2].startswith("1 new, 1 known (1 issue, ")
     assert "not compared" not in ended.verdict()
+    twice = msgspec.structs.replace(known, id="twice", fingerprint="O6--output--of the same")
+    assert new_and_known([known, twice]).startswith("0 new, 2 known (1 issue, ")
     assert ended.like(known) == f"this is the known issue {entry.id}", "not one that looks alike"
     new = msgspec.structs.replace(FINDING, known_issue="")
     assert not ended.like(new), "what was asked and is none only resembles one"

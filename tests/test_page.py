@@ -294,7 +294,7 @@ def test_an_effect_is_said_only_as_far_as_it_was_measured(
 def test_without_the_ledger_nothing_is_called_new(store: Any) -> None:
     read = page(store, ledger=False)
     title = re.sub(r"\s+", " ", read.text)
-    assert "2 findings (1 high, 1 medium): 0 new, 0 known issues, 2 not compared with" in title
+    assert "2 findings (1 high, 1 medium): 0 new, 0 known, 2 not compared with" in title
     assert read.text.count(f"looks like the known issue {ALIKE.id}") == 1, "of O5, not of O1"
     assert "looks like the known issue" not in page(store).text
 
@@ -406,7 +406,7 @@ def test_a_finding_that_is_a_known_issue_is_told_apart(store: Any) -> None:
     read = Read()
     read.feed((store.out / "report.html").read_text())
     title = re.sub(r"\s+", " ", read.text)
-    assert "2 findings (1 high, 1 medium): 1 new, 1 known issue (listed because of" in title
+    assert "2 findings (1 high, 1 medium): 1 new, 1 known (1 issue, listed because" in title
     assert f"this is the known issue {entry.id}" in read.text and entry.workaround in read.text
     assert "Nearest known issues" not in read.text, "what it is, is no longer only like others"
     assert "Medium" not in read.text and "That of the known issue that-one: rare" in read.text

@@ -44,11 +44,12 @@ def plural(n: int, noun: str) -> str:
 def new_and_known(found: Sequence[Finding]) -> str:
     """Of a run that lists known issues among its findings: how many are new, and how many are not;
     of what an older release found, or what no time was left for, nobody knows."""
+    known = [one.known_issue for one in found if one.known_issue]
     unasked = sum(one.known_issue is None for one in found)
-    known = sum(bool(one.known_issue) for one in found)
-    said = f"{len(found) - known - unasked} new, {plural(known, 'known issue')}"
-    said += f", {unasked} not compared with known issues" if unasked else ""
-    return f"{said} (listed because of --no-ledger)"
+    said = f"{len(found) - len(known) - unasked} new, {len(known)} known"
+    if known:
+        said += f" ({plural(len({*known}), 'issue')}, listed because of --no-ledger)"
+    return f"{said}, {unasked} not compared with known issues" if unasked else said
 
 
 def explained(word: str) -> str:
