@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.address import At
+from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.page import write_page
@@ -463,3 +464,14 @@ def test_what_a_user_s_own_model_has_in_any_case_is_no_condition(
     bare = msgspec.structs.replace(mine, needs=needs[:2])
     assert "required to reproduce" not in report(bare, "")
     assert "bias" in report(FINDING, ""), "a linear of ours may have one or not"
+
+
+def test_ways_to_run_stand_in_the_order_of_the_ladder(store: Any) -> None:
+    arms = [*BY_NAME][:6]
+    share = Judged(
+        frozenset(("torchao.float8.rowwise", arm, "linear") for arm in reversed(arms)), ()
+    )
+    write_page(store, SUMMARY, ENVIRONMENT, share, Accepted(), [], [], [])
+    text = (store.out / "report.html").read_text()
+    heads = re.findall(r"<th scope=.col.><button [^>]*>([^<]*)</button></th>", text)
+    assert heads == arms

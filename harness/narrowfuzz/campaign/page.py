@@ -105,7 +105,7 @@ def write_page(
         environment=environment,
         share=share,
         matrix=_matrix(share),
-        checked_arms={arm for _, arm, _ in share.met},
+        checked_arms=[arm for arm in BY_NAME if any(arm == met for _, met, _ in share.met)],
         head=_head(environment, share),
         known=known,
         all_found=[one.finding for one in found],
