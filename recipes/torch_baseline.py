@@ -29,6 +29,7 @@ def _recipe(dtype: Dtype) -> Recipe:
         family="torch",
         title=f"plain nn.Linear, {dtype} parameters",
         backends=("native",),
+        backend_words={"native": "a plain nn.Linear, nothing is converted"},
         package="",
         dtypes=(dtype,),
         plan=lambda spec: unquantised(dtype),

@@ -136,6 +136,12 @@ RECIPES = [
         family="torch.scaled_mm",
         title="scaled_mm and _scaled_mm in a plain float8 linear, fp32 scales",
         backends=("tensorwise", "rowwise", "tensorwise_v1", "rowwise_v1"),
+        backend_words={
+            "tensorwise": "F.scaled_mm, one scale a tensor",
+            "rowwise": "F.scaled_mm, one scale a row",
+            "tensorwise_v1": "torch._scaled_mm, one scale a tensor",
+            "rowwise_v1": "torch._scaled_mm, one scale a row",
+        },
         package="",
         plan=_plan,
         convert=_convert,

@@ -188,6 +188,10 @@ RECIPES = [
         family="torchao.float8",
         title=title,
         backends=("real", "emulated"),
+        backend_words={
+            "real": "torch._scaled_mm multiplies the FP8 codes",
+            "emulated": "torchao emulates the product in PyTorch (emulate=True)",
+        },
         package="torchao>=0.13",
         plan=plan,
         convert=partial(_convert, recipe=theirs),

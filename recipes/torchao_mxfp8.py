@@ -206,12 +206,19 @@ def _refusal(variant: _Variant) -> Any:
     return refusal
 
 
+_EMULATED = "torchao emulates its product in PyTorch"
+
 RECIPES = [
     Recipe(
         name=f"torchao.mxfp8.{variant.name}",
         family="torchao.mxfp8",
         title=variant.title,
         backends=variant.backends,
+        backend_words={
+            "linear": f"MXFP8Linear; {_EMULATED}",
+            "wrapper": f"quantize_ with MXFP8TrainingOpConfig; {_EMULATED}",
+            "native": "MXFP8Linear with the GPU's own casts and MX products",
+        },
         package="torchao>=0.18",
         plan=_plan(variant),
         convert=partial(_convert, mode=variant.mode, wgrad_with_hp=variant.wgrad_with_hp),

@@ -24,6 +24,7 @@ from narrowfuzz.campaign.markdown import plain, write_markdown
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.summary import print_summary
 from narrowfuzz.campaign.supervisor import Tally
+from narrowfuzz.campaign.words import new_and_known
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.issue import issue_text
 from narrowfuzz.ledger import Ledger, load_entries
@@ -271,9 +272,9 @@ def test_a_pull_request_is_told_what_was_found_judged_and_known(store: Store) ->
     assert medium == ["medium", FINDING.sentence, RECIPE, BY_NAME[ARM].words, replay]
     assert high[1] == f"{OTHER.sentence} (does not count: in the baseline)"
     told = text_of(rendered)
-    assert "New findings: 2 (1 high, 1 medium); suspected" in told
+    assert "New findings: 2 (1 high, 1 medium), known issues met: 1; suspected" in told
     assert "can run here (67 %)" in told and "9" * 12 not in told
-    assert f"{entry.id} ({entry.severity}): {entry.title} What helps: {entry.workaround}" in told
+    assert f"{entry.id} ({entry.severity}): {entry.title}. What helps: {entry.workaround}" in told
     details = rendered[rendered.index("<details>") : rendered.index("</details>")]
     assert "inductor: 1 of 2 combinations of recipe and model" in text_of(details)
     assert "eager" not in details, "all of it was checked"
@@ -297,19 +298,52 @@ def test_without_the_ledger_a_run_says_so_and_what_a_finding_looks_like(store: S
     from test_nearest import ALIKE
 
     ended = of(store, Counter(cases=9), filtered=False, entries=[ALIKE])
-    said = "2 findings (1 high, 1 medium); known issues were not filtered (--no-ledger)"
+    said = "2 findings (1 high, 1 medium): 0 new, 0 known, 2 not compared with known issues"
     assert ended.verdict().startswith(said)
     assert ended.like(FINDING) == f"looks like the known issue {ALIKE.id}" and not ended.like(OTHER)
     write_markdown(ended)
     told = text_of(shown((store.out / "summary.md").read_text()))
     assert said in told and f"(looks like the known issue {ALIKE.id})" in told
-    assert "Known issues were not filtered in this run" in told
+    assert "Known issues are listed among the findings" in told
     assert not of(store, Counter(), entries=[ALIKE]).like(FINDING)
     terminal = io.StringIO()
     console = Console(file=terminal, width=400)
     print_summary(console, console, ended)
-    assert said in terminal.getvalue() and "were not filtered in this run" in terminal.getvalue()
+    assert said in terminal.getvalue() and "listed among the findings" in terminal.getvalue()
     assert terminal.getvalue().count(f"looks like the known issue {ALIKE.id}") == 1
+
+
+def test_a_finding_that_is_a_known_issue_says_which(store: Store) -> None:
+    from test_nearest import ALIKE
+
+    entry = load_entries()[0]
+    known = msgspec.structs.replace(FINDING, known_issue=entry.id, severity=entry.severity)
+    alone = Store(store.out.parent / "known")
+    for finding in (known, msgspec.structs.replace(OTHER, known_issue="")):
+        alone.add(finding, "raise SystemExit(1)\n")
+    ended = of(alone, Counter(cases=9), filtered=False, entries=[ALIKE])
+    assert ended.verdict().partition(": ")[2].startswith("1 new, 1 known (1 issue, ")
+    assert "not compared" not in ended.verdict()
+    twice = msgspec.structs.replace(known, id="twice", fingerprint="O6--output--of the same")
+    assert new_and_known([known, twice]).startswith("0 new, 2 known (1 issue, ")
+    assert ended.like(known) == f"this is the known issue {entry.id}", "not one that looks alike"
+    new = msgspec.structs.replace(FINDING, known_issue="")
+    assert not ended.like(new), "what was asked and is none only resembles one"
+    told = report(known, "again")
+    assert told.count(f"known issue {entry.id}") == 1
+    assert f"narrowfuzz known {entry.id}" in told and "known issue" not in report(new, "again")
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=400)
+    print_summary(console, console, ended)
+    assert terminal.getvalue().count(f"this is the known issue {entry.id}") == 1
+    issue = issue_text(known, "pass\n")
+    assert issue.index(entry.title) < issue.index("What happens") and issue.count(entry.title) == 1
+    assert "Known already" not in issue_text(new, "pass\n")
+    write_formats(alone, SHARE, Accepted(), 1.0)
+    junit = (alone.out / "junit.xml").read_text()
+    assert junit.count(f"this is the known issue {entry.id}") == 1
+    rows = map(json.loads, (alone.out / "findings.jsonl").read_text().splitlines())
+    assert {row["known_issue"]: row["counts"] for row in rows} == {entry.id: True, "": True}
 
 
 def test_conditions_can_be_read() -> None:

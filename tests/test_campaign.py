@@ -185,6 +185,7 @@ def test_a_planted_fault_is_found_and_named(gained: Run) -> None:
     assert (finding.arm, finding.role, finding.recipe) == ("eager", "output", FLOAT8)
     assert (finding.severity, finding.flake, finding.strength) == ("high", "always", "bound")
     assert finding.sentence in gained.output and finding.id in gained.output
+    assert finding.known_issue == "", "asked, though without a ledger, and no entry explains it"
 
 
 @pytest.mark.slow
@@ -553,6 +554,28 @@ class TestStore:
         assert [f.id for f in kept] == [least.id, other.id]
         assert kept[0].severity == "high"  # as its severest sighting
         assert [f.id for f in store.sightings(least.id)] == [more.id]
+
+    def test_another_known_issue_is_another_cause_and_keeps_its_severity(
+        self, tmp_path: Path
+    ) -> None:
+        store = Store(tmp_path / "out")
+        known, worse, new, unasked = (
+            msgspec.structs.replace(
+                finding(how, seed=i), fingerprint=str(i), needs=["switch"], known_issue=issue
+            )
+            for i, (how, issue) in enumerate(
+                [("low", "one"), ("medium", "two"), ("medium", ""), ("high", None)]
+            )
+        )
+        assert [store.add(f, "") for f in (known, worse, new)] == ["new", "new", "new"]
+        assert store.add(unasked, "") == "sighting"
+        how = {f.id: f.severity for f in store.findings()}
+        assert how[known.id] == "low" and how[worse.id] == "medium"
+        again = msgspec.structs.replace(
+            finding("high", seed=9), fingerprint="9", needs=["switch"], known_issue=""
+        )
+        assert store.add(again, "") == "sighting"
+        assert {f.id: f.severity for f in store.findings()}[known.id] == "low"
 
     def test_what_needs_nothing_is_never_taken_for_the_same(self, tmp_path: Path) -> None:
         store = Store(tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import subprocess
 import sys
@@ -197,6 +198,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
         ]
     )
     (folder,) = Path("kept/findings").iterdir()
+    assert json.loads((folder / "explain.json").read_text())["known_issue"] == "", "it was asked"
     command = ["replay", str(folder), "--recipe-file", "mine.py", "--arm", "eager"]
     replay = called(f"from narrowfuzz.cli import main; main({command!r})")
     assert replay.ret == 1

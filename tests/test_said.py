@@ -22,7 +22,7 @@ from narrowfuzz.campaign.words import plural
 from narrowfuzz.ledger import load_entries
 from narrowfuzz.machine import machine
 from narrowfuzz.recipe import load_recipes
-from narrowfuzz.triage.effect import _excess_of
+from narrowfuzz.triage.effect import Effect, _excess_of
 from rich.console import Console
 
 CONFIG = Config(out=Path("out"), minutes=2.0, workers=1, seed=1, recipes=("torch.bf16",))
@@ -75,7 +75,7 @@ def test_an_effect_of_infinities_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = np.array([1.0, np.inf])
-        assert _excess_of(got, np.array([1.0, np.inf]), np.array([1.0, np.inf])) == 0.0
+        assert _excess_of(got, np.array([1.0, np.inf]), np.array([1.0, np.inf])) == Effect()
 
 
 LEAKS = """

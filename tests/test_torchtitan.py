@@ -251,7 +251,8 @@ def test_seed_4_is_found_blind_and_its_script_fails_alone(
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = [json.loads(f.read_text()) for f in tmp_path.glob("run/findings/*/explain.json")]
     (seed,) = [f for f in found if "triton_to_mxfp8_dim1" in f["fingerprint"]]
-    assert "out_features of output must be a multiple of 128, got 2000" in seed["sentence"]
+    rule = "out_features of output must be a multiple of 128, got 2000"
+    assert rule in seed["expect"]["rule"] and "out_features=2000 of output" in seed["sentence"]
     assert "backward" in seed["sentence"] and "model.output" in seed["sentence"]
     helps = " ".join(seed["avoided"])
     assert "backend torch" in helps and "output left out" in helps

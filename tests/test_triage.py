@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec
@@ -12,9 +15,9 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.severity import SMALL
-from narrowfuzz.triage.effect import effect_of, observed
+from narrowfuzz.triage.effect import Effect, effect_of, excess, observed
 from narrowfuzz.triage.finding import Triaged
-from narrowfuzz.triage.triage import triage
+from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import ScriptRun
 from narrowfuzz.verdict import BAD, Verdict
 
@@ -128,3 +131,43 @@ def test_what_has_no_plan_has_an_effect_too() -> None:
     with builtin_faults()["mx-ragged-block-dropped"].plant():
         (cause,) = judge.judge(case).causes
         assert effect_of(observed(judge, case, cause), cause) == SMALL
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "effect"),
+    [
+        ([1.0, math.nan], [1.0, 2.0], Effect(math.inf, "NaN")),
+        ([math.inf, math.nan], [1.0, 2.0], Effect(math.inf, "NaN")),
+        ([1.0, math.inf], [1.0, 2.0], Effect(math.inf, "infinity")),
+        ([1.0, math.nan], [1.0, math.nan], Effect()),
+        ([0.0, 1.0], [0.0, 0.0], Effect(math.inf, "not zero")),
+        ([0.0, 0.0], [0.0, 0.0], Effect()),
+        ([3.0, 0.0], [4.0, 0.0], Effect(0.25)),
+        (None, [4.0, 0.0], Effect(1.0, "nothing")),
+    ],
+)
+def test_what_came_in_place_of_a_result_is_told_apart(
+    got: list[float] | None, expected: list[float], effect: Effect
+) -> None:
+    there = {} if got is None else {"output": np.array(got)}
+    wanted = {"output": np.array(expected)}
+    assert excess(there, wanted, wanted) == effect
+
+
+@pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise"])
+def test_whether_there_are_scales_and_what_the_backend_is_goes_with_it(recipe: str) -> None:
+    judge, backend = Judge(load_recipes(), Ledger([])), load_recipes()[recipe].backends[0]
+    case = Case(spec=Spec(recipe=recipe, backend=backend), data=DataSpec())
+    seen = Verdict("O1", "eager", "output", "diverged", "differs on repeat")
+    found = unconfirmed(judge, case, seen).finding
+    assert found.scaled == (recipe != "torch.bf16")
+    assert found.backend_words == load_recipes()[recipe].backend_words[backend] != ""
+    left_alone = unconfirmed(judge, case, replace(seen, unconverted=True)).finding
+    assert not left_alone.scaled, "a linear that conversion leaves alone has none either"
+
+
+def test_a_recipe_that_says_what_backends_are_says_it_of_each() -> None:
+    telling = [recipe for recipe in load_recipes().values() if recipe.backend_words]
+    assert len(telling) > 10
+    for recipe in telling:
+        assert {*recipe.backends} <= recipe.backend_words.keys(), recipe.name

@@ -15,8 +15,8 @@ from narrowfuzz.severity import LARGE
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
-    conditions,
     effect_words,
+    needed,
     replay_command,
     report,
     seen_on,
@@ -54,6 +54,7 @@ def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str
 def issue_text(finding: Finding, script: str) -> str:
     """Markdown: the claim, what shows it, what is expected, where it was seen, and what is open."""
     sections = {
+        "Known already": _known(finding),
         "What happens": _what(finding),
         "To reproduce": _script(finding, script),
         "What was expected": _expected(finding),
@@ -75,8 +76,8 @@ def _what(finding: Finding) -> str:
     if float(finding.effect) >= LARGE:
         worst = effect_words(finding)
         lines.append(f"{worst[0].upper()}{worst[1:]}.")
-    if finding.needs:
-        lines.append(f"Required to reproduce: {conditions(finding.needs)}.")
+    if needs := needed(finding):
+        lines.append(f"Required to reproduce: {needs}.")
     if finding.first_bad:
         told = "\n".join(finding.first_bad)
         lines.append(f"Where its first bad value stands:\n\n```\n{told}\n```\n")
@@ -123,12 +124,22 @@ def _where(finding: Finding) -> str:
     return "\n".join(lines)
 
 
+def _known(finding: Finding) -> str:
+    """The entry of the ledger that it is, so that nobody files it twice."""
+    entry = next((entry for entry in load_entries() if entry.id == finding.known_issue), None)
+    if entry is None:
+        return ""
+    links = "".join(f" ({link})" for link in entry.links)
+    return f"- {entry.title}{links}; `narrowfuzz known {entry.id}` says more"
+
+
 def _beside(finding: Finding) -> str:
     """Entries of the ledger about the same recipe and rule: near, but not this."""
     near = [
         entry
         for entry in load_entries()
-        if any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
+        if entry.id != finding.known_issue
+        and any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
         and any(
             glob.startswith(f"{finding.oracle}--")
             for match in entry.matches for glob in match.fingerprints

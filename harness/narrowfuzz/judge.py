@@ -372,8 +372,7 @@ class Judge:
             judged = any((v.oracle, v.arm, v.status) == (*asked, "ok") for v in again.verdicts)
             return judged and not again.causes
 
-        usual = Judge(self.recipes, Ledger([]), self.arms, device=self.device)
-        usual.programs = self.programs
+        usual = self.told_of(Ledger([]))
         if any(holds(usual) for _ in range(_CURE_TRIES)):
             return False
         under = self._under.setdefault(
@@ -381,6 +380,14 @@ class Judge:
         )
         with CURES[cure]():
             return all(holds(under) for _ in range(_CURE_TRIES))
+
+    def told_of(self, ledger: Ledger) -> Judge:
+        """One that knows these issues in place of its own, and runs the same programs."""
+        other = Judge(
+            self.recipes, ledger, self.arms, device=self.device, before_rerun=self.before_rerun
+        )
+        other.programs = self.programs
+        return other
 
     def family(self, spec: Spec) -> str:
         """Whose findings share fingerprints: the recipe's family's, in a user's own model those of

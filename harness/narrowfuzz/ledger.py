@@ -28,7 +28,7 @@ from narrowfuzz.facts import Condition, Context, check_predicate, holds
 from narrowfuzz.filed import Issue
 from narrowfuzz.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
-from narrowfuzz.severity import DATA, Severity, Symptom, Use, severity
+from narrowfuzz.severity import DATA, Severity, Symptom, Use, Weighed, weighed
 from narrowfuzz.verdict import Verdict
 
 #: Deviations the oracles follow beyond those of the quantiser's reference.
@@ -151,7 +151,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def severity(self) -> Severity:
-        return severity(self.symptom, self.effect, self.data, self.use, cured=bool(self.cured))
+        return self.weighed.severity
+
+    @property
+    def weighed(self) -> Weighed:
+        """Its severity, and why."""
+        return weighed(self.symptom, self.effect, self.data, self.use, cured=bool(self.cured))
 
     def fits(self, context: Context) -> bool:
         """True if the case is one that the entry speaks of."""

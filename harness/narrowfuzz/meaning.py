@@ -141,6 +141,8 @@ _SYMPTOMS: _Table = {
     r"belongs to another forward.*": "the gradients do not belong to the forward that was run",
     "is not the sum of its layer's calls": "{result} is not the sum over the calls of its layer",
     r"no gradient of (?P<name>.*)": "{names} after backward",
+    r"of (?P<name>.+) is not the derivative of its forward":
+        "the backward of {name} is not the derivative of its forward",
     r"no .*": "{names} after backward",
     # what is cast
     "amax": "amax of {operand} is not its largest magnitude",
@@ -287,6 +289,11 @@ def _result(role: str, at: At) -> str:
         return f"{_RESULTS[role]} {named}"
     which = f" {number}" if number and role in ("output", "grad_input") else ""
     return _RESULTS.get(role, role) + which
+
+
+def operand(at: At) -> str:
+    """A tensor that is quantised, and what for: ``the weight, as quantised for the ...``."""
+    return _operand(at, None)
 
 
 def _operand(at: At, expect: Expect | None) -> str:

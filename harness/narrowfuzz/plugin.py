@@ -141,10 +141,12 @@ class Harness:
                 raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
             bare = config.getoption("--nf-no-ledger")
             trials = Trials(device=name)
-            ledger = Ledger([]) if bare else load_ledger(trials, device.torch)
+            ledger = load_ledger(trials, device.torch)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        self.judge = Judge(everything, ledger, device=device)
+        self.judge = Judge(everything, Ledger([]) if bare else ledger, device=device)
+        #: What a finding is held against where the judge is told of no known issue.
+        self.unasked = ledger if bare else None
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
@@ -202,8 +204,9 @@ class Harness:
         __tracebackhide__ = True
         bad = [verdict for verdict in judgement.causes if verdict.oracle in rules]
         text = reported(
-            self.judge, judgement.case, bad, seconds=_MINIMISING, out=self.out, files=self.files
-        )
+            self.judge, judgement.case, bad, seconds=_MINIMISING, out=self.out, files=self.files,
+            unasked=self.unasked,
+        )  # fmt: skip
         if text:
             pytest.fail(text, pytrace=False)
 

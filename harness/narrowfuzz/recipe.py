@@ -158,6 +158,8 @@ class Recipe:
     models_of: str = ""
     #: Backends that no compiler sees, and no ranks.
     eager: tuple[str, ...] = ()
+    #: Backend -> what it is, in words that a finding shows.
+    backend_words: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Variables that its scripts set before torch is imported.
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.

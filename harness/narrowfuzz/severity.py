@@ -13,7 +13,9 @@ ends of the range. One step less for a documented but rare use, two for one that
 or that the library declares as a limit. A use counts as documented, too, where the library has said
 that it is meant to work: its maintainers repaired it before, test it, or call a report of it a bug.
 2 is high, 1 medium, 0 and less low; what every supported release cures is low, and of torch and
-torchao the newest release is the one that is supported.
+torchao the newest release is the one that is supported. A finding that is a known issue has the
+severity of that entry, whose author has read what is documented; of any other the use counts as
+documented.
 
 "Worse" is the *excess error* of the worst output or gradient: how much further from the unquantised
 result it is than the recipe, as documented, would be. FP8 itself costs two to four hundredths.
@@ -21,6 +23,7 @@ result it is than the recipe, as documented, would be. FP8 itself costs two to f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Severity = Literal["high", "medium", "low"]
@@ -35,6 +38,22 @@ _LESS_BY_DATA = {
 }  # fmt: skip
 _LESS_BY_USE: dict[Use, int] = {"documented": 0, "rare": 1, "undocumented": 2, "limitation": 2}
 DATA = tuple(_LESS_BY_DATA)
+_STEPS = ("", "one step less", "two steps less")
+_WHY_DATA = ("", "it takes rare data", "it takes data near the ends of the range")
+_WHY_USE: dict[Use, str] = {
+    "documented": "",
+    "rare": "the use is documented but rare",
+    "undocumented": "the use is not documented",
+    "limitation": "the library declares the use as a limit",
+}
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A severity, and the steps of the rule that led to it, as a reader wants them."""
+
+    severity: Severity
+    why: str
 
 
 def severity(
@@ -45,9 +64,28 @@ def severity(
     ``effect`` is the excess error, a share of the result's norm; infinite where NaN or infinity
     came out in place of a number. ``data`` is the tamest value class that shows it.
     """
+    return weighed(symptom, effect, data, use, cured=cured).severity
+
+
+def weighed(
+    symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: bool = False
+) -> Weighed:
+    """The same, with why."""
     if cured:
-        return "low"
-    loud = symptom == "loud"
-    level = 2 if not loud and effect >= LARGE else 1 if loud or effect >= SMALL else 0
-    level -= _LESS_BY_DATA[data] + _LESS_BY_USE[use]
-    return "high" if level >= 2 else "medium" if level == 1 else "low"
+        return Weighed("low", "every release that is supported cures it: low")
+    if symptom == "loud":
+        level, why = 1, "an error or the end of the process tells of it: medium"
+    elif effect >= LARGE:
+        level = 2
+        why = "no error tells of it, and its effect is large (1 % of a result or more): high"
+    elif effect >= SMALL:
+        level, why = 1, "no error tells of it, and its effect is small or not known: medium"
+    else:
+        level, why = 0, "no result is off by 0.1 %: low"
+    by_data, by_use = _LESS_BY_DATA[data], _LESS_BY_USE[use]
+    if by_data:
+        why += f"; {_STEPS[by_data]}, as {_WHY_DATA[by_data]}"
+    if by_use:
+        why += f"; {_STEPS[by_use]}, as {_WHY_USE[use]}"
+    level -= by_data + by_use
+    return Weighed("high" if level >= 2 else "medium" if level == 1 else "low", why)

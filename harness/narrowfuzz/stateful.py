@@ -6,9 +6,9 @@ that are literals, because scripts are made of their source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from narrowfuzz.case import Dtype, Spec
@@ -94,6 +94,7 @@ class Stateful:
     #: As of a Recipe; a library's own layers have one backend, "".
     unavailable: Callable[[str, str], str] = _here
     backends: tuple[str, ...] = ("",)
+    backend_words: Mapping[str, str] = field(default_factory=dict, hash=False)
     package: str = ""
     #: Dimensions are drawn as multiples of it.
     alignment: int = 16

@@ -19,7 +19,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from narrowfuzz.verdict import Verdict, fingerprint
 
 if TYPE_CHECKING:
     from narrowfuzz.judge import Judge
+    from narrowfuzz.ledger import Ledger
 
 #: Where findings of tests are kept, if nothing else is said.
 FOUND = Path("narrowfuzz-runs/pytest")
@@ -122,11 +123,14 @@ def reported(
     seconds: float,
     out: Path,
     files: Sequence[Path] = (),
+    unasked: Ledger | None = None,
 ) -> str:
     """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what no
-    script shows is a warning instead. ``files``: of recipes, which a replay needs."""
+    script shows is a warning instead. ``files``: of recipes, which a replay needs; ``unasked``: as
+    of ``triage``."""
     family = judge.family(case.spec)
-    texts = [_report(judge, case, verdict, family, seconds, out, files) for verdict in causes]
+    make = partial(_report, judge, case, family=family, seconds=seconds, out=out, files=files)
+    texts = [make(verdict, unasked=unasked) for verdict in causes]
     return "\n\n".join(text for text in texts if text)
 
 
@@ -138,12 +142,13 @@ def _report(
     seconds: float,
     out: Path,
     files: Sequence[Path],
+    unasked: Ledger | None,
 ) -> str:
     from narrowfuzz.triage.triage import triage
 
     name = fingerprint(verdict, family)
     if name not in _REPORTS:
-        found = triage(judge, case, verdict, seconds=seconds, files=files)
+        found = triage(judge, case, verdict, seconds=seconds, files=files, unasked=unasked)
         Store(out).add(found.finding, found.script)
         folder = out / "findings" / found.finding.id
         replay = replay_of(found.finding, folder, files)

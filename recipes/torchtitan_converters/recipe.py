@@ -81,6 +81,10 @@ def _mxfp8_of_jobs(which: str) -> Recipe:
         "mxfp8",
         which,
         backends=("torch", "interpreted"),
+        backend_words={
+            "torch": "torch casts, torchao emulates the product",
+            "interpreted": "Triton's interpreter casts, torchao emulates the product",
+        },
         eager=("interpreted",),
         refusal=partial(promises.refusal, filters=_LEFT_OUT[which]),
         tap=jobs.tap if promises.old() else theirs.tap,

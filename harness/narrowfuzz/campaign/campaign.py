@@ -247,4 +247,5 @@ def _print_probed(console: Console, environment: dict[str, Any], profile: list[s
 def _brief(finding: Finding) -> dict[str, str]:
     """A finding in ``summary.json``; its folder holds the rest."""
     names = ("id", "fingerprint", "severity", "recipe", "arm", "sentence", "why_suspected")
-    return {name: getattr(finding, name) for name in names}
+    said = {name: getattr(finding, name) for name in names}
+    return said | {"known_issue": finding.known_issue or ""}

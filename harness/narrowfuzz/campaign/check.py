@@ -190,7 +190,9 @@ def _head(
 ) -> str:
     """What is checked, for how long, and what of it may not fit."""
     minutes = asked.minutes or 2.0
-    then = plural(asked.cases, "case") if asked.cases else f"{minutes:g} minutes"
+    then = (
+        plural(asked.cases, "case") if asked.cases else f"{minutes:g} minute{'s' * (minutes != 1)}"
+    )
     kept = sum(named(name, only) for name in model.linears)
     of = f"{kept} of " if kept < len(model.linears) else ""
     sizes = f" and {others} other sizes" if others else ""
@@ -203,8 +205,8 @@ def _head(
         f"{model.title}: {linears}; {', '.join(wanted)}, --compile {compile}, --checkpoint "
         f"{checkpoint}",
         f"first {plural(first, 'case')} of this configuration and near it, on {len(_VALUES)} kinds "
-        f"of data; then random ones around it, on all {len(get_args(ValueClass))} kinds, until "
-        f"{then} are over",
+        f"of data; then random ones around it, on all {len(get_args(ValueClass))} kinds, for "
+        f"{then} in all",
     ]
     if compile != "none":
         programs = sum(spec.compile != "none" for spec in specs)

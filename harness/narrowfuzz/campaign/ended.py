@@ -14,12 +14,12 @@ from narrowfuzz.campaign.nearest import looks_like, nearest
 from narrowfuzz.campaign.own_functions import said_of_functions
 from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.supervisor import Tally
-from narrowfuzz.campaign.words import UNFILTERED
+from narrowfuzz.campaign.words import new_and_known
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.coverage import Pair
 from narrowfuzz.ledger import Entry, Ledger
 from narrowfuzz.severity import SEVERITIES
-from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, replay_command
+from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_command
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ class Ended:
         left = sum(bool(self.accepted.why(finding)) for finding in self.seen)
         words = _severities(found)
         words = f" ({words})" if words else ""
-        counted = f"New findings: {len(found)}{words}"
+        counted = f"New findings: {len(found)}{words}, known issues met: {len(self.known)}"
         if not self.filtered:
-            counted = f"{_many(len(found), 'finding')}{words}; {UNFILTERED}"
+            counted = f"{_many(len(found), 'finding')}{words}: {new_and_known(found)}"
         return (
             f"{counted}; "
             f"suspected, without a script that shows them: {len(suspected)}."
@@ -156,8 +156,11 @@ class Ended:
         )
 
     def like(self, finding: Finding) -> str:
-        """``looks like the known issue ID``, of a finding that was not held against those."""
-        known = "" if self.filtered else looks_like(nearest(finding, self.entries))
+        """That a finding is a known issue, or what it looks like where nobody asked."""
+        if finding.known_issue:
+            return known_words(finding.known_issue)
+        unasked = not self.filtered and finding.known_issue is None
+        known = looks_like(nearest(finding, self.entries)) if unasked else ""
         return f"looks like the known issue {known}" if known else ""
 
     def _too_little(self) -> str:

@@ -14,7 +14,7 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.words import explained
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.severity import Severity
-from narrowfuzz.triage.finding import Finding, configuration_of
+from narrowfuzz.triage.finding import Finding, configuration_of, known_words
 
 #: Of ``findings.jsonl``; it grows when a field changes its sense, not when one is added.
 SCHEMA = 1
@@ -46,6 +46,8 @@ def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
         "accepted": accepted.why(finding),
         "why_suspected": finding.why_suspected,
         "severity": finding.severity,
+        "why_severity": finding.why_severity,
+        "known_issue": finding.known_issue or "",
         "rule": finding.oracle,
         "strength": finding.strength,
         "sentence": finding.sentence,
@@ -82,8 +84,9 @@ def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds:
         test = SubElement(suite, "testcase", classname=recipe, name=f"{arm} / {model}")
         for finding in failing.get(place, ()):
             said = SubElement(test, "failure", message=finding.sentence, type=finding.oracle)
+            known = f"{known_words(finding.known_issue)}\n" if finding.known_issue else ""
             said.text = (
-                f"severity {finding.severity}, {configuration_of(finding)}\n"
+                f"{known}severity {finding.severity}, {configuration_of(finding)}\n"
                 f"findings/{finding.id}/repro.py reproduces it\n"
                 f"explained by: narrowfuzz rule {finding.oracle}"
             )

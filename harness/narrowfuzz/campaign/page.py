@@ -5,6 +5,7 @@ Everything that came from outside (names, messages, scripts) is escaped by the t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.campaign.accepted import Accepted
@@ -20,19 +21,22 @@ from narrowfuzz.campaign.judged import Judged
 from narrowfuzz.campaign.nearest import Near, looks_like, nearest
 from narrowfuzz.campaign.plots import heat_map, heat_text, histogram, histogram_text
 from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.words import NOT_FILTERED, UNFILTERED, explained, plural
+from narrowfuzz.campaign.words import NOT_FILTERED, explained, new_and_known, plural
 from narrowfuzz.catalog import title_of
-from narrowfuzz.ledger import Entry
+from narrowfuzz.ledger import KINDS, Entry
+from narrowfuzz.oracles import BY_NAME as BY_RULE
 from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.severity import SEVERITIES
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
     Finding,
+    backend_of,
     conditions,
     configuration_of,
     effect_words,
     example_of,
     model_words,
+    needed,
     promise_of,
     replay_command,
     seen_on,
@@ -56,7 +60,8 @@ class Shown:
     also: tuple[Finding, ...]
     #: Its state over the events, drawn; "" where it keeps none.
     picture: str
-    #: Entries of the ledger that resemble it.
+    #: The entry of the ledger that it is, or, of those that resemble it, the nearest.
+    known: Entry | None
     near: list[Near]
     #: The arms that its case runs on, in order.
     rungs: tuple[str, ...]
@@ -84,10 +89,12 @@ def write_page(
     engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
                        "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
                        "plural": plural, "title_of": title_of, "seen_on": seen_on,
-                       "flake_words": FLAKE_WORDS, "promise": promise_of,
+                       "flake_words": FLAKE_WORDS, "promise": promise_of, "needed": needed,
+                       "kinds": KINDS,
                        "smallest": smallest_of, "model_words": model_words}  # fmt: skip
-    engine.globals |= {"looks_like": looks_like, "unfiltered": UNFILTERED,
-                       "not_filtered": NOT_FILTERED}  # fmt: skip
+    engine.globals |= {"looks_like": looks_like, "new_and_known": new_and_known,
+                       "not_filtered": NOT_FILTERED, "backend": backend_of,
+                       "ruled": _ruled}  # fmt: skip
     engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
                        "histogram": histogram, "histogram_text": histogram_text}  # fmt: skip
     template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())
@@ -98,9 +105,10 @@ def write_page(
         environment=environment,
         share=share,
         matrix=_matrix(share),
-        checked_arms={arm for _, arm, _ in share.met},
+        checked_arms=[arm for arm in BY_NAME if any(arm == met for _, met, _ in share.met)],
         head=_head(environment, share),
         known=known,
+        all_found=[one.finding for one in found],
         applying=[entry for entry in applying if entry.id not in {e.id for e, _ in known}],
         severities=SEVERITIES,
         changed=accepted.changed(store.fingerprints()),
@@ -118,6 +126,7 @@ def _shown(
 ) -> Shown:
     folder = store.out / "findings" / finding.id
     script, picture = folder / "repro.py", folder / "state.svg"
+    known = next((entry for entry in entries if entry.id == finding.known_issue), None)
     return Shown(
         finding,
         _shortened(script.read_text()) if script.is_file() else "",
@@ -125,7 +134,8 @@ def _shown(
         replay_command(folder, options),
         tuple(store.sightings(finding.id)),
         picture.read_text() if picture.is_file() else "",
-        nearest(finding, entries),
+        known,
+        [] if known else nearest(finding, entries),
         tuple(arm.name for arm in climb(finding.minimal.spec)),
     )
 
@@ -152,7 +162,7 @@ def _head(environment: dict[str, Any], share: Judged) -> str:
     said += [f"device {device}"] if device != "cpu" else ["CPU only"]
     recipes = {recipe for recipe, _, _ in (*share.met, *share.never)}
     if device == "cpu" and any("mxfp8" in recipe for recipe in recipes):
-        said.append("MXFP8 emulated")
+        said.append("MXFP8 emulated by torchao (CPUs have no MX instructions)")
     return ", ".join(said)
 
 
@@ -165,6 +175,21 @@ def _matrix(share: Judged) -> dict[str, dict[str, tuple[int, int]]]:
             judged, there = row.get(arm, (0, 0))
             row[arm] = judged + met, there + 1
     return cells
+
+
+#: Rules and proofs that the text of a rule names.
+_NUMBERED = [name for name in BY_RULE if name[-1].isdigit()]
+_NAMED = re.compile(rf"\b(?:{'|'.join(_NUMBERED)}|bound 3\.[23])\b")
+
+
+def _ruled(text: str, besides: str) -> Markup:
+    """The text of a rule, in which the names of others, not ``besides``, say what they mean."""
+    parts, last = [], 0
+    for found in _NAMED.finditer(text):
+        name = found.group()
+        parts += [escape(text[last : found.start()]), name if name == besides else _term(name)]
+        last = found.end()
+    return Markup("").join([*parts, escape(text[last:])])
 
 
 def _term(word: str) -> str:

@@ -48,10 +48,12 @@ def heat_text(view: View) -> str:
     whole = math.prod(view.shape)
     shape = " x ".join(map(str, view.shape)) or "one number"
     infinite = f", and {view.bins.infinite} are not finite" if view.bins.infinite else ""
-    place = f" The first is at {list(view.at)}." if view.at else ""
+    within = "" if view.exact else " Errors within the tolerance are drawn, too."
+    place = f" The frame marks the first wrong one, {list(view.at)}." if view.at else ""
     return (
-        f"{view.tensor} ({shape}) against {view.against}: {view.wrong} of {whole} wrong, the "
-        f"largest finite error is {view.largest:.4g}{infinite}.{place}"
+        f"Where: {view.tensor} ({shape}), compared with {view.against}. The darker, the larger the "
+        f"error; without colour there is none.{within} {view.wrong} of {whole} elements are wrong, "
+        f"the largest finite error is {view.largest:.4g}{infinite}.{place}"
     )
 
 
@@ -86,8 +88,12 @@ def histogram_text(view: View) -> str:
     """The histogram in words."""
     bins = view.bins
     off = sum(bins.counts) + bins.infinite
-    allowed = "no error is allowed" if view.exact else "what is right of 1 is not allowed"
-    return f"Error in {view.unit}: {bins.none} without any, {off} with some; {allowed}."
+    good = "in bar 0, as no error is allowed" if view.exact else "left of the dashed line at 1"
+    return (
+        f"How far: each bar counts the elements whose error is of that size, from left to right in "
+        f"{view.unit}; heights are logarithmic. Without any error (bar 0): {bins.none} elements; "
+        f"with one: {off}. In a correct run all bars are {good}."
+    )
 
 
 def _kind(view: View, i: int) -> str:

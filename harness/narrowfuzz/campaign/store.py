@@ -145,7 +145,8 @@ class Store:
         return str(row[0]) if row else ""
 
     def findings(self, status: Status = "new") -> list[Finding]:
-        """Stored findings, most severe first; one is as severe as its severest sighting."""
+        """Stored findings, most severe first; one is as severe as its severest sighting, but for a
+        known issue, which has a severity of its own."""
         with closing(self._connect()) as db:
             ids = db.execute("select id from findings where status = ?", (status,)).fetchall()
             seen = db.execute("select sighting_of, severity from findings").fetchall()
@@ -154,7 +155,9 @@ class Store:
         for (name,) in ids:
             finding = load_finding(self.out / "findings" / name)
             severities = [finding.severity, *(how for of, how in seen if of == name)]
-            finding.severity = min(severities, key=order.__getitem__)
+            most = min(severities, key=order.__getitem__)
+            if most != finding.severity and not finding.known_issue:
+                finding.severity, finding.why_severity = most, "that of its severest sighting"
             loaded.append(finding)
         return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
 
@@ -174,8 +177,12 @@ class Store:
 def same_cause(finding: Finding, other: Finding) -> bool:
     """True if ``finding`` is a sighting of ``other``: of the same recipe and rung, its minimal case
     needs the same, more than nothing; or it breaks the same rule in the same role and needs all
-    that ``other`` needs, and more."""
+    that ``other`` needs, and more. What is a known issue is no sighting of what is another, or
+    none."""
     if not other.needs or (finding.recipe, finding.arm) != (other.recipe, other.arm):
+        return False
+    issues = {finding.known_issue, other.known_issue} - {None}  # None: nobody asked
+    if len(issues) > 1:
         return False
     alike = (finding.oracle, finding.role) == (other.oracle, other.role)
     needs, least = set(finding.needs), set(other.needs)

@@ -95,7 +95,8 @@ def _print_finding(console: Console, ended: Ended, finding: Finding) -> None:
     script = ended.store.out / "findings" / finding.id / "repro.py"
     said = report(finding, ended.replay(finding))
     console.print(escape(f"{said}\n  script: {script}"), soft_wrap=True)
-    if like := ended.like(finding):
+    like = ended.like(finding)
+    if like and not finding.known_issue:  # which its report says
         console.print(f"  {escape(like)}", soft_wrap=True)
     for other in ended.store.sightings(finding.id):
         console.print(f"  also seen as: {escape(other.sentence)} ({other.id})", soft_wrap=True)
@@ -177,8 +178,8 @@ def print_unmet(
     console.print(f"\n{head}")
     for entry in unmet[:_UNMET]:
         console.print(
-            f"  {entry.id} ({entry.severity}): {escape(entry.title)}"
-            f"  [dim]What helps: {escape(entry.workaround)}[/]",
+            f"  {entry.id} ({entry.severity}): {escape(entry.title)}. "
+            f"[dim]What helps: {escape(entry.workaround)}[/]",
             soft_wrap=True,
         )
     if len(unmet) > _UNMET:
@@ -190,9 +191,10 @@ def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:
     if known:
         console.print("\nKnown issues that showed:")
     for entry, hits in known:
+        script = escape(_relative(entry.path))
         console.print(
-            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}"
-            f"  [dim]What helps: {escape(entry.workaround)}  {escape(_relative(entry.path))}[/]",
+            f"  {entry.id} ({entry.severity}, {plural(hits, 'time')}): {escape(entry.title)}. "
+            f"[dim]What helps: {escape(entry.workaround)}. Script: {script}[/]",
             soft_wrap=True,
         )
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.oracles.explained import rows_of
+from narrowfuzz.triage.finding import Finding
 
 #: What a reader who has read nothing else needs to know of each.
 WORDS: dict[str, str] = {
@@ -18,13 +22,17 @@ WORDS: dict[str, str] = {
     "symptom and family of recipes.",
     "checked": "A rule about a cast or a multiply has said something of this recipe, arm and "
     "model, or one that compares ranks with one process or with each other.",
+    "bound 3.2": "How far the sum of the products of given operands may be off in any order of "
+    "additions; the proof is in docs/rules.md.",
+    "bound 3.3": "The same, with what quantising may cost; the proof is in docs/rules.md.",
+    "still fails without": "What the example had when it was first found, and does not need.",
     "required to reproduce": "What the smallest example has besides what every example has.",
 }
 
-#: Of a run whose findings may be known issues, in its verdict and where known issues stand.
-UNFILTERED = "known issues were not filtered (--no-ledger)"
+#: Of a run that lists known issues among its findings, where known issues stand.
 NOT_FILTERED = (
-    "Known issues were not filtered in this run: see 'Nearest known issues' of each finding."
+    "Known issues are listed among the findings of this run (--no-ledger): each finding that is "
+    "one names it."
 )
 
 
@@ -33,8 +41,21 @@ def plural(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
+def new_and_known(found: Sequence[Finding]) -> str:
+    """Of a run that lists known issues among its findings: how many are new, and how many are not;
+    of what an older release found, or what no time was left for, nobody knows."""
+    known = [one.known_issue for one in found if one.known_issue]
+    unasked = sum(one.known_issue is None for one in found)
+    said = f"{len(found) - len(known) - unasked} new, {len(known)} known"
+    if known:
+        said += f" ({plural(len({*known}), 'issue')}, listed because of --no-ledger)"
+    return f"{said}, {unasked} not compared with known issues" if unasked else said
+
+
 def explained(word: str) -> str:
-    """What a word, or a rule's name, means; "" for one that explains nothing."""
+    """What a word, or the name of a rule or an arm, means; "" for one that explains nothing."""
+    if word in ARMS:
+        return f"{ARMS[word].title[:1].upper()}{ARMS[word].title[1:]}."
     if word not in BY_NAME:
         return WORDS.get(word, "")
     row = rows_of(word)[0]

@@ -148,9 +148,12 @@ class Worker:
         self.stateful = [*of_kind(able, Stateful).values()]
         self.trials = Trials(device=device.name)
         known = (self.trials, device.torch, config.ledgers)
-        ledger = load_ledger(*known) if config.ledger else Ledger([])
+        ledger = load_ledger(*known)
+        #: What a finding is held against where the judge is told of no known issue.
+        self.unasked = None if config.ledger else ledger
         self.arms = select_arms(config.arms)
-        self.judge = Judge(every, ledger, self.arms, device=device)
+        told = ledger if config.ledger else Ledger([])
+        self.judge = Judge(every, told, self.arms, device=device)
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)
         self.judge.programs.listen = Compiles(out.send, lambda: self.subject).listen
@@ -448,6 +451,7 @@ class Worker:
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
             scripts=self.scripts, past=tuple(past), files=self.config.recipe_files,
             models=self.config.own, shown=lambda found: self.out.send(("shown", found)),
+            unasked=self.unasked,
         )  # fmt: skip
         result = with_first_bad(
             result, plant=self.config.plant, device=self.judge.device.name, seconds=left

@@ -78,7 +78,7 @@ def _bounded(
     drew the interval closer."""
     lo, hi = ends
     unit = np.maximum(radius, np.where(got > middle, hi - middle, middle - lo))
-    named = "units of what the bound allows, the result's roundings included"
+    named = "multiples of the tolerance, which is the most that rounding can explain"
     return Compared(name, against, got, middle, unit, named, exact=False, skip=skip)
 
 
@@ -94,7 +94,7 @@ def _of_layer(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, A
 
 
 def _of_plan(evidence: Evidence, trace: Trace, role: Role) -> tuple[str, Any, Any] | None:
-    return "the plan, executed", evidence.reference.centre(role), 0.0
+    return "the exact result by the recipe's rules", evidence.reference.centre(role), 0.0
 
 
 #: Rule -> what its results are held against, and the middle and radius of the interval.
@@ -130,7 +130,7 @@ def _ratio(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | Non
     name, near = verdict.at.name, verdict.expect
     if not isinstance(near, Near) or evidence.twin is None or name not in trace.outputs:
         return None
-    named = "units of the error that is allowed in root mean square"
+    named = "multiples of the error that is allowed in root mean square"
     return Compared(name, "the same in float64", trace.outputs[name], evidence.exact[name],
                     read(near.limit), named, exact=False)  # fmt: skip
 

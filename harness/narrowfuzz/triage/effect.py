@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from narrowfuzz.oracles.layers import layer_evidences
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.sharded.evidence import ShardedEvidence, joined
 from narrowfuzz.severity import LARGE, SMALL
+from narrowfuzz.triage.finding import Came
 from narrowfuzz.verdict import Verdict
 
 #: Changes by a conversion, by what they do to a step of training; all others change its results.
@@ -40,7 +42,24 @@ def observed(judge: Judge, case: Case, verdict: Verdict) -> AnyEvidence:
     return judge.observe(case, rungs, repeat=again)
 
 
+@dataclass(frozen=True)
+class Effect:
+    """The excess error of a result, a share of its norm, and what came where no share says it."""
+
+    share: float = 0.0
+    came: Came = ""
+
+
+#: Nothing was there to measure.
+_UNKNOWN = Effect(SMALL)
+
+
 def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
+    """The excess error of the worst output or gradient of this case."""
+    return worst_of(evidence, verdict).share
+
+
+def worst_of(evidence: AnyEvidence, verdict: Verdict) -> Effect:
     """The excess error of the worst output or gradient of this case, a share of its norm.
 
     How much further from the unquantised result the guilty arm is than what it is held against:
@@ -50,58 +69,58 @@ def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
     SMALL: neither played down nor up.
     """
     if verdict.oracle == "census":
-        return _OF_CENSUS.get(verdict.symptom, LARGE)
+        return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
     if isinstance(evidence, LibraryEvidence):
         return _of_library(evidence, verdict)
     if isinstance(evidence, ShardedEvidence):
         return _of_ranks(evidence)
     if verdict.at.what == "function" and evidence.functions is not None:
-        return max((d.off for d in evidence.functions() if d.wrong), default=SMALL)
+        return Effect(max((d.off for d in evidence.functions() if d.wrong), default=SMALL))
     if verdict.at.layer:
         layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
         own = next((seen for seen in layers if arm in seen.traces), None)
         if own is not None:
-            return max(_of_linear(own, arm), _of_recompute(evidence, verdict.arm))
+            return _worst((_of_linear(own, arm), _of_recompute(evidence, verdict.arm)))
     if evidence.spec.direct:
         return _of_linear(evidence, verdict.arm)
     return _of_model(evidence, verdict.arm)
 
 
-def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> float:
+def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> Effect:
     traces = evidence.traces
     plain, guilty = traces.get(EAGER.name), traces.get(verdict.arm)
     if plain is None or guilty is None or guilty is plain or plain.error or guilty.error:
-        return SMALL
+        return _UNKNOWN
     # alike to the bit if all is well: the difference is all excess
-    return _excess(guilty.outputs, plain.outputs, plain.outputs) or SMALL
+    return _told(excess(guilty.outputs, plain.outputs, plain.outputs))
 
 
-def _of_ranks(evidence: ShardedEvidence) -> float:
+def _of_ranks(evidence: ShardedEvidence) -> Effect:
     """Of what ranks return and send back, against their pieces of the rows in one process; of a
     pipeline or a context, of all that its ranks have."""
     if evidence.sharded is None:
-        return SMALL
-    found = [0.0]
+        return _UNKNOWN
+    found = [Effect()]
     for _, alone, group in evidence.groups():
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
             rows = name.partition("@")[0] in ("output", "grad_input")
             if pieces and (rows or evidence.sharding.together):
                 got = joined(pieces, want.shape, evidence.spec.batch)
-                found.append(1.0 if got is None else _excess_of(got, want, want))
-    return max(found) or SMALL
+                found.append(Effect(1.0) if got is None else _excess_of(got, want, want))
+    return _told(_worst(found))
 
 
-def _of_linear(evidence: Evidence, arm: str) -> float:
+def _of_linear(evidence: Evidence, arm: str) -> Effect:
     trace = evidence.traces.get(arm)
     if trace is None or trace.error is not None:
-        return SMALL
+        return _UNKNOWN
     try:
         expected, truth = _by_plan(evidence)
     except Undivided:  # it ran although its plan has no blocks for it
-        return SMALL
-    return _excess(trace.outputs, expected, truth)
+        return _UNKNOWN
+    return excess(trace.outputs, expected, truth)
 
 
 def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -119,22 +138,22 @@ def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
     return expected, truth
 
 
-def _of_recompute(evidence: Evidence, arm: str) -> float:
+def _of_recompute(evidence: Evidence, arm: str) -> Effect:
     """Of a run that does eager's work again in backward and nothing else, against eager's: a layer
     whose recomputation differs may be right in itself, and each gradient before it wrong."""
     runs = None if evidence.compared(arm) else _both(evidence, arm)
-    return _excess(runs[1], runs[0], runs[0]) if runs else 0.0
+    return excess(runs[1], runs[0], runs[0]) if runs else Effect()
 
 
-def _of_model(evidence: Evidence, arm: str) -> float:
+def _of_model(evidence: Evidence, arm: str) -> Effect:
     runs = _both(evidence, arm)
     if not runs:
-        return SMALL
+        return _UNKNOWN
     eager, guilty = runs
     truth: Mapping[str, Any] = eager
     if evidence.twin is not None and evidence.exact:
         truth = evidence.exact
-    return _excess(guilty, eager, truth) or SMALL
+    return _told(excess(guilty, eager, truth))
 
 
 def _both(evidence: Evidence, arm: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
@@ -145,24 +164,33 @@ def _both(evidence: Evidence, arm: str) -> tuple[Mapping[str, Any], Mapping[str,
     return eager.outputs, guilty.outputs
 
 
-def _excess(got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]) -> float:
+def _told(effect: Effect) -> Effect:
+    """The effect, or that none could be measured."""
+    return effect if effect.share else _UNKNOWN
+
+
+def _worst(effects: Iterable[Effect]) -> Effect:
+    return max(effects, key=lambda effect: effect.share)
+
+
+def excess(got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]) -> Effect:
     """The largest excess error of any result; a result that is missing is off by all of it."""
-    found = [0.0]
+    found = [Effect()]
     for name in truth.keys() & expected.keys():
         if name not in got:
-            found.append(1.0)
+            found.append(Effect(1.0, "nothing"))
         elif got[name].shape == expected[name].shape:
             found.append(_excess_of(got[name], expected[name], truth[name]))
-    return max(found)
+    return _worst(found)
 
 
-def _excess_of(got: Any, expected: Any, truth: Any) -> float:
+def _excess_of(got: Any, expected: Any, truth: Any) -> Effect:
     got, expected, truth = (np.asarray(x, dtype=np.float64) for x in (got, expected, truth))
     finite = np.isfinite(expected) & np.isfinite(truth)
     if (finite & ~np.isfinite(got)).any():
-        return math.inf
+        return Effect(math.inf, "NaN" if (finite & np.isnan(got)).any() else "infinity")
     size = float(np.linalg.norm(truth[finite]))
     if size == 0.0:
-        return math.inf if got[finite].any() else 0.0
+        return Effect(math.inf, "not zero") if got[finite].any() else Effect()
     far, base = (float(np.linalg.norm(x[finite] - truth[finite])) for x in (got, expected))
-    return max(0.0, far - base) / size
+    return Effect(max(0.0, far - base) / size)

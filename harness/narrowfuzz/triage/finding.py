@@ -16,12 +16,14 @@ from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, dump_case
 from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Expect, Given, Refuses, Runs
+from narrowfuzz.expect import Expect, Given, Present, Refuses, Runs
 from narrowfuzz.schedule.events import Backward, Forward, Stimulus
-from narrowfuzz.severity import SMALL, Severity, Use, severity
+from narrowfuzz.severity import SMALL, Severity, Use, Weighed, severity, weighed
 from narrowfuzz.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
+#: What came in place of the numbers of a result; "": other numbers.
+Came = Literal["", "NaN", "infinity", "not zero", "nothing"]
 #: Why a finding is suspected whose script could not be run before the run ended.
 OUT_OF_TIME = "the run ended before its script was run"
 
@@ -131,6 +133,16 @@ class Finding(msgspec.Struct, kw_only=True):
     why_suspected: str = ""
     #: Excess error of the worst output or gradient: see narrowfuzz.severity; "inf" as text.
     effect: float | str = 0.0
+    #: False: of a linear, or a recipe, that is not quantised.
+    scaled: bool = True
+    #: What the backend of its configuration is, in words; "" if the recipe says none.
+    backend_words: str = ""
+    #: What came there, if a share does not say it.
+    came: Came = ""
+    #: How its severity follows, in words; "" in findings of older releases.
+    why_severity: str = ""
+    #: The ledger's entry that it is; "": none explains it; None: nobody asked.
+    known_issue: str | None = None
     #: What its minimal case needs, besides what every case has.
     needs: list[str] = msgspec.field(default_factory=list)
     #: Of a refusal: what it goes away with, each tried.
@@ -191,7 +203,12 @@ def _special(bits: str) -> bool:
 
 
 def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
-    """The severity of a finding. The use is taken for documented unless the library said no; empty
+    """The severity of a finding that no entry explains."""
+    return weighed_of(verdict, case, effect).severity
+
+
+def weighed_of(verdict: Verdict, case: Case, effect: float) -> Weighed:
+    """Its severity, and why. The use is taken for documented unless the library said no; empty
     dimensions are rare."""
     spec, use = case.spec, cast(Use, "documented")
     if isinstance(verdict.expect, Refuses) and verdict.expect.lacking != "time":
@@ -199,7 +216,7 @@ def severity_of(verdict: Verdict, case: Case, effect: float) -> Severity:
     elif 0 in (spec.tokens, spec.k, spec.n):
         use = "rare"
     loud = verdict.status in ("crashed", "hung")
-    return severity("loud" if loud else "silent", effect, reach_of(case), use)
+    return weighed("loud" if loud else "silent", effect, reach_of(case), use)
 
 
 def replay_command(folder: Path, options: Sequence[str]) -> str:
@@ -220,6 +237,12 @@ DATA_WORDS = {
     "scale_ends": "data at the ends of the scale's range",
     "subnormal": "subnormal data",
 }
+#: The same of what is not quantised, where no scale and no code makes an edge.
+_UNSCALED_WORDS = {
+    "binade_edges": "data next to powers of two",
+    "mined": "data next to powers of two",
+    "scale_ends": "very large and very small data",
+}
 #: What each regime of data is, in words.
 REGIME_WORDS = {
     "wild": "random data",
@@ -230,15 +253,15 @@ REGIME_WORDS = {
 
 def seen_on(finding: Finding) -> str:
     """The data that it was seen on, in words that follow a comma; of what any data show, that."""
-    free = _data_free(finding)
-    return free or f"on {DATA_WORDS[finding.reach]}"
+    words = DATA_WORDS if finding.scaled else DATA_WORDS | _UNSCALED_WORDS
+    return _data_free(finding) or f"on {words[finding.reach]}"
 
 
 def _data_free(finding: Finding) -> str:
     """Why no data matter; "" where they may. Of an error that no rule about shapes or loading
     foresees nobody knows."""
     if finding.oracle == "census":
-        return "conversion only"
+        return "at conversion, before anything runs"
     by_load = finding.oracle == "R20" and isinstance(finding.expect, Runs)
     return "does not depend on the data" * (by_load or isinstance(finding.expect, Refuses))
 
@@ -278,6 +301,12 @@ def configuration_of(finding: Finding) -> str:
     return f"{spec.recipe}{backend}, {BY_NAME[finding.arm].words}{where}"
 
 
+def backend_of(finding: Finding) -> str:
+    """What its backend is, in words; "" if nobody says."""
+    said = finding.backend_words
+    return f"{finding.minimal.spec.backend}: {said}" if said else ""
+
+
 def example_of(case: Case) -> str:
     """The size of a case and its data in words."""
     return f"{_size_of(case)}, {REGIME_WORDS[case.data.regime]}, seed {case.data.seed}"
@@ -295,6 +324,13 @@ def _size_of(case: Case) -> str:
 def conditions(needs: Sequence[str]) -> str:
     """What a case needs, in one line that can be read."""
     return ", ".join(map(_condition, needs))
+
+
+def needed(finding: Finding) -> str:
+    """What its smallest example needs, less what a user's own model has in any case."""
+    model = MODELS.get(finding.minimal.spec.model)
+    given = {"model", *model.fixed} if model is not None and model.own else set()
+    return conditions([need for need in finding.needs if need.partition("=")[0] not in given])
 
 
 def _condition(need: str) -> str:
@@ -321,6 +357,14 @@ _OF_CENSUS: dict[Severity, str] = {
 }
 
 
+_CAME: dict[Came, str] = {
+    "NaN": "an output or a gradient is NaN where a number is expected",
+    "infinity": "an output or a gradient is infinite where a finite number is expected",
+    "not zero": "an output or a gradient is not zero where nothing but zeros is expected",
+    "nothing": "an output or a gradient is missing",
+}
+
+
 def effect_words(finding: Finding) -> str:
     """How far the worst output or gradient is off, in words."""
     effect = float(finding.effect)
@@ -328,30 +372,47 @@ def effect_words(finding: Finding) -> str:
         return "it fails with an error or an end of the process, so no wrong number goes unseen"
     if finding.oracle == "census":
         return _OF_CENSUS[severity("silent", effect, "gaussian")]
+    if isinstance(finding.expect, Present):
+        return "a result that training needs is missing"
+    if finding.came:
+        return _CAME[finding.came]
     if effect == SMALL:
         return "how far outputs and gradients are off could not be measured"
-    if math.isinf(effect):
-        return "an output or a gradient becomes NaN or infinite, or is lost"
-    beyond = "of its size, beyond what the recipe itself costs"
+    if math.isinf(effect):  # of a release that did not say what came
+        return "an output or a gradient is off by more than any number says"
+    off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
+    if finding.at.what == "function":
+        return f"what this backward returns is off by {off} of its size"
+    usual = "the recipe itself costs" if finding.scaled else "rounding costs"
+    beyond = f"of its size, beyond what {usual}"
     if effect < 0.001:
         return f"no output or gradient is off by more than a thousandth {beyond}"
-    off = f"{effect:.1%}" if effect < 10 else f"{effect:.3g} times"
     return f"the worst output or gradient is off by {off} {beyond}"
+
+
+def known_words(entry: str) -> str:
+    """What a finding is that this entry explains."""
+    return f"this is the known issue {entry}"
 
 
 def report(finding: Finding, replay: str) -> str:
     """What a failure says: what it means, the configuration, what it takes, the smallest example,
     and ``replay``, the one command."""
+    known = []
+    if entry := finding.known_issue:
+        known = [f"  {known_words(entry)}, and has its severity: narrowfuzz known {entry}"]
     lines = [
         f"{finding.sentence}",
         f"  severity {finding.severity}, {seen_on(finding)}",
+        *known,
         f"  configuration: {configuration_of(finding)}",
+        *([f"    {backend_of(finding)}"] if finding.backend_words else []),
         f"  smallest example: {smallest_of(finding)}",
     ]
     if finding.story is not None:
         lines += [f"    {line}" for line in finding.story.lines]
-    if finding.needs:
-        lines.append(f"  required to reproduce: {conditions(finding.needs)}")
+    if needs := needed(finding):
+        lines.append(f"  required to reproduce: {needs}")
     if finding.needless:
         lines.append(f"  still fails without: {conditions(finding.needless)}")
     lines += [f"  {line}" for line in finding.first_bad]

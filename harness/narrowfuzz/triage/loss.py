@@ -13,14 +13,14 @@ from narrowfuzz.environment import describe
 from narrowfuzz.expect import Runs
 from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.recipe import AnyRecipe, Recipe, load_every
-from narrowfuzz.severity import severity
+from narrowfuzz.severity import weighed
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
-from narrowfuzz.verdict import Status, Verdict, fingerprint
+from narrowfuzz.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 
 _SECONDS = 90.0
 #: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.
@@ -95,11 +95,15 @@ def _triaged(
 ) -> Triaged:
     """The finding; suspected if it says ``why``."""
     name = fingerprint(verdict, recipe.family)
+    weight = weighed("loud", 0.0, reach_of(small.case))
     finding = Finding(
         id=finding_id(name, small.case),
         fingerprint=name,
-        severity=severity("loud", 0.0, reach_of(small.case)),
+        severity=weight.severity,
+        why_severity=weight.why,
         recipe=recipe.name,
+        scaled=recipe.family != PLAIN_FAMILY,
+        backend_words=recipe.backend_words.get(small.case.spec.backend, ""),
         device=device,
         oracle="contract",
         arm=verdict.arm,

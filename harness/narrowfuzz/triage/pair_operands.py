@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from narrowfuzz.meaning import operand as operand_words
 from narrowfuzz.numerics.formats import FORMATS, Format, decode
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.oracles.evidence import Evidence
@@ -34,9 +35,9 @@ def operand_pair(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared
     operand = evidence.reference.operand(role, at.side)
     if operand.quantised is None or operand.plan.format is None:
         return None
-    tensor, against = f"{at.what} of operand {at.side} of {at.name}", "the plan, executed"
+    tensor, against = f"{at.what} of {operand_words(at)}", "what the recipe's rules give"
     if at.what == "values":
-        against = "the plan's operand"
+        against = "what the recipe's casts give"
         planned = np.asarray(evidence.reference.values(role, at.side), np.float32)
         return exactly(tensor, against, seen.values, planned, FORMATS["fp32"])
     if at.what == "amax":
@@ -48,8 +49,8 @@ def operand_pair(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared
         return None
     fmt = operand.plan.format
     wanted = decode(expected_codes(scale, operand), fmt)
-    return exactly(tensor, f"{against} with the scale that came", decode(seen.codes, fmt), wanted,
-                    fmt)  # fmt: skip
+    against += " with the scale that was used"
+    return exactly(tensor, against, decode(seen.codes, fmt), wanted, fmt)
 
 
 def _scales(tensor: str, against: str, got: Any, expected: Any) -> Compared | None:
@@ -61,7 +62,7 @@ def _scales(tensor: str, against: str, got: Any, expected: Any) -> Compared | No
         return exactly(tensor, against, decode(got["block"], fmt), decode(expected["block"], fmt),
                         fmt)  # fmt: skip
     if got.dtype == np.uint8:
-        named = "steps of the scale's byte"
+        named = "powers of two, the steps of a scale's byte"
         bytes_, wanted = got.astype(np.float64), expected.astype(np.float64)
         return Compared(tensor, against, bytes_, wanted, 1.0, named)
     return exactly(tensor, against, got, expected, FORMATS["fp32"])
@@ -102,11 +103,11 @@ def recompute_pair(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compar
     at, pair = verdict.at, recomputed(evidence, trace, verdict)
     if pair is None:
         return None
-    against = "what its forward used"
+    against = "what forward used"
     if at.what == "source":
         before, after = pair.tensors.get(at.name), pair.again.get(at.name)
         return exactly(at.name, against, after, before, FORMATS[evidence.spec.dtype])
-    tensor = f"{at.what} of operand {at.side} in the recompute"
+    tensor = f"{at.what} of {operand_words(at)} in the recompute"
     before, after = (getattr(seen, at.what, None) for seen in (pair.before, pair.after))
     if before is None or after is None or before.shape != after.shape:
         return None

@@ -16,6 +16,7 @@ from narrowfuzz.case import Case, Dtype, Spec, Spike
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Refuses
 from narrowfuzz.judge import Judge, tensors_of
+from narrowfuzz.ledger import Ledger
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.oracles import OF_CONVERTED, rules_of
@@ -25,7 +26,7 @@ from narrowfuzz.oracles.library.evidence import LibraryEvidence
 from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
 from narrowfuzz.triage.avoid import avoided_by
-from narrowfuzz.triage.effect import effect_of, observed
+from narrowfuzz.triage.effect import observed, worst_of
 from narrowfuzz.triage.finding import (
     OUT_OF_TIME,
     Finding,
@@ -35,9 +36,10 @@ from narrowfuzz.triage.finding import (
     View,
     finding_id,
     reach_of,
-    severity_of,
+    weighed_of,
 )
 from narrowfuzz.triage.history import histories
+from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needless_of, needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
@@ -45,7 +47,7 @@ from narrowfuzz.triage.recipe_source import conversion_of
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
-from narrowfuzz.verdict import Verdict, fingerprint
+from narrowfuzz.verdict import PLAIN_FAMILY, Verdict, fingerprint
 
 _BUILDS = 14
 #: A divergence that leaves its bound this many times over need not stay wider when it is minimised.
@@ -70,6 +72,7 @@ def triage(
     files: Sequence[Path] = (),
     models: Sequence[str] = (),
     shown: Callable[[Triaged], None] = lambda found: None,
+    unasked: Ledger | None = None,
 ) -> Triaged:
     """Everything that happens before a divergence may be called a finding. Where no script shows it
     and the case does not repeat itself, that is the finding, and the divergence is a part of it.
@@ -77,20 +80,21 @@ def triage(
     ``shown`` is told of it as soon as the script of the drawn case shows it: a smaller case, whose
     script must show it, too, takes up to ``seconds`` more. ``plant``: what is planted, so that its
     script must show it with that and not without. ``past``: what ran before in this process, with
-    the recipe ``files`` and a user's ``models`` that it knows.
+    the recipe ``files`` and a user's ``models`` that it knows. ``unasked``: known issues that the
+    judge was not told of, so that the finding may be one of them.
     """
     confirm = partial(proven, judge, plant=plant, scripts=scripts)
     drawn = _drawn(judge, case, verdict, confirm)
     if not drawn.proof.why:
-        shown(_triaged(judge, drawn))
+        shown(_triaged(judge, drawn, None))
     small = _smallest(judge, drawn, confirm, seconds)
     if not unseen(small.proof.why):
-        return _triaged(judge, small)
+        return _triaged(judge, small, unasked)
     if (chance := _differs_on_repeat(judge, case, verdict)) is not None:
         other = _drawn(judge, *chance, confirm)
-        instead = _triaged(judge, _smallest(judge, other, confirm, min(seconds, _SHORT)))
+        instead = _triaged(judge, _smallest(judge, other, confirm, min(seconds, _SHORT)), unasked)
         if instead.confirmed:
-            part = _triaged(judge, small).finding
+            part = _triaged(judge, small, None).finding
             seen_as = [f"{part.fingerprint}: {part.sentence}"]
             return replace(
                 instead, finding=msgspec.structs.replace(instead.finding, seen_as=seen_as)
@@ -109,7 +113,7 @@ def triage(
             small = replace(small, minimal=longer, verdict=there, proof=proof)
             if not proof.why:
                 break
-    return _triaged(judge, small)
+    return _triaged(judge, small, unasked)
 
 
 @dataclass(frozen=True)
@@ -224,13 +228,27 @@ def _follows(judge: Judge, case: Case, verdict: Verdict) -> bool:
     return judge.judge(case, _rules(case, verdict), beneath, confirm=False).shows(wanted)
 
 
-def _triaged(judge: Judge, shown: _Shown) -> Triaged:
+def _triaged(judge: Judge, shown: _Shown, unasked: Ledger | None) -> Triaged:
     proof = shown.proof
     if proof.why and not shown.again:
         why = f"it did not happen again in the same process; {proof.why}"
         proof = replace(proof, why=why)
     flake: Flake = "always" if shown.again else "flaky" if proof.why else "per process"
-    return Triaged(_finding(judge, shown, flake, proof), proof.script)
+    found = Triaged(_finding(judge, shown, flake, proof), proof.script)
+    return found if unasked is None or proof.why else _as_known(judge, shown, found, unasked)
+
+
+def _as_known(judge: Judge, shown: _Shown, found: Triaged, ledger: Ledger) -> Triaged:
+    """The finding, with the known issue that it is, and the severity of that."""
+    case, verdict = shown.minimal, shown.verdict
+    entry = known_issue(judge, ledger, case, verdict, _rules(case, verdict))
+    if entry is None:
+        return replace(found, finding=msgspec.structs.replace(found.finding, known_issue=""))
+    why = f"that of the known issue {entry.id}: {entry.weighed.why}"
+    finding = msgspec.structs.replace(
+        found.finding, known_issue=entry.id, severity=entry.severity, why_severity=why
+    )
+    return replace(found, finding=finding)
 
 
 def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
@@ -240,11 +258,16 @@ def unconfirmed(judge: Judge, case: Case, verdict: Verdict) -> Triaged:
 
 def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Finding:
     wanted = fingerprint(verdict, judge.family(case.spec))
+    weight = weighed_of(verdict, minimal, 0.0)
+    recipe = judge.recipe(case.spec)
     return Finding(
         id=finding_id(wanted, minimal),
         fingerprint=wanted,
-        severity=severity_of(verdict, minimal, 0.0),
+        severity=weight.severity,
+        why_severity=weight.why,
         recipe=case.spec.recipe,
+        scaled=not (verdict.unconverted or recipe.family == PLAIN_FAMILY),
+        backend_words=recipe.backend_words.get(minimal.spec.backend, ""),
         device=judge.device.name,
         oracle=verdict.oracle,
         arm=verdict.arm,
@@ -268,15 +291,18 @@ def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Find
 def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
     evidence = observed(judge, minimal, verdict)
-    effect, (story, view, conversion) = effect_of(evidence, verdict), _looks(judge, shown, evidence)
+    effect, (story, view, conversion) = worst_of(evidence, verdict), _looks(judge, shown, evidence)
+    weight = weighed_of(verdict, minimal, effect.share)
     return msgspec.structs.replace(
         _unproven(judge, case, minimal, verdict),
-        severity=severity_of(verdict, minimal, effect),
+        severity=weight.severity,
+        why_severity=weight.why,
         flake=flake,
         attempts=search.attempts if search else 0,
         untried=search.untried if search else [],
         script_output=proof.output,
-        effect=effect if math.isfinite(effect) else str(effect),
+        effect=effect.share if math.isfinite(effect.share) else str(effect.share),
+        came=effect.came,
         why_suspected=proof.why,
         # what a drawn case has is not what it takes
         needs=needs_of(minimal, verdict) if search else [],

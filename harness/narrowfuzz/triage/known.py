@@ -1,0 +1,44 @@
+"""Which known issue a finding is, where the judge that found it was told of none."""
+
+from __future__ import annotations
+
+from narrowfuzz.case import Case
+from narrowfuzz.fold import Judgement
+from narrowfuzz.judge import Judge
+from narrowfuzz.ledger import Entry, Ledger
+from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.verdict import BAD, Verdict, fingerprint
+
+
+def known_issue(
+    judge: Judge, ledger: Ledger, case: Case, verdict: Verdict, rules: tuple[Oracle, ...]
+) -> Entry | None:
+    """The entry of the ledger that explains this divergence of the case: by its fingerprint, or
+    because ``rules``, which follow what an entry says is built so, no longer see it. None: no entry
+    does, and what comes and goes by chance is explained by none."""
+    told = judge.told_of(ledger)
+    entries = {entry.id: entry for entry in (*ledger.entries, *ledger.unnamed)}
+    if by_name := told.known_as(case, verdict):
+        return entries[by_name]
+    if not ledger.deviations(judge.as_known(case)):
+        return None
+    family = judge.family(case.spec)
+    name, arms = fingerprint(verdict, family), judge.beneath(case.spec, verdict.arm)
+
+    def judged(known: Ledger) -> Judgement:
+        return judge.told_of(known).judge(case, rules, arms, confirm=False)
+
+    def shown(judgement: Judgement) -> bool:
+        return any(v.status in BAD and fingerprint(v, family) == name for v in judgement.verdicts)
+
+    told_all = judged(ledger)
+    if shown(told_all):
+        return None
+    followed = [v for v in told_all.verdicts if v.status == "known"]
+    place = verdict.oracle, verdict.arm, verdict.role
+    if own := [v for v in followed if (v.oracle, v.arm, v.role) == place]:
+        return entries[own[0].explained_by]
+    for by in dict.fromkeys(v.explained_by for v in followed):
+        if not shown(judged(Ledger([entries[by]], device=ledger.device))):
+            return entries[by] if shown(judged(Ledger([]))) else None
+    return None
