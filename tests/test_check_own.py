@@ -58,7 +58,7 @@ def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path)
     assert "Judged: 2 of 2 combinations" in rest and "10 of 10 first cases ran" in rest
     assert ran.summary["first_cases"] == {"ran": 10, "of": 10}
     page = re.sub(r"\s+", " ", (ran.folder / "report.html").read_text())
-    assert ": 2 of 2 asked combinations were judged, 10 of 10 first cases ran" in page
+    assert "2 of 2 combinations of" in page and "10 of the 10 cases that a check begins" in page
     assert "eager: 1 of 1 linear checked one by one" in rest
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
