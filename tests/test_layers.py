@@ -159,7 +159,7 @@ MAY_IMPORT = {
     "overlay": {"te_on_cpu"},
     "triage": JUDGED | {"overlay", "own_models", "plants", "vectors", "watch"},
     "watch": {"__init__", "address", "content", "exits"},
-    "own_models": {"case", "catalog", "meaning", "play"},
+    "own_models": {"case", "catalog", "environment", "meaning", "play"},
     "results": {"trace"},
     "campaign": JUDGED
     | {

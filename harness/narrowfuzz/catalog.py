@@ -78,6 +78,8 @@ class Model:
     #: A block of a user's that computes something else when called again: checkpoints take the
     #: whole model then, and no block.
     unrepeatable: str = ""
+    #: How often a user's linears multiply in a forward.
+    multiplications: int = 0
     #: The tensors that a user's is called with, in words.
     inputs: tuple[str, ...] = ()
     #: False of a user's that is called with other values than its defaults.

@@ -17,6 +17,8 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,19 @@ def settle() -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     gc.freeze()  # what is imported by now lives as long as the process: no use looking through it
     quieten()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As workers run: sums over several threads may come in another order each time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def quieten() -> None:

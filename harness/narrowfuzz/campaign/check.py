@@ -13,6 +13,7 @@ from narrowfuzz.arm import Arm, climb
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
+from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
 from narrowfuzz.campaign.words import plural
 from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
 from narrowfuzz.catalog import Model
@@ -45,6 +46,8 @@ _VALUES: tuple[ValueClass, ...] = (
 #: Seconds that a compiler takes on a quiet core without anything cached: at all, and for each
 #: linear, as tests/own_models took with torchao.float8.rowwise.
 _COMPILES = {"aot_eager": (3.0, 0.6), "inductor": (10.0, 3.0)}
+#: How long a check goes on.
+_MINUTES = 2.0
 #: The share of a run's time that the first compiling may take.
 _SHARE = 0.6
 #: Parameters that are named.
@@ -75,6 +78,11 @@ def check_command(
             f"none of {', '.join(wanted)} can run here: narrowfuzz list recipes says why"
         )
     asked_of = _specs(model, recipes, compile, checkpoint)  # type: ignore[arg-type]
+    pace: dict[Spec, float] = {}
+    if model.multiplications > LARGE and device == "cpu":
+        plain = _unfiltered(asked, recipes, device)
+        pace = seconds_of_cases(asked_of, model.multiplications, plain, device)
+        asked_of.sort(key=pace.__getitem__)
     first = (*_first(asked_of), *_other_sizes(others, recipes))
     chosen, climbed = select_arms(asked.arms), [a for case in first for a in climb(case.spec)]
     arms = dict.fromkeys(arm.name for arm in climbed if arm.name in chosen)
@@ -92,6 +100,9 @@ def check_command(
         _head(asked, model, len(others), only, wanted, compile, checkpoint, len(first), asked_of),
         soft_wrap=True, markup=False,
     )  # fmt: skip
+    if pace:
+        minutes = None if asked.cases else asked.minutes or _MINUTES
+        around.print(said_of_pace(pace, len(first), minutes), soft_wrap=True, markup=False)
     facts: dict[str, Fact] = {
         "dtype": first[0].spec.dtype, "checkpoint": checkpoint, "compile": compile,
         "memory_budget": 100, "grad_mode": "train", "autocast": False, "dynamic": False,
@@ -105,6 +116,13 @@ def check_command(
             configuration=facts,
         )
     )  # fmt: skip
+
+
+def _unfiltered(asked: Asked, recipes: Iterable[Recipe], device: str) -> dict[str, Recipe]:
+    """The same without a filter, by name."""
+    names = {recipe.name.partition(FILTERED)[0] for recipe in recipes}
+    every = select(load_recipes(asked.recipe_files), sorted(names))
+    return {name: here for name, one in every.items() if (here := runnable(one, device))}
 
 
 def _of_every_size(models: Sequence[Model]) -> dict[str, Fact]:
@@ -189,7 +207,7 @@ def _head(
     specs: Sequence[Spec],
 ) -> str:
     """What is checked, for how long, and what of it may not fit."""
-    minutes = asked.minutes or 2.0
+    minutes = asked.minutes or _MINUTES
     then = (
         plural(asked.cases, "case") if asked.cases else f"{minutes:g} minute{'s' * (minutes != 1)}"
     )

@@ -76,6 +76,7 @@ def _model(source: Source, sizes: Mapping[str, float]) -> Model:
         regions=facts.blocks, smaller=tuple(smaller), fixed=facts.fixed, own=True,
         linears=facts.linears, by_default=not source.dims, unreached=facts.unreached,
         inputs=facts.inputs, unrepeatable=facts.unrepeatable,
+        multiplications=facts.multiplications,
     )  # fmt: skip
 
 

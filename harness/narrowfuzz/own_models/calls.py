@@ -152,6 +152,22 @@ def unwritten(model: nn.Module, call: Callable[[], Any], first: Answer) -> str:
     return next(one.called for one in other.seen if one.nan_out and not one.nan_in)
 
 
+def multiplications(model: nn.Module, call: Callable[[], Any]) -> int:
+    """How often the linears of a model multiply in ``call``: rows x in_features x out_features."""
+    found = 0
+
+    def count(linear: Any, given: Any, output: torch.Tensor) -> None:
+        nonlocal found
+        found += output.numel() * linear.in_features
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                hooks.callback(module.register_forward_hook(count).remove)
+        asked(model, call)
+    return found
+
+
 class _Operators(TorchDispatchMode):
     """The operators that run in it, each with the shapes that it returns."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.case import LARGEST_OWN
+from narrowfuzz.environment import one_thread
 from narrowfuzz.own_models.source import Source, raised, refused
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Facts:
     unreached: tuple[str, ...]
     #: The tensors that it is called with, in words.
     inputs: tuple[str, ...]
+    #: How often its linears multiply in a forward: rows x in_features x out_features.
+    multiplications: int
 
 
 def tried(source: Source) -> Facts:
@@ -51,7 +53,7 @@ def tried(source: Source) -> Facts:
     import torch
     from torch import nn
 
-    from narrowfuzz.own_models.calls import kept_outside
+    from narrowfuzz.own_models.calls import kept_outside, multiplications
     from narrowfuzz.own_models.ids import driven, lookups, vocabulary
     from narrowfuzz.play.own import OwnModel
 
@@ -69,7 +71,7 @@ def tried(source: Source) -> Facts:
         kind = str(next(iter(linears.values())).weight.dtype).removeprefix("torch.")
         raise refuse(f"its first linear is {kind}: fp32, bf16 and fp16 can be judged")
     make = partial(OwnModel, source.where, source.build, 1, 1, dict(source.dims))
-    with _one_thread():
+    with one_thread():
         probe = make(next(key for key, v in given.items() if isinstance(v, torch.Tensor)))
         with lookups() as found:
             call, example = _calling(probe, source, refuse), probe.given[probe.driven]
@@ -124,7 +126,7 @@ def tried(source: Source) -> Facts:
     random = any("torch" in answer.moved for answer in answers)
     return Facts(
         ids, random, names, () if unrepeatable else blocks, unrepeatable, fixed, own.driven,
-        unreached, _inputs(given),
+        unreached, _inputs(given), multiplications(own, lambda: called(example.clone())),
     )  # fmt: skip
 
 
@@ -257,19 +259,6 @@ def _unreached(model: nn.Module, answer: Answer) -> tuple[str, ...]:
     except Exception:  # noqa: BLE001 - the judge runs it again, and what it raises is a finding
         return ()
     return tuple(name for name, p in trained.items() if p.grad is None)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """As workers run: sums over several threads may come in another order each time."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _sizes(example: torch.Tensor, ids: bool) -> dict[str, Any]:

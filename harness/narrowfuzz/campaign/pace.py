@@ -1,0 +1,90 @@
+"""How long a case of a large model takes here, measured before any of it is judged.
+
+A kernel may be a thousand times slower than another: torch._scaled_mm without FP8 units does some
+ten million multiplications a second. So one small linear is run in each way that was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from narrowfuzz.arm import EAGER
+from narrowfuzz.arms.program import Program
+from narrowfuzz.campaign.words import plural
+from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.data import make_tensors
+from narrowfuzz.environment import one_thread, quieten
+from narrowfuzz.recipe import FILTERED, Recipe
+
+#: A model whose forward multiplies less often is judged in seconds on any kernel.
+LARGE = 10**8
+#: Rows, in_features and out_features of the linear that is run.
+_ROWS, _IN, _OUT = 64, 256, 256
+#: Forwards and backwards of a case, with and without a checkpoint and once more to compare.
+_RUNS = 4
+#: Nobody waits longer for the first cases, in seconds.
+_LONGEST = 3600.0
+#: Multiplications of a forward that a core judges in a second: their products in float64, the
+#: tolerances of each, in both directions.
+_JUDGED = 8e7
+
+
+def seconds_of_cases(
+    specs: Sequence[Spec], multiplications: int, recipes: Mapping[str, Recipe], device: str
+) -> dict[Spec, float]:
+    """About how long one case of each Spec takes, of a model whose linears multiply so often in a
+    forward."""
+    found: dict[Spec, float] = {}
+    quieten()
+    with one_thread():
+        for spec in specs:
+            recipe = recipes[spec.recipe.partition(FILTERED)[0]]
+            once = _seconds_of_linear(recipe, spec, device) / (_ROWS * _IN * _OUT)
+            found[spec] = multiplications * (_RUNS * once + 1 / _JUDGED)
+    return found
+
+
+def _seconds_of_linear(recipe: Recipe, spec: Spec, device: str) -> float:
+    """Of a forward and backward of a linear, the second time."""
+    linear = Spec(
+        recipe=recipe.name, backend=spec.backend, dtype=spec.dtype, m=_ROWS, k=_IN, n=_OUT
+    )
+    recipe.prepare()
+    program = Program(linear, recipe, EAGER, device=device)
+    tensors = make_tensors(Case(spec=linear, data=DataSpec()), recipe.plan(linear))
+    program.run(tensors, tap=False)
+    start = time.monotonic()
+    program.run(tensors, tap=False)
+    return time.monotonic() - start
+
+
+def said_of_pace(pace: Mapping[Spec, float], first: int, minutes: float | None) -> str:
+    """One line: how long a case of each takes, quickest first, and whether so many of them fit into
+    so many minutes; None: there is no limit."""
+    ways = [
+        f"{_in_words(pace[spec])} with {spec.recipe}"
+        f"{f' ({spec.backend})' if _several(spec, pace) else ''}"
+        for spec in sorted(pace, key=pace.__getitem__)
+    ]
+    said = f"a large model: on one core a case takes about {', '.join(ways)}"
+    whole = sum(pace.values()) * first / len(pace)
+    if minutes is None or whole < 60 * minutes:
+        return said
+    said += f". The first {plural(first, 'case')}, quickest first, take about {_in_words(whole)}: "
+    smaller = "build the model with fewer tokens, layers or a smaller vocabulary"
+    if whole > _LONGEST:
+        return said + smaller
+    return f"{said}give it --minutes {math.ceil(1.3 * whole / 60)}, or {smaller}"
+
+
+def _several(spec: Spec, pace: Mapping[Spec, float]) -> bool:
+    return sum(other.recipe == spec.recipe for other in pace) > 1
+
+
+def _in_words(seconds: float) -> str:
+    for unit, size in (("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return plural(round(seconds / size), unit)
+    return plural(max(1, round(seconds)), "second")
