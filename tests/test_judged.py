@@ -179,6 +179,16 @@ def test_why_an_arm_was_never_judged_is_said(tmp_path: Path, own: Model) -> None
     ]
 
 
+def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own: Model) -> None:
+    seen = {("hindered", "torch.bf16", "eager", own.name, "known issue linear-output-in-place")}
+    share = judged(seen, BF16, ["eager", "eager+checkpoint"], [own.name], "cpu")
+    counts = dict.fromkeys(seen, 1) | {"first stopped": 3}
+    one = ended(tmp_path, share, counts | {("known", "linear-output-in-place"): 3})
+    assert one.soundness().startswith("mine.py:build does not run: 3 of its first 3 cases raised; ")
+    assert "never judged on eager, eager+checkpoint: known issue linear-out" in one.soundness()
+    assert "0 of 3 first cases ran" in one.judged()
+
+
 def test_what_is_not_a_users_model_lacks_nothing(tmp_path: Path) -> None:
     share = Judged(frozenset(), (("torch.bf16", "eager", "linear"),))
     assert not ended(tmp_path, share, {"first": 0}, subject="").lacking

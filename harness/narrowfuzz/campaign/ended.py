@@ -9,7 +9,7 @@ from typing import Any
 
 from narrowfuzz.arm import LADDER, Arm
 from narrowfuzz.campaign.accepted import Accepted
-from narrowfuzz.campaign.judged import Combination, Judged
+from narrowfuzz.campaign.judged import Combination, Judged, known_issue
 from narrowfuzz.campaign.nearest import looks_like, nearest
 from narrowfuzz.campaign.own_functions import said_of_functions
 from narrowfuzz.campaign.store import Store
@@ -86,6 +86,8 @@ class Ended:
             return f"{head}: {found[0].sentence}{more}"
         if not counts["cases"]:
             return f"{subject}: nothing was checked. Give it more --minutes"
+        if not self.share.met and counts["first stopped"]:
+            return f"{subject} does not run: {'; '.join(self.lacking)}"
         if self.lacking:
             return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
         if self.store.findings():
@@ -112,11 +114,26 @@ class Ended:
             ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
             more = "--cases" if self.counted else "--minutes"
             found.append(f"only {ran}: give it more {more}")
-        if not self.share.met:
+        if self.share.never and (stopped := counts["first stopped"]):
+            found.append(f"{stopped} of its first {_many(self.first, 'case')} raised")
+        if not self.share.met and not self.share.why:
             found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
         elif self.share.share < self.min_judged:
-            found += _never_judged(self.share)
+            found += self._never_judged()
         return found
+
+    def _never_judged(self) -> Iterator[str]:
+        """The arms that were never judged, by what is in the way."""
+        by_reason: dict[str, set[str]] = {}
+        for one in self.share.never:
+            by_reason.setdefault(self.share.why.get(one, "give it more --minutes"), set()).add(
+                one[1]
+            )
+        titles = {
+            known_issue(e.id): f": {e.title}. What helps: {e.workaround}" for e, _ in self.known
+        }
+        for why, arms in sorted(by_reason.items()):
+            yield f"never judged on {', '.join(sorted(arms))}: {why}{titles.get(why, '')}"
 
     def compared(self) -> str:
         """What of the user's model was compared with what, and on what, and what was not."""
@@ -175,7 +192,9 @@ class Ended:
             f"can run here ({share.share:.0f} %{self._too_little()})"
         )
         if self.subject:
-            said += f"; {self.tally.counts['first']} of {_many(self.first, 'first case')} ran"
+            counts = self.tally.counts
+            ran = counts["first"] - counts["first stopped"]
+            said += f"; {ran} of {_many(self.first, 'first case')} ran"
         if self.tally.counts["cases"]:
             return said
         return f"Nothing was judged: this run says nothing. {said}"
@@ -207,15 +226,6 @@ def _ways(arm: Arm) -> Sequence[str]:
     how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
     made = f"compiled ({arm.stage})" if arm.compiler else ""
     return [" and ".join(filter(None, (made, how)))] if made or how else []
-
-
-def _never_judged(share: Judged) -> Iterator[str]:
-    """The arms that were never judged, by what is in the way."""
-    by_reason: dict[str, set[str]] = {}
-    for one in share.never:
-        by_reason.setdefault(share.why.get(one, "give it more --minutes"), set()).add(one[1])
-    for why, arms in sorted(by_reason.items()):
-        yield f"never judged on {', '.join(sorted(arms))}: {why}"
 
 
 def _linears(share: Judged, own: Sequence[Combination]) -> str:

@@ -79,12 +79,22 @@ def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[
     }
 
 
+def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
+    """What stops this combination, or its eager run, without which nothing else is run."""
+    recipe, _, model = one
+    return whys.get(one) or whys.get((recipe, EAGER.name, model), "")
+
+
 def _hindrance(verdict: Verdict) -> str:
     if verdict.status == "not_applicable":
         return verdict.why
-    return (
-        f"known issue {verdict.explained_by}" if verdict.explained_by else "it fails: see findings"
-    )
+    by = verdict.explained_by
+    return known_issue(by) if by else "it fails: see findings"
+
+
+def known_issue(entry: str) -> str:
+    """What stops a case, where that is in the ledger."""
+    return f"known issue {entry}"
 
 
 #: What may happen in a training besides steps, and how a sentence says it.
@@ -129,7 +139,7 @@ def judged(
         values=frozenset(what for kind, what in with_what if kind == "values"),
         steps=max((what for kind, what in with_what if kind == "steps"), default=0),
         events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
-        why={one: why for one, why in whys.items() if one in whole - met},
+        why={one: why for one in whole - met if (why := _in_the_way(one, whys))},
     )
 
 

@@ -220,8 +220,9 @@ class Worker:
             self.holding = holding
             self.counts["specs"] += 1
             with self._compiles_counted():
-                self._judge(case, ORACLES, only)
+                judgement = self._judge(case, ORACLES, only)
             self.counts["first"] += 1
+            self.counts["first stopped"] += not judgement.ran
         self.holding = False
         self._work_off()
 
