@@ -149,7 +149,7 @@ class Campaign:
             "compiled_data_seconds": tally.counts["data ms"] / 1000,
             "judged": {"met": len(share.met), "of": len(share.met) + len(share.never)},
             **(
-                {"first_cases": {"ran": tally.counts["first"], "of": ended.first}}
+                {"first_cases": {"ran": ended.first_ran, "of": ended.first}}
                 if ended.subject
                 else {}
             ),

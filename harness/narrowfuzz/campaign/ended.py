@@ -122,6 +122,11 @@ class Ended:
             found += self._never_judged()
         return found
 
+    @property
+    def first_ran(self) -> int:
+        """How many of the first cases ran to their end; others raised, or had no time."""
+        return self.tally.counts["first"] - self.tally.counts["first stopped"]
+
     def _never_judged(self) -> Iterator[str]:
         """The arms that were never judged, by what is in the way."""
         by_reason: dict[str, set[str]] = {}
@@ -192,9 +197,7 @@ class Ended:
             f"can run here ({share.share:.0f} %{self._too_little()})"
         )
         if self.subject:
-            counts = self.tally.counts
-            ran = counts["first"] - counts["first stopped"]
-            said += f"; {ran} of {_many(self.first, 'first case')} ran"
+            said += f"; {self.first_ran} of {_many(self.first, 'first case')} ran"
         if self.tally.counts["cases"]:
             return said
         return f"Nothing was judged: this run says nothing. {said}"
