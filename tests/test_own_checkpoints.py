@@ -101,8 +101,9 @@ BODIES = {
                              "return self.up(x)", False),
     "operators alone": ("memory[self] = torch.cat([*memory.get(self, ()), x]); "
                         "return self.up(memory[self][: len(x)])", False),
-    "what nothing may watch": ("from torch.utils import _python_dispatch as d; "
-                               "assert not d._get_current_dispatch_mode_stack(); "
+    "what cannot be watched": ("from torch.utils import _python_dispatch as d; "
+                               "modes = d._get_current_dispatch_mode_stack(); "
+                               "assert '_Operators' not in map(lambda m: type(m).__name__, modes);"
                                "return self.up(x)", True),
     "dropout": ("return nn.functional.dropout(self.up(x), 0.5)", True),
     "its input in place": ("x += 1; return self.up(x)", True),  # the rules see what that does
