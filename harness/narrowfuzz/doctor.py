@@ -15,8 +15,8 @@ from narrowfuzz.verified import load_verified
 
 #: What runs where a package is absent.
 _INSTEAD = {
-    "transformer_engine": ": recipes te.* install its Python in a folder of its own when they first "
-    "run, and emulate its compiled extension"
+    "transformer_engine": ": te.* install its Python in a folder of its own when they first run, "
+    "and emulate its compiled extension"
 }
 #: What ``doctor`` has found out, by topic.
 Report = dict[str, Any]
