@@ -20,8 +20,6 @@ SHOWN, GONE, CANNOT = 1, 0, 125
 #: The first line of a script that we write: what it does not catch ends it with CANNOT, not with
 #: the interpreter's 1.
 GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
-#: The next: libraries log while they are imported, and a compiler that fails logs for pages.
-SILENCE = "logging.disable(logging.CRITICAL)"
 #: What the interpreter writes to stderr of an exception that nobody caught.
 _UNCAUGHT = re.compile(
     r"^(Traceback \(most recent call last\):|(Syntax|Indentation|Tab)Error: )", re.MULTILINE
