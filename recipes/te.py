@@ -326,8 +326,12 @@ def _stateful(name: str, kind: Kind, title: str) -> Stateful:
     )
 
 
+_EMULATED = "without its compiled extension, kernels are emulated on the CPU"
+
 RECIPES = [
-    _stateful("delayed", "delayed", "TransformerEngine, DelayedScaling"),
-    _stateful("current", "current", "TransformerEngine, Float8CurrentScaling"),
-    _stateful("mxfp8", "mx", "TransformerEngine, MXFP8BlockScaling"),
+    _stateful("delayed", "delayed", f"TransformerEngine's Python, DelayedScaling; {_EMULATED}"),
+    _stateful(
+        "current", "current", f"TransformerEngine's Python, Float8CurrentScaling; {_EMULATED}"
+    ),
+    _stateful("mxfp8", "mx", f"TransformerEngine's Python, MXFP8BlockScaling; {_EMULATED}"),
 ]

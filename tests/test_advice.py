@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from dataclasses import replace
@@ -11,6 +12,7 @@ from narrowfuzz.advice import applying
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.check import _of_every_size
+from narrowfuzz.campaign.summary import print_unmet
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.cli import main
 from narrowfuzz.facts import may_hold
@@ -18,8 +20,20 @@ from narrowfuzz.ledger import Entry, load_entries
 from narrowfuzz.machine import Machine, machine
 from narrowfuzz.recipe import load_every
 from narrowfuzz.severity import SEVERITIES
+from rich.console import Console
 
 ROWWISE, MX, TE = "torchao.float8.rowwise", "torchao.mxfp8.floor", "te.delayed"
+
+
+def test_what_is_not_listed_is_counted_and_said_to_be_on_the_page() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    known = entries(MX, "eager")
+    print_unmet(console, {known[0].id: 1}, known, "Known:", "narrowfuzz list known --recipe x")
+    assert isinstance(console.file, io.StringIO)
+    *listed, last = console.file.getvalue().strip().splitlines()[1:]
+    assert [line.split()[0] for line in listed] == [entry.id for entry in known[1:7]]
+    assert last.startswith(f"  and {len(known) - 7} more: the page of the run lists them")
+    assert last.endswith("narrowfuzz list known --recipe x")
 
 
 def named(recipe: str, arm: str, here: Machine | None = None) -> list[str]:

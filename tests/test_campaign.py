@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ import torch
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.live import progress
+from narrowfuzz.campaign.live import Live, progress
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
@@ -39,6 +40,7 @@ from narrowfuzz.programs import Programs
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id
 from narrowfuzz.triage.verify import RunScript, run_script
+from rich.console import Console
 
 pytestmark = pytest.mark.xdist_group("campaign")
 FLOAT8 = "torchao.float8.rowwise"
@@ -674,6 +676,23 @@ def finding(severity: str, seed: int = 0) -> Finding:
         "reach": "gaussian", "case": case, "minimal": case, "flake": "always",
     }  # fmt: skip
     return Finding(**words, **fields)  # type: ignore[arg-type]
+
+
+def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
+    tmp_path: Path,
+) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    live, tally = Live(console, Config(out=tmp_path)), Tally(ready=1.0)
+    handle, store = _Handle(0), Store(tmp_path / "out")
+    drawn = msgspec.structs.replace(finding("high"), arm="eager")
+    other = msgspec.structs.replace(finding("high", seed=1), arm="eager")
+    smaller = msgspec.structs.replace(other, minimal=drawn.case)
+    for one in (drawn, smaller, msgspec.structs.replace(drawn, minimal=other.case)):
+        _take("finding", Triaged(one, ""), handle, tally, store)
+        live.show(tally)
+    assert isinstance(console.file, io.StringIO)
+    said = [line for line in console.file.getvalue().splitlines() if line.startswith("found:")]
+    assert ["as first found" in line for line in said] == [True, False]
 
 
 def suspected(seen: Finding) -> Finding:

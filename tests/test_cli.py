@@ -15,6 +15,7 @@ from narrowfuzz.arm import INDUCTOR, LADDER
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.case import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
 from narrowfuzz.cli import main
+from narrowfuzz.replay import Replayed, print_replayed
 
 CLEAN = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 #: torchao's wrapper tensor ignores the bias: a real divergence of 0.18.
@@ -621,3 +622,13 @@ def test_doctor_prints_versions_policies_and_arms(nf: Callable[..., Result]) -> 
     for word in ("torch", "torchao", "e4m3fn finite overflow", "fp32 subnormals", "g++"):
         assert word in out
     assert all(arm.name in out for arm in LADDER)
+    line = next(line for line in out.splitlines() if line.startswith("transformer_engine"))
+    assert ("te.*" in line) == ("absent" in line)
+
+
+def test_a_replay_breaks_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no terminal, 80 columns are taken for one."""
+    recipe = "a.recipe.with.a.name.of.which.a.line.of.eighty.columns.is.almost.full"
+    print_replayed(Replayed("c", "still failing", recipe, "wrong", "O5", "eager", "f", recipe))
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 4 and said[1].endswith("narrowfuzz rule O5")

@@ -101,7 +101,8 @@ class Counted(nn.Linear):
         return super().forward(x)
 def build(): return Counted(), torch.ones(2, 4)
 """,
-            "a forward changes its buffer count, so that no two runs are alike",
+            "a forward changes its buffer count, so that no two runs are alike; under a checkpoint "
+            "the recompute changes it once more. To have the rest checked, freeze it",
         ),
         (
             """

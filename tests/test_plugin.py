@@ -192,7 +192,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
             "*scale of the *: expected *, got *",
             "*configuration: mine.liar (emulated), eager",
             "*smallest example: 1 token, 1 in, 1 out, *",
-            "*explained by: narrowfuzz rule O3",
+            "*found by: narrowfuzz rule O3",
             "*replay: narrowfuzz replay kept/findings/* --recipe-file mine.py",
             "*script: kept/findings/*/repro.py",
         ]
@@ -202,7 +202,7 @@ def test_a_failure_says_what_where_how_far_and_how_to_replay(
     command = ["replay", str(folder), "--recipe-file", "mine.py", "--arm", "eager"]
     replay = called(f"from narrowfuzz.cli import main; main({command!r})")
     assert replay.ret == 1
-    replay.stdout.fnmatch_lines(["*mine.liar, eager; explained by: narrowfuzz rule O3*"])
+    replay.stdout.fnmatch_lines(["*mine.liar, eager; found by: narrowfuzz rule O3*"])
     script = subprocess.run([sys.executable, folder / "repro.py"], capture_output=True, text=True)
     assert script.returncode == 1, script.stdout + script.stderr
 

@@ -21,6 +21,12 @@ except OSError:
 print("got 1 must be 2")
 sys.exit(1)
 """
+LOGS = """
+import logging
+logging.getLogger("a library").critical("pages of a compiler")
+print("expected 2, got 1")
+sys.exit(1)
+"""
 WARNS = """
 import sys
 print("equal")
@@ -57,6 +63,13 @@ def test_what_a_guarded_script_says_holds_whatever_is_logged(
     done = ran(run, tmp_path, guarded('"""A finding."""', LOGS_AND_SHOWS))
     assert done.shown and "no such cache" in done.output
     assert done.output.splitlines()[-1] == "got 1 must be 2"
+
+
+def test_a_guarded_script_prints_nothing_that_a_library_logs(
+    run: RunScript, tmp_path: Path
+) -> None:
+    done = ran(run, tmp_path, guarded('"""A finding."""', LOGS))
+    assert done.shown and done.output == "expected 2, got 1"
 
 
 def test_a_guarded_script_that_raises_cannot_tell_and_says_what_was_raised(

@@ -13,6 +13,11 @@ from narrowfuzz.content import in_checkout
 from narrowfuzz.environment import checkouts, prepare, versions
 from narrowfuzz.verified import load_verified
 
+#: What runs where a package is absent.
+_INSTEAD = {
+    "transformer_engine": ": te.* install its Python in a folder of its own when they first run, "
+    "and emulate its compiled extension"
+}
 #: What ``doctor`` has found out, by topic.
 Report = dict[str, Any]
 
@@ -102,11 +107,12 @@ def print_report(report: Report) -> None:
     for topic, said in _lines(report):
         console.print(f"{topic:12} {said}", soft_wrap=True)
     for problem in report["problems"]:
-        console.print(f"problem: {problem}")
+        console.print(f"problem: {problem}", soft_wrap=True)
 
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:
-    yield from report["versions"].items()
+    for package, version in report["versions"].items():
+        yield package, version + _INSTEAD.get(package, "") * (version == "absent")
     for package, folder in report["checkouts"].items():
         yield package, f"no release, but {folder}"
     if report["machine"]:

@@ -62,7 +62,7 @@ def print_listing(listing: Listing) -> None:
     console = Console(highlight=False, markup=False, width=width)
     console.print(table)
     if listing.sentence:
-        console.print(f"\n{listing.sentence}")
+        console.print(f"\n{listing.sentence}", soft_wrap=True)
 
 
 def _cell(value: str | Sequence[str]) -> str:

@@ -117,10 +117,11 @@ def print_replayed(replayed: Replayed) -> None:
         console.print(f"{one.outcome}{now}: {one.sentence}", soft_wrap=True)
         if one.rule:
             words = BY_NAME[one.arm].words
-            console.print(f"  {one.recipe}, {words}; explained by: narrowfuzz rule {one.rule}")
+            found_by = f"found by: narrowfuzz rule {one.rule}"
+            console.print(f"  {one.recipe}, {words}; {found_by}", soft_wrap=True)
             console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
         if one.entry:
-            console.print(f"  known issue: {one.entry}")
+            console.print(f"  known issue: {one.entry}", soft_wrap=True)
 
 
 def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:

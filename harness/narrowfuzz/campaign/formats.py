@@ -88,7 +88,7 @@ def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds:
             said.text = (
                 f"{known}severity {finding.severity}, {configuration_of(finding)}\n"
                 f"findings/{finding.id}/repro.py reproduces it\n"
-                f"explained by: narrowfuzz rule {finding.oracle}"
+                f"found by: narrowfuzz rule {finding.oracle}"
             )
         if place in share.never and place not in failing:
             SubElement(test, "skipped", message="not checked in this run")

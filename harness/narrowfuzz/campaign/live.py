@@ -35,8 +35,10 @@ class Live:
             if found.fingerprint not in self.named:
                 self.named.add(found.fingerprint)
                 how = BY_NAME[found.arm].words
-                sentence = f"found: {found.sentence} ({found.recipe}, {how})"
-                self.console.print(escape(sentence), soft_wrap=True)
+                where = f"{found.recipe}, {how}"
+                if found.case == found.minimal:  # a smaller one may err otherwise
+                    where += "; as first found"
+                self.console.print(escape(f"found: {found.sentence} ({where})"), soft_wrap=True)
         if time.monotonic() - self.last < self.every:
             return
         self.last = time.monotonic()

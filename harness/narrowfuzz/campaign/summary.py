@@ -171,7 +171,8 @@ def _short(n: int) -> str:
 def print_unmet(
     console: Console, hits: Mapping[str, int], applying: Sequence[Entry], head: str, command: str
 ) -> None:
-    """What is known of the configuration, and did not come up so far; ``command`` lists all."""
+    """What is known of the configuration, and did not come up so far; ``command`` lists what is
+    known of its recipes and arms, which is more: it knows no model."""
     unmet = [entry for entry in applying if entry.id not in hits]
     if not unmet:
         return
@@ -183,8 +184,11 @@ def print_unmet(
             soft_wrap=True,
         )
     if len(unmet) > _UNMET:
-        more = f"  and {len(unmet) - _UNMET} more: {escape(command)}"
-        console.print(more, soft_wrap=True)
+        console.print(
+            f"  and {len(unmet) - _UNMET} more: the page of the run lists them; whatever the model "
+            f"is like: {escape(command)}",
+            soft_wrap=True,
+        )
 
 
 def _print_known(console: Console, known: Sequence[tuple[Entry, int]]) -> None:

@@ -197,8 +197,10 @@ def _changing(model: nn.Module, buffer: str) -> str:
             "with track_running_stats=False"
         )
     return (
-        f"a forward changes its buffer {buffer}, so that no two runs are alike, nor is a "
-        "recompute as its forward was: keep no count in it, or build it in eval mode"
+        f"a forward changes its buffer {buffer}, so that no two runs are alike; under a "
+        "checkpoint the recompute changes it once more. To have the rest checked, freeze it: build "
+        "the model so that a forward only reads the buffer (in eval mode, if it does not update "
+        "there), and update it outside of forward"
     )
 
 

@@ -400,7 +400,10 @@ def report(finding: Finding, replay: str) -> str:
     and ``replay``, the one command."""
     known = []
     if entry := finding.known_issue:
-        known = [f"  {known_words(entry)}, and has its severity: narrowfuzz known {entry}"]
+        known = [
+            f"  {known_words(entry)}, and the severity is that issue's, not measured here: "
+            f"narrowfuzz known {entry}"
+        ]
     lines = [
         f"{finding.sentence}",
         f"  severity {finding.severity}, {seen_on(finding)}",
@@ -423,7 +426,7 @@ def report(finding: Finding, replay: str) -> str:
     return "\n".join(
         [
             *lines,
-            f"  explained by: narrowfuzz rule {finding.oracle}",
+            f"  found by: narrowfuzz rule {finding.oracle}",
             f"  replay: {replay}",
             f"  id {finding.id}, fingerprint {finding.fingerprint}",
         ]
