@@ -15,7 +15,7 @@ from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.severity import SMALL
-from narrowfuzz.triage.effect import Effect, effect_of, excess, observed
+from narrowfuzz.triage.effect import Effect, effect_of, excess, observed, worst_of
 from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import ScriptRun
@@ -140,6 +140,8 @@ def test_what_has_no_plan_has_an_effect_too() -> None:
         ([math.inf, math.nan], [1.0, 2.0], Effect(math.inf, "NaN")),
         ([1.0, math.inf], [1.0, 2.0], Effect(math.inf, "infinity")),
         ([1.0, math.nan], [1.0, math.nan], Effect()),
+        ([1.0, 2.0], [1.0, math.nan], Effect(math.inf, "a number")),
+        ([1.0, math.inf], [1.0, math.nan], Effect()),
         ([0.0, 1.0], [0.0, 0.0], Effect(math.inf, "not zero")),
         ([0.0, 0.0], [0.0, 0.0], Effect()),
         ([3.0, 0.0], [4.0, 0.0], Effect(0.25)),
@@ -152,6 +154,36 @@ def test_what_came_in_place_of_a_result_is_told_apart(
     there = {} if got is None else {"output": np.array(got)}
     wanted = {"output": np.array(expected)}
     assert excess(there, wanted, wanted) == effect
+
+
+@pytest.mark.parametrize(
+    ("got", "overflows", "effect"),
+    [
+        ([4.0, math.nan], [False, True], Effect()),
+        ([math.nan, math.nan], [False, True], Effect(math.inf, "NaN")),
+        ([math.nan, math.inf], [True, True], Effect(SMALL)),  # nothing to measure
+        ([3.0, 0.0], [True, True], Effect(0.25)),  # numbers came: they are compared
+    ],
+)
+def test_what_may_leave_the_range_need_not_be_a_number(
+    got: list[float], overflows: list[bool], effect: Effect
+) -> None:
+    wanted = {"output": np.array([4.0, 0.0])}
+    may = {"output": np.array(overflows)}
+    assert excess({"output": np.array(got)}, wanted, wanted, may) == effect
+
+
+def test_a_nan_of_other_elements_is_no_effect_of_a_wrong_cast() -> None:
+    """Data up to 1e38, whose sums overflow whether the block with scale byte 0 is cast right or
+    not."""
+    spec = Spec(recipe="torchao.mxfp8.floor", backend="linear")
+    case = Case(spec=spec, data=DataSpec(values="scale_ends", seed=6722))
+    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    cause = next(v for v in judge.judge(case).causes if "scale byte 0" in v.symptom)
+    evidence = observed(judge, case, cause)
+    assert np.isnan(evidence.traces["eager"].outputs["output"]).any()
+    effect = worst_of(evidence, cause)
+    assert effect.share <= SMALL and effect.came == ""
 
 
 @pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise"])
