@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.expect import Present
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
@@ -17,6 +20,7 @@ from narrowfuzz.recipe import load_recipes
 from narrowfuzz.severity import SMALL
 from narrowfuzz.triage.effect import Effect, effect_of, excess, observed, worst_of
 from narrowfuzz.triage.finding import Triaged
+from narrowfuzz.triage.needs import lacking_of
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import ScriptRun
 from narrowfuzz.verdict import BAD, Verdict
@@ -121,6 +125,32 @@ def test_what_shows_first_shows_on_no_higher_rung(arm: str, names: set[str]) -> 
     rungs = {a.name for a in judge.rungs(Spec(recipe="torch.bf16", compile="inductor"))}
     spec = Spec(recipe="torch.bf16", compile="inductor")
     assert judge.beneath(spec, arm) == names & rungs
+
+
+@pytest.mark.parametrize("drawn", [{"microbatches": 2}, {"model": "used_twice"}])
+def test_what_is_missing_under_another_name_takes_no_more(drawn: dict[str, Any]) -> None:
+    """A bias without a gradient is proj.bias.grad in a model, or in two microbatches, and grad_bias
+    in one linear: the fingerprint says which, and neither is a condition."""
+    recipe = "torchao.mxfp8.rceil_wgrad_with_hp"
+    spec = Spec(recipe=recipe, backend="wrapper", bias=True)
+    spec = msgspec.structs.replace(spec, **drawn)
+    case = Case(spec=spec, data=DataSpec(seed=7))
+    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    cause = next(v for v in judge.judge(case).causes if v.oracle == "contract")
+    found = triage(judge, case, cause, seconds=20.0, scripts=Scripts(True)).finding
+    assert found.fingerprint == "contract--backward--eager--no grad_parameter--torchao.mxfp8"
+    assert found.needs == ["bias=True"]
+    assert {need.partition("=")[0] for need in found.needless} & {"microbatches", "model"}
+
+
+def test_another_parameter_that_is_missing_is_another_divergence() -> None:
+    verdicts = [
+        Verdict("contract", "eager", "backward", "diverged", expect=Present(names))
+        for names in (("grad_bias",), ("a.bias.grad", "b.bias.grad"), ("a.weight.grad",))
+    ]
+    bias, model, weight = map(lacking_of, verdicts)
+    assert bias == model == {"bias"} and weight == {"weight"}
+    assert not lacking_of(replace(verdicts[0], expect=None))
 
 
 def test_what_has_no_plan_has_an_effect_too() -> None:
