@@ -247,6 +247,8 @@ def test_severity_follows_from_what_the_entry_says() -> None:
     assert entry(use="rare").severity == "medium" and entry(use="limitation").severity == "low"
     assert entry(data="subnormal").severity == "low"
     assert entry(cured="0.19").severity == "low"
+    assert entry(cured="0.19").weighed.why.startswith("torch 0.19 has cured it")
+    assert entry(cured="torch 2.15.0").weighed.why.startswith("torch 2.15.0 has cured it")
 
 
 @pytest.mark.parametrize(

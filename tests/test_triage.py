@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.expect import Present
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import load_recipes
 from narrowfuzz.severity import SMALL
-from narrowfuzz.triage.effect import Effect, effect_of, excess, observed
+from narrowfuzz.triage.effect import Effect, effect_of, excess, observed, worst_of
 from narrowfuzz.triage.finding import Triaged
+from narrowfuzz.triage.needs import lacking_of
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import ScriptRun
 from narrowfuzz.verdict import BAD, Verdict
@@ -123,6 +127,32 @@ def test_what_shows_first_shows_on_no_higher_rung(arm: str, names: set[str]) -> 
     assert judge.beneath(spec, arm) == names & rungs
 
 
+@pytest.mark.parametrize("drawn", [{"microbatches": 2}, {"model": "used_twice"}])
+def test_what_is_missing_under_another_name_takes_no_more(drawn: dict[str, Any]) -> None:
+    """A bias without a gradient is proj.bias.grad in a model, or in two microbatches, and grad_bias
+    in one linear: the fingerprint says which, and neither is a condition."""
+    recipe = "torchao.mxfp8.rceil_wgrad_with_hp"
+    spec = Spec(recipe=recipe, backend="wrapper", bias=True)
+    spec = msgspec.structs.replace(spec, **drawn)
+    case = Case(spec=spec, data=DataSpec(seed=7))
+    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    cause = next(v for v in judge.judge(case).causes if v.oracle == "contract")
+    found = triage(judge, case, cause, seconds=20.0, scripts=Scripts(True)).finding
+    assert found.fingerprint == "contract--backward--eager--no grad_parameter--torchao.mxfp8"
+    assert found.needs == ["bias=True"]
+    assert {need.partition("=")[0] for need in found.needless} & {"microbatches", "model"}
+
+
+def test_another_parameter_that_is_missing_is_another_divergence() -> None:
+    verdicts = [
+        Verdict("contract", "eager", "backward", "diverged", expect=Present(names))
+        for names in (("grad_bias",), ("a.bias.grad", "b.bias.grad"), ("a.weight.grad",))
+    ]
+    bias, model, weight = map(lacking_of, verdicts)
+    assert bias == model == {"bias"} and weight == {"weight"}
+    assert not lacking_of(replace(verdicts[0], expect=None))
+
+
 def test_what_has_no_plan_has_an_effect_too() -> None:
     """MXFP8 that takes a dimension of no whole blocks: nothing says what it should have been."""
     spec = Spec(recipe="torchao.mxfp8.rceil_wgrad_with_hp", m=159, k=129, n=64)
@@ -140,6 +170,8 @@ def test_what_has_no_plan_has_an_effect_too() -> None:
         ([math.inf, math.nan], [1.0, 2.0], Effect(math.inf, "NaN")),
         ([1.0, math.inf], [1.0, 2.0], Effect(math.inf, "infinity")),
         ([1.0, math.nan], [1.0, math.nan], Effect()),
+        ([1.0, 2.0], [1.0, math.nan], Effect(math.inf, "a number")),
+        ([1.0, math.inf], [1.0, math.nan], Effect()),
         ([0.0, 1.0], [0.0, 0.0], Effect(math.inf, "not zero")),
         ([0.0, 0.0], [0.0, 0.0], Effect()),
         ([3.0, 0.0], [4.0, 0.0], Effect(0.25)),
@@ -152,6 +184,36 @@ def test_what_came_in_place_of_a_result_is_told_apart(
     there = {} if got is None else {"output": np.array(got)}
     wanted = {"output": np.array(expected)}
     assert excess(there, wanted, wanted) == effect
+
+
+@pytest.mark.parametrize(
+    ("got", "overflows", "effect"),
+    [
+        ([4.0, math.nan], [False, True], Effect()),
+        ([math.nan, math.nan], [False, True], Effect(math.inf, "NaN")),
+        ([math.nan, math.inf], [True, True], Effect(SMALL)),  # nothing to measure
+        ([3.0, 0.0], [True, True], Effect(0.25)),  # numbers came: they are compared
+    ],
+)
+def test_what_may_leave_the_range_need_not_be_a_number(
+    got: list[float], overflows: list[bool], effect: Effect
+) -> None:
+    wanted = {"output": np.array([4.0, 0.0])}
+    may = {"output": np.array(overflows)}
+    assert excess({"output": np.array(got)}, wanted, wanted, may) == effect
+
+
+def test_a_nan_of_other_elements_is_no_effect_of_a_wrong_cast() -> None:
+    """Data up to 1e38, whose sums overflow whether the block with scale byte 0 is cast right or
+    not."""
+    spec = Spec(recipe="torchao.mxfp8.floor", backend="linear")
+    case = Case(spec=spec, data=DataSpec(values="scale_ends", seed=6722))
+    judge = Judge(load_recipes(), Ledger([]), select_arms(("eager",)))
+    cause = next(v for v in judge.judge(case).causes if "scale byte 0" in v.symptom)
+    evidence = observed(judge, case, cause)
+    assert np.isnan(evidence.traces["eager"].outputs["output"]).any()
+    effect = worst_of(evidence, cause)
+    assert effect.share <= SMALL and effect.came == ""
 
 
 @pytest.mark.parametrize("recipe", ["torch.bf16", "torchao.float8.rowwise"])

@@ -156,7 +156,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def weighed(self) -> Weighed:
         """Its severity, and why."""
-        return weighed(self.symptom, self.effect, self.data, self.use, cured=bool(self.cured))
+        return weighed(self.symptom, self.effect, self.data, self.use, cured=self.cured_by)
+
+    @property
+    def cured_by(self) -> str:
+        """The release that has cured it, with its package, "" if none has."""
+        package = " or ".join(self.versions)
+        return f"{package} {self.cured}" if self.cured[:1].isdigit() else self.cured
 
     def fits(self, context: Context) -> bool:
         """True if the case is one that the entry speaks of."""

@@ -12,9 +12,9 @@ One step less on data at the edge of a binade, or with an infinity or a NaN; two
 ends of the range. One step less for a documented but rare use, two for one that is not documented
 or that the library declares as a limit. A use counts as documented, too, where the library has said
 that it is meant to work: its maintainers repaired it before, test it, or call a report of it a bug.
-2 is high, 1 medium, 0 and less low; what every supported release cures is low, and of torch and
-torchao the newest release is the one that is supported. A finding that is a known issue has the
-severity of that entry, whose author has read what is documented; of any other the use counts as
+2 is high, 1 medium, 0 and less low. What a release has cured is low, whatever is installed: to its
+maintainers there is nothing left to mend, and an upgrade helps. A finding that is a known issue has
+the severity of that entry, whose author has read what is documented; of any other the use counts as
 documented.
 
 "Worse" is the *excess error* of the worst output or gradient: how much further from the unquantised
@@ -57,22 +57,23 @@ class Weighed:
 
 
 def severity(
-    symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: bool = False
+    symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: str = ""
 ) -> Severity:
     """The severity of a divergence.
 
     ``effect`` is the excess error, a share of the result's norm; infinite where NaN or infinity
-    came out in place of a number. ``data`` is the tamest value class that shows it.
+    came out in place of a number. ``data`` is the tamest value class that shows it. ``cured`` names
+    the release that has cured it, "" if none has.
     """
     return weighed(symptom, effect, data, use, cured=cured).severity
 
 
 def weighed(
-    symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: bool = False
+    symptom: Symptom, effect: float, data: str, use: Use = "documented", *, cured: str = ""
 ) -> Weighed:
     """The same, with why."""
     if cured:
-        return Weighed("low", "every release that is supported cures it: low")
+        return Weighed("low", f"{cured} has cured it, so an upgrade helps: low")
     if symptom == "loud":
         level, why = 1, "an error or the end of the process tells of it: medium"
     elif effect >= LARGE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,13 @@ def _of_linear(evidence: Evidence, arm: str) -> Effect:
         expected, truth = _by_plan(evidence)
     except Undivided:  # it ran although its plan has no blocks for it
         return _UNKNOWN
-    return excess(trace.outputs, expected, truth)
+    return excess(trace.outputs, expected, truth, _may_overflow(evidence, expected))
+
+
+def _may_overflow(evidence: Evidence, results: Iterable[str]) -> dict[str, Any]:
+    """Where a sum may leave the range on its way, whatever else is wrong: a NaN or an infinity is
+    as good as a number there, as which of them comes is a matter of the order."""
+    return {str(role): evidence.reference.may_overflow(role) for role in ROLES if role in results}
 
 
 def _by_plan(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -173,24 +180,37 @@ def _worst(effects: Iterable[Effect]) -> Effect:
     return max(effects, key=lambda effect: effect.share)
 
 
-def excess(got: Mapping[str, Any], expected: Mapping[str, Any], truth: Mapping[str, Any]) -> Effect:
-    """The largest excess error of any result; a result that is missing is off by all of it."""
+def excess(
+    got: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    truth: Mapping[str, Any],
+    overflows: Mapping[str, Any] = MappingProxyType({}),
+) -> Effect:
+    """The largest excess error of any result; a result that is missing is off by all of it.
+    ``overflows``: of a result, the elements that need not be numbers."""
     found = [Effect()]
     for name in truth.keys() & expected.keys():
         if name not in got:
             found.append(Effect(1.0, "nothing"))
         elif got[name].shape == expected[name].shape:
-            found.append(_excess_of(got[name], expected[name], truth[name]))
+            open_ = overflows.get(name, False)
+            found.append(_excess_of(got[name], expected[name], truth[name], open_))
     return _worst(found)
 
 
-def _excess_of(got: Any, expected: Any, truth: Any) -> Effect:
+def _excess_of(got: Any, expected: Any, truth: Any, overflows: Any = False) -> Effect:
     got, expected, truth = (np.asarray(x, dtype=np.float64) for x in (got, expected, truth))
-    finite = np.isfinite(expected) & np.isfinite(truth)
-    if (finite & ~np.isfinite(got)).any():
-        return Effect(math.inf, "NaN" if (finite & np.isnan(got)).any() else "infinity")
-    size = float(np.linalg.norm(truth[finite]))
+    compared = np.isfinite(expected) & np.isfinite(truth)
+    came = np.isfinite(got)
+    if (lost := compared & ~came & ~np.asarray(overflows)).any():
+        return Effect(math.inf, "NaN" if np.isnan(got[lost]).any() else "infinity")
+    if (np.isnan(expected) & np.isnan(truth) & came & ~np.asarray(overflows)).any():
+        return Effect(math.inf, "a number")
+    if (compared & ~came).any() and not (compared & came).any():
+        return _UNKNOWN  # each may have left the range
+    compared &= came
+    size = float(np.linalg.norm(truth[compared]))
     if size == 0.0:
-        return Effect(math.inf, "not zero") if got[finite].any() else Effect()
-    far, base = (float(np.linalg.norm(x[finite] - truth[finite])) for x in (got, expected))
+        return Effect(math.inf, "not zero") if got[compared].any() else Effect()
+    far, base = (float(np.linalg.norm(x[compared] - truth[compared])) for x in (got, expected))
     return Effect(max(0.0, far - base) / size)

@@ -23,7 +23,7 @@ from narrowfuzz.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
 #: What came in place of the numbers of a result; "": other numbers.
-Came = Literal["", "NaN", "infinity", "not zero", "nothing"]
+Came = Literal["", "NaN", "infinity", "a number", "not zero", "nothing"]
 #: Why a finding is suspected whose script could not be run before the run ended.
 OUT_OF_TIME = "the run ended before its script was run"
 
@@ -360,6 +360,7 @@ _OF_CENSUS: dict[Severity, str] = {
 _CAME: dict[Came, str] = {
     "NaN": "an output or a gradient is NaN where a number is expected",
     "infinity": "an output or a gradient is infinite where a finite number is expected",
+    "a number": "an output or a gradient is a number where NaN is expected",
     "not zero": "an output or a gradient is not zero where nothing but zeros is expected",
     "nothing": "an output or a gradient is missing",
 }

@@ -13,6 +13,7 @@ import msgspec
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, Sharding, Spec
 from narrowfuzz.catalog import MODELS
+from narrowfuzz.expect import Present
 from narrowfuzz.schedule.events import Reload, Settings, Step, Switch
 from narrowfuzz.schedule.story import features
 from narrowfuzz.verdict import Verdict
@@ -58,6 +59,15 @@ def needless_of(drawn: Case, minimal: Case, verdict: Verdict) -> list[str]:
     values."""
     kept = {need.partition("=")[0] for need in needs_of(minimal, verdict)}
     return [need for need in needs_of(drawn, verdict) if need.partition("=")[0] not in kept]
+
+
+def lacking_of(verdict: Verdict) -> frozenset[str]:
+    """Of which parameters, whatever linear has them, a gradient is missing: ``bias`` of
+    ``grad_bias`` and of ``proj.bias.grad``."""
+    names = verdict.expect.names if isinstance(verdict.expect, Present) else ()
+    return frozenset(
+        name.removeprefix("grad_").removesuffix(".grad").rpartition(".")[2] for name in names
+    )
 
 
 def _changed(

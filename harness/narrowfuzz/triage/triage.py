@@ -15,6 +15,7 @@ from narrowfuzz.arm import BY_NAME as ARMS
 from narrowfuzz.case import Case, Dtype, Spec, Spike
 from narrowfuzz.environment import describe
 from narrowfuzz.expect import Refuses
+from narrowfuzz.fold import Judgement
 from narrowfuzz.judge import Judge, tensors_of
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.numerics.plan import OPERANDS, Role
@@ -41,7 +42,7 @@ from narrowfuzz.triage.finding import (
 from narrowfuzz.triage.history import histories
 from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.minimise import Minimised, minimise
-from narrowfuzz.triage.needs import needless_of, needs_of
+from narrowfuzz.triage.needs import lacking_of, needless_of, needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
 from narrowfuzz.triage.recipe_source import conversion_of
 from narrowfuzz.triage.story import tell
@@ -130,6 +131,8 @@ class _Shown:
     seen: Verdict
     #: How far the search for a smaller case came; None before it.
     search: Minimised | None = None
+    #: The case that tells what it takes: of what is missing one that may call it otherwise.
+    plainest: Case | None = None
 
 
 def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case, Verdict] | None:
@@ -190,7 +193,9 @@ def _smallest(
         seconds=seconds,
         hint=_hint(case, verdict, judge) if case.spec.direct and not case.spec.sharded else None,
     )
-    tried = replace(drawn, search=search)
+    tried = replace(
+        drawn, search=search, plainest=_plainest(judge, case, search.case, verdict, seconds)
+    )
     found = _still(judge, search.case, verdict) if search.case != case else None
     if found is None:
         return tried
@@ -201,20 +206,54 @@ def _smallest(
 
 
 def _still(judge: Judge, case: Case, verdict: Verdict) -> Verdict | None:
-    """The divergence as the case shows it now. Code is generated for the guilty rung first, and
-    only where that shows it for one beneath, which may be the first to show it."""
+    """The divergence as the case shows it now."""
+    wanted = fingerprint(verdict, judge.family(case.spec))
+    return _shown_by(judge, case, verdict, lambda judgement: judgement.cause(wanted))
+
+
+def _shown_by(
+    judge: Judge,
+    case: Case,
+    verdict: Verdict,
+    of: Callable[[Judgement], Verdict | None],
+) -> Verdict | None:
+    """What ``of`` finds among what the case shows now of the verdict's rule. Code is generated for
+    the guilty rung first, and only where that shows it for one beneath, which may be the first to
+    show it."""
     spec = case.spec
     if not _playable(judge, spec) or verdict.oracle not in rules_of(spec):
         return None
     rules = _rules(case, verdict)
-    wanted = fingerprint(verdict, judge.family(spec))
     stage, beneath = ARMS[verdict.arm].stage, judge.beneath(spec, verdict.arm)
     if not beneath:
         return None
     cheap = frozenset(n for n in beneath if ARMS[n].stage == stage or not ARMS[n].compiler)
-    if cheap < beneath and judge.judge(case, rules, cheap, confirm=False).cause(wanted) is None:
+    if cheap < beneath and of(judge.judge(case, rules, cheap, confirm=False)) is None:
         return None
-    return judge.judge(case, rules, beneath).cause(wanted)
+    return of(judge.judge(case, rules, beneath))
+
+
+def _plainest(judge: Judge, drawn: Case, minimal: Case, verdict: Verdict, seconds: float) -> Case:
+    """The case that shows the same on the fewest conditions. A result that is missing has another
+    name in a model than in a single linear, and its fingerprint another symptom: that is no
+    condition. It is looked for from the start, as a smallest case may be too small for a linear."""
+    lacking = lacking_of(verdict)
+    if not lacking or not needs_of(minimal, verdict):
+        return minimal
+
+    def same(judgement: Judgement) -> Verdict | None:
+        place = verdict.oracle, verdict.arm, verdict.status
+        causes = (v for v in judgement.causes if (v.oracle, v.arm, v.status) == place)
+        return next((v for v in causes if lacking_of(v) == lacking), None)
+
+    builds = _BUILDS if ARMS[verdict.arm].compiler else 0
+    search = minimise(
+        drawn,
+        lambda candidate: _shown_by(judge, candidate, verdict, same) is not None,
+        builds=builds,
+        seconds=min(seconds, _SHORT),
+    )
+    return min((minimal, search.case), key=lambda case: len(needs_of(case, verdict)))
 
 
 def _follows(judge: Judge, case: Case, verdict: Verdict) -> bool:
@@ -290,6 +329,7 @@ def _unproven(judge: Judge, case: Case, minimal: Case, verdict: Verdict) -> Find
 
 def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding:
     case, minimal, verdict, search = shown.case, shown.minimal, shown.verdict, shown.search
+    plainest = shown.plainest or minimal
     evidence = observed(judge, minimal, verdict)
     effect, (story, view, conversion) = worst_of(evidence, verdict), _looks(judge, shown, evidence)
     weight = weighed_of(verdict, minimal, effect.share)
@@ -305,8 +345,8 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
         came=effect.came,
         why_suspected=proof.why,
         # what a drawn case has is not what it takes
-        needs=needs_of(minimal, verdict) if search else [],
-        needless=needless_of(case, minimal, verdict) if search else [],
+        needs=needs_of(plainest, verdict) if search else [],
+        needless=needless_of(case, plainest, verdict) if search else [],
         avoided=avoided_by(judge, minimal, verdict) if search else [],
         conversion=conversion,
         story=story,
