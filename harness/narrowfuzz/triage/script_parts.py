@@ -29,9 +29,6 @@ SLOT = {"a": 0, "b": 2}
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
-#: How a script begins: libraries log while they are imported, and a compiler that fails logs for
-#: pages.
-_SILENT = "import logging, os, sys; logging.disable(logging.CRITICAL)"
 #: What is allocated from here on is filled with 0xff, NaN: what is never written shows. glibc fills
 #: by itself, of a GPU's memory it is blocks that are given back.
 POISON = """\
@@ -106,7 +103,7 @@ def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
     """A script's text: docstring, guard, variables that must be set before all imports, imports,
     then the parts. Raises ValueError if it is no Python."""
     body = "\n".join(part.strip("\n") for part in parts if part)
-    first = f"from __future__ import annotations\n{_SILENT}\n{GUARD}"
+    first = f"from __future__ import annotations\nimport os, sys\n{GUARD}"
     if environment:
         first += f"\nos.environ.update({dict(environment)!r})"
     try:
