@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,11 +129,10 @@ class Ended:
 
     def _never_judged(self) -> Iterator[str]:
         """The arms that were never judged, by what is in the way."""
-        by_reason: dict[str, set[str]] = {}
+        by_reason: defaultdict[str, set[str]] = defaultdict(set)
+        more = f"give it more --{'cases' if self.counted else 'minutes'}"
         for one in self.share.never:
-            by_reason.setdefault(self.share.why.get(one, "give it more --minutes"), set()).add(
-                one[1]
-            )
+            by_reason[self.share.why.get(one, more)].add(one[1])
         titles = {
             known_issue(e.id): f": {e.title}. What helps: {e.workaround}" for e, _ in self.known
         }

@@ -7,7 +7,7 @@ from narrowfuzz.fold import Judgement
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Entry, Ledger
 from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.verdict import BAD, Verdict, fingerprint
+from narrowfuzz.verdict import Verdict, fingerprint
 
 
 def known_issue(
@@ -22,23 +22,20 @@ def known_issue(
         return entries[by_name]
     if not ledger.deviations(judge.as_known(case)):
         return None
-    family = judge.family(case.spec)
-    name, arms = fingerprint(verdict, family), judge.beneath(case.spec, verdict.arm)
+    name = fingerprint(verdict, judge.family(case.spec))
+    arms = judge.beneath(case.spec, verdict.arm)
 
     def judged(known: Ledger) -> Judgement:
         return judge.told_of(known).judge(case, rules, arms, confirm=False)
 
-    def shown(judgement: Judgement) -> bool:
-        return any(v.status in BAD and fingerprint(v, family) == name for v in judgement.verdicts)
-
     told_all = judged(ledger)
-    if shown(told_all):
+    if told_all.shows(name):
         return None
     followed = [v for v in told_all.verdicts if v.status == "known"]
     place = verdict.oracle, verdict.arm, verdict.role
     if own := [v for v in followed if (v.oracle, v.arm, v.role) == place]:
         return entries[own[0].explained_by]
     for by in dict.fromkeys(v.explained_by for v in followed):
-        if not shown(judged(Ledger([entries[by]], device=ledger.device))):
-            return entries[by] if shown(judged(Ledger([]))) else None
+        if not judged(Ledger([entries[by]], device=ledger.device)).shows(name):
+            return entries[by] if judged(Ledger([])).shows(name) else None
     return None
