@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 
@@ -17,6 +18,14 @@ def scripts() -> RunScript:
     interpreter's time goes into importing torch and torchao. What tests ``run_script`` itself, a
     campaign or code generation has fresh ones."""
     return ForkedScripts()
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """Such a script silences what libraries log: not for good."""
+    before = logging.root.manager.disable
+    yield
+    logging.disable(before)
 
 
 @pytest.fixture(autouse=True)

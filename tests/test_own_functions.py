@@ -16,6 +16,7 @@ from narrowfuzz.campaign.own_functions import functions_seen, said_of_functions
 from narrowfuzz.case import Case, DataSpec, Spec
 from narrowfuzz.catalog import MODELS
 from narrowfuzz.environment import prepare, settle
+from narrowfuzz.expect import DerivativeOf
 from narrowfuzz.judge import Judge
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.oracles import BY_NAME
@@ -140,7 +141,12 @@ def test_a_finding_names_function_argument_and_module_and_its_script_shows_it(
     (cause,) = judge.judge(case).causes
     at, expect = cause.at, cause.expect
     assert (cause.oracle, at.layer, at.name) == ("O24", "model.inner", "x")
-    assert expect is not None and "mine_with_functions.Tanh" in cause.symptom
+    assert isinstance(expect, DerivativeOf) and "mine_with_functions.Tanh" in cause.symptom
+    assert float.fromhex(expect.off) > float.fromhex(expect.allowed) == 2.0**-7
+    assert expect.directions == 20 and not expect.others
+    said = cause.sentence()  # which argument's, how far off over all, and what is allowed
+    assert "gradient of x: off by" in said and "(allowed: 0.78 %)" in said
+    assert "times the tolerance" not in said
     result = triage(judge, case, cause, seconds=2.0, scripts=scripts)
     assert result.confirmed, result.finding.why_suspected
     assert result.finding.severity == "high" and float(result.finding.effect) > 0.01

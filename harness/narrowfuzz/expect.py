@@ -177,16 +177,33 @@ class Typed(msgspec.Struct, frozen=True, tag="typed", forbid_unknown_fields=True
 
 
 class DerivativeOf(msgspec.Struct, frozen=True, tag="derivative", forbid_unknown_fields=True):
-    """The slope of a user's ``autograd.Function`` along one direction, by finite differences in
-    float64, and their error."""
+    """The slope of a user's ``autograd.Function`` along its worst direction, by finite differences
+    in float64, and their error."""
 
     function: str
     slope: str
     error: str
+    #: How far off a backward is, a share of the slopes over all ``directions``, and may be; "" in
+    #: findings of older releases.
+    off: str = ""
+    allowed: str = ""
+    directions: int = 0
+    #: Other arguments whose gradient is wrong, too.
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         error = f"{read(self.error):.1g}"
-        return f"{number(read(self.slope))} +- {error} by finite differences of its forward"
+        return f"{read(self.slope):.4g}, measured to +- {error} by finite differences"
+
+    def told(self, got: str) -> str:
+        """How far off this backward is, and what it gives in the worst direction."""
+        off = allowed = ""
+        if self.off:
+            off = f"off by {share(read(self.off))} over {self.directions} directions "
+            allowed = f"(allowed: {share(read(self.allowed))}); "
+        more = f"; the gradient of {' and of '.join(self.others)} is wrong, too"
+        worst = f"in the worst one the slope is {self}, and backward gives {float(got):.4g}"
+        return f"{off}{allowed}{worst}{more * bool(self.others)}"
 
 
 Expect = (
@@ -214,6 +231,11 @@ def bits(x: SupportsFloat) -> str:
 def read(text: str) -> float:
     """The number that ``bits`` wrote. Raises ValueError if it is none."""
     return float.fromhex(text)
+
+
+def share(x: float) -> str:
+    """A share in per cent, in two digits."""
+    return f"{x * 100:.2g} %" if x < 1 else f"{x * 100:.0f} %"
 
 
 def number(x: float) -> str:

@@ -57,7 +57,8 @@ _BESIDE = {
 }
 
 #: {result}, {operand}, {names}, {tensor}, {again} and {beside} stand for what the address and the
-#: expectation say; other names in braces are groups of the pattern.
+#: expectation say, {argument} for that of a Function; other names in braces are groups of the
+#: pattern.
 _Table: TypeAlias = dict[str, str]
 _CONVERSION: _Table = {
     "left unconverted": "conversion left a linear unquantised that it promises to convert",
@@ -142,7 +143,7 @@ _SYMPTOMS: _Table = {
     "is not the sum of its layer's calls": "{result} is not the sum over the calls of its layer",
     r"no gradient of (?P<name>.*)": "{names} after backward",
     r"of (?P<name>.+) is not the derivative of its forward":
-        "the backward of {name} is not the derivative of its forward",
+        "the backward of {name} gives a wrong gradient of {argument}",
     r"no .*": "{names} after backward",
     # what is cast
     "amax": "amax of {operand} is not its largest magnitude",
@@ -272,6 +273,7 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
                 operand=_operand(at, expect),
                 names=_lacking(expect),
                 tensor=_TENSORS.get(at.name, "an input"),
+                argument=at.name or "its argument",
                 again=_AGAIN.get(at.run, "when it is run again"),
                 beside=_BESIDE.get(other, "between two runs"),
                 **{name: _UNNAMED.sub("", said) for name, said in found.groupdict("").items()},

@@ -179,6 +179,9 @@ class Derivative:
     allowed: float
     #: Root mean square of the difference over all directions, a share of the slopes'.
     off: float
+    #: What that may be, and how many directions it is of.
+    share: float
+    directions: int
 
     @property
     def wrong(self) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
-from narrowfuzz.expect import Expect, Given, Is, Ordered, Present, Refuses, Runs, Same
+from narrowfuzz.expect import DerivativeOf, Expect, Given, Is, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.meaning import broken, meaning, place, times
 from narrowfuzz.numerics.formats import F32
 
@@ -108,6 +108,8 @@ class Verdict:
         """One line: what it means, where, what was expected and what came, how far off."""
         said = self.remark or meaning(self.role, self.symptom, self.at, self.expect)
         subject = f"{self.at.layer}: " if self.at.layer else ""
+        if isinstance(self.expect, DerivativeOf) and self.got:
+            return f"{subject}{said}: {self.expect.told(self.got)}"
         where = place(self.at, self.expect)
         # below 1 it says how near a bound was, not how far off the result is
         finite = self.factor > 1 and math.isfinite(self.factor)

@@ -26,7 +26,7 @@ def derivatives_of(spec: Spec, device: str) -> tuple[Derivative, ...]:
         except Exception as error:  # noqa: BLE001 - a user's code, and what it raised is told
             said = f"{type(error).__name__}: {shortened(message_of(error).strip(), 200)}"
             why = f"a forward on normal numbers raised {said}"
-            _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 5),)
+            _FOUND[key] = (Derivative("the model", "", "", why, *(math.nan,) * 6, 0),)
     return _FOUND[key]
 
 

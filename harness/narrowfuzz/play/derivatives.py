@@ -38,10 +38,11 @@ from narrowfuzz.play.functions import (
 )
 
 #: Of one argument of one Function: the module that called it, the slope by finite differences and
-#: its error, what the backward gives along the same direction, by how much these may differ, and
-#: their root mean square difference as a share of the slopes. ``why`` nothing can be said, or "".
+#: its error, what the backward gives along the same direction, by how much these may differ, all in
+#: the worst direction; their root mean square difference as a share of the slopes, what that may
+#: be, and of how many directions. ``why`` nothing can be said, or "".
 Derivative = namedtuple(
-    "Derivative", "function module argument why slope error backward allowed off"
+    "Derivative", "function module argument why slope error backward allowed off share directions"
 )
 #: Arguments are tried so far beside what they were, a share of their root mean square: away from
 #: kinks, from a grid that they were rounded to, and from what a backward may have kept of them.
@@ -114,7 +115,9 @@ def of_call(call: FunctionCall, other: FunctionCall | None) -> Iterator[Derivati
 def unsaid(call: FunctionCall, i: int, why: str) -> Derivative:
     """Nothing can be said of this argument."""
     nan = math.nan
-    return Derivative(call.name, call.module, call.argument(i), why, nan, nan, nan, nan, nan)
+    return Derivative(
+        call.name, call.module, call.argument(i), why, nan, nan, nan, nan, nan, nan, 0
+    )
 
 
 def follows(call: FunctionCall, other: FunctionCall | None) -> bool:
@@ -171,11 +174,11 @@ def of_argument(
     """A few directions, and many fresh ones where these are not as they should be."""
     place = call.name, call.module, call.argument(i)
 
-    def said(slopes: Sequence[Slope], why: str = "") -> Derivative:
+    def said(slopes: Sequence[Slope], why: str = "", share: float = SHARE) -> Derivative:
         worst = max(slopes, key=lambda s: abs(s.backward - s.slope) / (s.size or 1.0))
         allowed = max(ERRORS * worst.error, SHARE * worst.size)
         numbers = worst.slope, worst.error, worst.backward, allowed
-        return Derivative(*place, why, *numbers, share_off(slopes))
+        return Derivative(*place, why, *numbers, share_off(slopes), share, len(slopes))
 
     slopes = [slope_along(call, values, live, i) for _ in range(FEW)]
     clear = all(s.error <= CLEAR * s.size for s in slopes)
@@ -188,9 +191,10 @@ def of_argument(
     if not all(wrong):
         why = f"finite differences are too rough to tell on {wrong.count(False)} of {MANY} tries"
         return said(slopes, why)
-    if share_off(slopes) <= roughness(call, values, live, i):
+    rough = roughness(call, values, live, i)
+    if share_off(slopes) <= rough:
         return said(slopes, f"it is off by {share_off(slopes):.2g} of the slope, which may round")
-    return said(slopes)
+    return said(slopes, share=rough)
 
 
 def share_off(slopes: Sequence[Slope]) -> float:
@@ -311,6 +315,7 @@ def wrong_backward(
             wrong = abs(one.backward - one.slope) > one.allowed
             return (
                 f"{function}({argument}): directional derivative {one.slope:.9g} "
-                f"+- {one.error:.1g} by finite differences, backward gives {one.backward:.9g}"
+                f"+- {one.error:.1g} by finite differences, backward gives {one.backward:.9g}; "
+                f"off by {one.off:.2%} over {one.directions} directions, allowed {one.share:.2%}"
             ), wrong
     return f"{function}({argument}): cannot tell here", None

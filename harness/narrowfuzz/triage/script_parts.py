@@ -17,7 +17,7 @@ from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.overlay import laid
 from narrowfuzz.play import models, own, titan
 from narrowfuzz.triage.paste import hoisted, pasted
-from narrowfuzz.triage.verify import GUARD
+from narrowfuzz.triage.verify import GUARD, SILENT
 from narrowfuzz.verdict import Verdict
 
 #: Values by their names in a case.
@@ -103,7 +103,7 @@ def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
     """A script's text: docstring, guard, variables that must be set before all imports, imports,
     then the parts. Raises ValueError if it is no Python."""
     body = "\n".join(part.strip("\n") for part in parts if part)
-    first = f"from __future__ import annotations\nimport os, sys\n{GUARD}"
+    first = f"from __future__ import annotations\nimport logging, os, sys; {SILENT}\n{GUARD}"
     if environment:
         first += f"\nos.environ.update({dict(environment)!r})"
     try:

@@ -259,12 +259,9 @@ def _plainest(judge: Judge, drawn: Case, minimal: Case, verdict: Verdict, second
 def _follows(judge: Judge, case: Case, verdict: Verdict) -> bool:
     """Does the case show the divergence again as what follows from another? It was drawn with one
     of its linears judged one by one, and is now judged with all of them."""
-    spec = case.spec
-    beneath = judge.beneath(spec, verdict.arm)
-    if not (beneath and _playable(judge, spec) and verdict.oracle in rules_of(spec)):
-        return False
-    wanted = fingerprint(verdict, judge.family(spec))
-    return judge.judge(case, _rules(case, verdict), beneath, confirm=False).shows(wanted)
+    wanted = fingerprint(verdict, judge.family(case.spec))
+    shown = _shown_by(judge, case, verdict, lambda now: verdict if now.shows(wanted) else None)
+    return shown is not None
 
 
 def _triaged(judge: Judge, shown: _Shown, unasked: Ledger | None) -> Triaged:
