@@ -319,6 +319,45 @@ def test_a_weight_that_is_cached_over_steps_is_found_at_its_layer(own: Callable[
     assert triage(judge, case, verdict, seconds=2.0).confirmed
 
 
+PAIRS = """
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.score = nn.Bilinear(32, 32, 16)
+    def forward(self, x):
+        return self.score(self.left(x), self.right(x))
+def build():
+    return Pairs(), torch.zeros(16, 32)
+"""
+
+
+@pytest.mark.parametrize("recipe", ["torch.fp32", ROWWISE])
+def test_a_model_that_autocast_does_not_run_is_no_librarys(
+    own: Callable[..., str], recipe: str
+) -> None:
+    """nn.Bilinear is on no list of autocast on a CPU: it gets bf16 and its own fp32."""
+    judgement = judged(own(PAIRS), recipe, autocast=True)
+    assert not judgement.causes
+    (said,) = {v.why for v in judgement.verdicts if v.oracle == "contract"}
+    assert said.startswith("the model itself, unconverted, raises RuntimeError: All tensors must")
+    assert not judged(own(PAIRS), recipe).causes
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_a_converted_model_alone_raises_is_found(
+    own: Callable[..., str], monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    from torchao.float8.float8_linear import Float8Linear
+
+    def raises(self: Float8Linear, x: object) -> object:
+        raise RuntimeError("a converted linear does not run")
+
+    monkeypatch.setattr(Float8Linear, "forward", raises)
+    verdict = one(judged(own(PAIRS), ROWWISE, autocast=autocast), "contract")
+    assert "a converted linear does not run" in verdict.got
+
+
 def test_a_gradient_that_conversion_alone_loses_is_found(
     own: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip

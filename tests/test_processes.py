@@ -4,8 +4,10 @@ planted there, too."""
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,6 +68,18 @@ def test_a_group_on_gpus_is_nccls_and_waits_as_long_as_it_is_told(
     assert made[0]._timeout == limit and group.size() == 1
     assert group._device_types == [torch.device("cuda")]  # objects are gathered there
     assert group.inner._get_backend(torch.device("cuda")) is not None
+
+
+def test_what_a_library_warns_of_on_a_rank_is_not_shown() -> None:
+    def main(rank: int, mesh: Any) -> Any:
+        with warnings.catch_warnings(record=True) as shown:
+            for module in ("torch.distributed.fsdp", "a_model_of_yours"):
+                warnings.warn_explicit(f"of {module}", UserWarning, f"{module}.py", 1, module)
+        logs = logging.getLogger("torch._logging").isEnabledFor(logging.WARNING)
+        return [str(warning.message) for warning in shown], logs
+
+    values, _ = on_two(main)
+    assert values == {rank: 2 * [(["of a_model_of_yours"], False)] for rank in range(2)}
 
 
 def test_the_same_processes_serve_again() -> None:

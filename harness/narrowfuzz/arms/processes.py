@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 
 from narrowfuzz.content import folders
+from narrowfuzz.environment import quieten
 from narrowfuzz.gpu import gpus
 from narrowfuzz.play import processes
 
@@ -108,7 +109,7 @@ def end() -> None:
 
 def _start(number: int, device: str) -> _Rank:
     context = mp.get_context("forkserver")
-    modules = ["arms.sharded"]
+    modules = ["campaign.preload", "arms.sharded"]  # what libraries log is off first
     if device == "cpu":  # torchao asks CUDA what is there, which no fork survives
         modules.append("campaign.preload_torchao")
     context.set_forkserver_preload([f"narrowfuzz.{name}" for name in modules])
@@ -148,6 +149,7 @@ def _serve(number: int, channel: Connection, last: Any, enters: bytes, device: s
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus()[number]
 
     torch.set_num_threads(1)
+    quieten()
     processes.entering.append(partial(_note, last))
     with contextlib.ExitStack() as stack:
         for enter in cloudpickle.loads(enters):

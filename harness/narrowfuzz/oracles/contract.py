@@ -47,8 +47,8 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
         if arm != evidence.base and base_fails and evidence.refusal:
             yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
             continue
-        if _kept_is_changed(evidence, arm, trace.error):
-            yield plain("contract", arm, trace.error.phase, "not_applicable", CHANGED_IN_PLACE)
+        if why := _of_the_model(evidence, arm, trace.error, base_fails):
+            yield plain("contract", arm, trace.error.phase, "not_applicable", why)
             continue
         problem = _problem(evidence, arm, trace.error, base_fails)
         if problem:
@@ -65,12 +65,20 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
 
 
-def _kept_is_changed(evidence: Evidence, arm: str, error: RunError) -> bool:
-    """Does torch refuse to checkpoint the user's model, as documented, whatever the recipe?"""
-    if evidence.unconverted_error is None or _MUTATED not in error.message:
-        return False
+def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> str:
+    """Why this is no word about a library: torch refuses to checkpoint the user's model, as
+    documented, or the model raises the same without any conversion. "": it may be one."""
+    changed = _MUTATED in error.message
+    if evidence.unconverted_error is None or not (base_fails or changed):
+        return ""
     own = evidence.unconverted_error(arm)
-    return own is not None and _MUTATED in own.message
+    if own is None:
+        return ""
+    if changed and _MUTATED in own.message:
+        return CHANGED_IN_PLACE
+    if (own.type, own.message) != (error.type, error.message):
+        return ""
+    return f"the model itself, unconverted, raises {own.type}: {_first_line(own.message)}"
 
 
 def _complete(evidence: Evidence, arm: str) -> Verdict:

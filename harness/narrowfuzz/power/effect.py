@@ -19,6 +19,7 @@ import numpy as np
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.case import Case, Compile, Spec
+from narrowfuzz.environment import quieten
 from narrowfuzz.ledger import Ledger
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
@@ -85,6 +86,7 @@ def _compare(
     compiled: bool,
     out: Connection,
 ) -> None:
+    quieten()
     here, fault = ready(recipes, device, recipe_files), find_plant(file, fault_id)
     ladders = rarely if device == "cpu" else often
     if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
