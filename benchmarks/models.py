@@ -79,9 +79,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose something said is: globs of model, way and fingerprint, and why."""
+    """Whose something said is: globs of models, way and fingerprint, and why."""
 
-    model: str
+    models: list[str]
     owner: str
     why: str
     fingerprint: str = "*"
@@ -90,8 +90,9 @@ class Owner:
     says: str = ""
 
     def of(self, row: Row, said: Said) -> bool:
-        names = ((row.model, self.model), (row.way, self.way), (said.fingerprint, self.fingerprint))
-        return all(fnmatchcase(*each) for each in names) and self.says in said.sentence
+        names = ((row.way, self.way), (said.fingerprint, self.fingerprint))
+        named = any(fnmatchcase(row.model, model) for model in self.models)
+        return named and all(fnmatchcase(*each) for each in names) and self.says in said.sentence
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from narrowfuzz.address import At, AtPhase, What, parse
-from narrowfuzz.expect import FINITE, Expect, Is, OneOf, Present, State, Within, bits, read
+from narrowfuzz.expect import FINITE, Expect, Is, OneOf, Present, Same, State, Within, bits, read
+from narrowfuzz.meaning import located
 from narrowfuzz.verdict import Verdict
 
 NAMES = st.from_regex(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*", fullmatch=True)
@@ -35,6 +36,37 @@ def test_an_address_reads_what_it_prints(at: At, call: int) -> None:
     at = msgspec.structs.replace(at, call=call if at.layer else 0)
     assert parse(str(at)) == at
     assert msgspec.json.decode(msgspec.json.encode(at), type=At) == at
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (
+            At(what="codes", layer="q", name="output", side="a", index=(3, 4), phase="recompute"),
+            "the quantised copy of the input at [3, 4], in q, in recompute",
+        ),
+        (
+            At(what="amax", name="grad_weight", side="b"),
+            "the amax of the input, as quantised for the weight gradient",
+        ),
+        (At(name="a.weight.grad", index=(0,)), "the gradient of a.weight at [0]"),
+        (
+            At(what="product", name="grad_input", run="inductor", rank=1, index=(0, 1)),
+            "inductor: the input gradient at [0, 1], on rank 1",
+        ),
+        (At(name="output@1", of=1, event=3), "the output 1, in event 3, in the forward of y1"),
+        (At(what="function", name="x"), "function x"),
+    ],
+)
+def test_an_address_is_words_for_a_reader(at: At, text: str) -> None:
+    assert located(at) == text
+
+
+def test_what_is_expected_elsewhere_is_said_with_its_place() -> None:
+    of = At(name="output", rank=1, index=(0,))
+    there = Same(At(name="output", index=(0,)), "3")
+    verdict = Verdict("X", "sharded", "output", "diverged", "differs between ranks", of, "2", there)
+    assert verdict.sentence().endswith("expected 3 as the output at [0], got 2")
 
 
 @pytest.mark.parametrize(
@@ -72,12 +104,10 @@ def test_an_expectation_is_data_and_a_text(expect: Expect, text: str) -> None:
 
 def test_a_sentence_is_made_of_address_and_expectation() -> None:
     at = At(what="codes", layer="layers.0.wq", name="output", side="a", index=(3, 4))
-    verdict = Verdict(
-        "O2", "eager", "output", "diverged", "rounded code", at, "code 2", Is(bits(3))
-    )
+    verdict = Verdict("O2", "eager", "output", "diverged", "rounded code", at, "2", Is(bits(3)))
     assert verdict.sentence() == (
         "layers.0.wq: the input is rounded wrongly when it is quantised at [3, 4]: expected "
-        "code 3, got code 2"
+        "3, got 2"
     )
 
 

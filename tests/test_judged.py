@@ -189,6 +189,20 @@ def test_a_model_that_raises_does_not_run_and_it_is_said_why(tmp_path: Path, own
     assert "0 of 3 first cases ran" in one.judged()
 
 
+def test_a_model_whose_backward_always_raises_does_not_run(tmp_path: Path, own: Model) -> None:
+    """Though rules have judged its forward."""
+    spec = Spec(recipe="torch.bf16", model=own.name)
+    seen = counted(own, ["eager"], [Case(spec=spec, data=DataSpec())])
+    seen |= {("hindered", "torch.bf16", "eager", own.name, "it raises ValueError")}
+    share = judged(seen, BF16, ["eager"], [own.name], "cpu")
+    assert not share.never
+    one = ended(tmp_path, share, dict.fromkeys(seen, 1) | {"first stopped": 3})
+    said = "3 of its first 3 cases raised: it raises ValueError"
+    assert one.soundness() == f"mine.py:build does not run: {said}"
+    ran = ended(tmp_path, share, dict.fromkeys(seen, 1) | {"first stopped": 2})
+    assert not ran.lacking
+
+
 def test_what_is_not_a_users_model_lacks_nothing(tmp_path: Path) -> None:
     share = Judged(frozenset(), (("torch.bf16", "eager", "linear"),))
     assert not ended(tmp_path, share, {"first": 0}, subject="").lacking

@@ -218,25 +218,35 @@ def test_a_refusal_by_a_rule_of_sizes_is_known_at_the_linear_that_refused() -> N
         assert judge.run_arms(case)["eager"].error.sizes == sizes
 
 
-def test_another_error_in_a_linear_of_allowed_sizes_is_no_known_refusal(tmp_path: Path) -> None:
-    """Its words are the rule's, its linear is not."""
-    file = tmp_path / "says.py"
+@pytest.mark.parametrize("narrow", [True, False])
+def test_another_error_in_a_linear_of_allowed_sizes_is_no_known_refusal(
+    tmp_path: Path, narrow: bool
+) -> None:
+    """Its words are the rule's, its linear is not; and what the model raises unconverted, too, is
+    its own."""
+    file = tmp_path / f"says_{narrow}.py"
     file.write_text(
         "import torch\nfrom torch import nn\n"
         "class Says(torch.autograd.Function):\n"
         "    @staticmethod\n"
-        "    def forward(ctx, x): return x.clone()\n"
+        "    def forward(ctx, x, narrow):\n"
+        "        ctx.narrow = narrow\n"
+        "        return x.clone()\n"
         "    @staticmethod\n"
         "    def backward(ctx, g):\n"
-        "        raise AssertionError('must be divisible by block_size 32')\n"
+        f"        if ctx.narrow or not {narrow}:\n"
+        "            raise AssertionError('must be divisible by block_size 32')\n"
+        "        return g, None\n"
         "class Model(nn.Sequential):\n"
-        "    def forward(self, x): return self[1](Says.apply(self[0](x)))\n"
+        "    def forward(self, x):\n"
+        "        narrow = {type(self[0]), type(self[0].weight)} != {nn.Linear, nn.Parameter}\n"
+        "        return self[1](Says.apply(self[0](x), narrow))\n"
         "def build(): return Model(nn.Linear(32, 32), nn.Linear(32, 32)), torch.ones(32, 32)\n"
     )
     (model,) = register(f"{file}:build")
     *_, case = cases(model, "torchao.mxfp8.rceil")
     judgement = Judge(RECIPES, LEDGER).judge(case)
-    assert judgement.causes and not judgement.known
+    assert bool(judgement.causes) == narrow and not judgement.known and not judgement.ran
 
 
 def test_a_model_that_enters_autocast_by_itself() -> None:
@@ -396,16 +406,16 @@ def test_what_has_no_owner_or_is_false_is_a_fault(table: Any) -> None:
     ]
     row = table.Row(model="a.py:build", way="recomputed", code=1, seconds=1.0, said=said)
     owners = [
-        table.Owner("*.py:build", "torchao", "known", fingerprint="O5--*"),
-        table.Owner("a.py:*", table.OURS, "the mask is not known", fingerprint="O18--*"),
-        table.Owner("a.py:build", "torchao", "another way", way="compiled"),
-        table.Owner("b.py:build", "torchao", "another model"),
+        table.Owner(["*.py:build"], "torchao", "known", fingerprint="O5--*"),
+        table.Owner(["a.py:*"], table.OURS, "the mask is not known", fingerprint="O18--*"),
+        table.Owner(["a.py:build"], "torchao", "another way", way="compiled"),
+        table.Owner(["b.py:build"], "torchao", "another model"),
     ]
     faults = list(table.wrong([row], owners))
     assert len(faults) == 3
     assert "false word of ours" in faults[0] and "without an owner" in faults[1]
     assert "it broke" in faults[2]
-    everything = table.Owner("*", "torchao", "all is theirs")
+    everything = table.Owner(["*"], "torchao", "all is theirs")
     assert list(table.wrong([row], [everything])) == [faults[2]], "what broke has no owner"
 
 

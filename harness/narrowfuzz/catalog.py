@@ -297,6 +297,12 @@ def of_kind(*kinds: str) -> tuple[str, ...]:
     return tuple(name for name, model in MODELS.items() if model.kind in kinds)
 
 
+#: What a user's model says by itself, so that no case of it may be drawn otherwise.
+FIXED_BY_OWN = frozenset(
+    ("batch", "m", "k", "n", "heads", "attention", "bias", "dynamic", "dtype")
+)  # fmt: skip
+
+
 def title_of(name: str) -> str:
     """FILE.py:build of a user's model, whatever it is called with; "" of a shipped one."""
     called, own, _ = name.partition("#")

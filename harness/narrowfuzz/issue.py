@@ -11,6 +11,7 @@ from narrowfuzz.campaign.words import explained
 from narrowfuzz.catalog import title_of
 from narrowfuzz.kept import kept
 from narrowfuzz.ledger import load_entries
+from narrowfuzz.oracles import own_functions
 from narrowfuzz.severity import LARGE
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,
@@ -62,17 +63,23 @@ def issue_text(finding: Finding, script: str) -> str:
         "Known beside it": _beside(finding),
     }
     body = "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items() if text)
-    return f"# {finding.recipe}: {finding.sentence}\n\n{body}\n"
+    subject = title_of(finding.minimal.spec.model) if _of_function(finding) else finding.recipe
+    return f"# {subject}: {finding.sentence}\n\n{body}\n"
+
+
+def _of_function(finding: Finding) -> bool:
+    """Is it about a user's autograd.Function, which no recipe has a part in?"""
+    return finding.oracle == own_functions.NAME
 
 
 def _what(finding: Finding) -> str:
     spec = finding.minimal.spec
     how = {"cpu": "on a CPU"}.get(finding.device, f"on {finding.device}")
     backend = f" ({spec.backend})" if spec.backend else ""
-    lines = [
-        f"`{finding.recipe}`{backend}, run {BY_NAME[finding.arm].words} {how}, {seen_on(finding)}.",
-        f"Seen: {finding.sentence}.",
-    ]
+    ran = f"`{finding.recipe}`{backend}, run {BY_NAME[finding.arm].words} {how}"
+    if _of_function(finding):
+        ran = f"The function's backward, against differences of its forward in float64 {how}"
+    lines = [f"{ran}, {seen_on(finding)}.", f"Seen: {finding.sentence}."]
     if float(finding.effect) >= LARGE:
         worst = effect_words(finding)
         lines.append(f"{worst[0].upper()}{worst[1:]}.")

@@ -337,10 +337,44 @@ def place(at: At, expect: Expect | None) -> str:
     rank."""
     parts = [f"in {at.name}"] if at.what == "module" and at.name else []
     parts += [f"at {list(at.index)}"] if _pointed(at, expect) else []
-    parts += [f"in event {at.event}"] if at.event >= 0 else []
+    return ", ".join(parts + _when(at))
+
+
+def _when(at: At) -> list[str]:
+    parts = [f"in event {at.event}"] if at.event >= 0 else []
     parts += [f"in the {at.phase or 'forward'} of y{at.of}"] if at.of >= 0 else []
     parts += [f"on rank {at.rank}"] if at.rank else []
-    return ", ".join(parts)
+    return parts
+
+
+#: What is seen of an operand of a product.
+_SEEN = {
+    "source": "{}",
+    "codes": "the quantised copy of {}",
+    "cast": "the quantised copy of {}",
+    "scale": "the scale of {}",
+    "amax": "the amax of {}",
+    "values": "what a product multiplies of {}",
+    "significand": "the significand of the quantised copy of {}",
+}
+
+
+def located(at: At) -> str:
+    """A value and where it was seen, with all of its address: ``the weight at [0, 3], in
+    layers.0.wq, in recompute``."""
+    if at.what in _SEEN and at.side:
+        value = _SEEN[at.what].format(_operand(at, None))
+    elif at.what in ("result", "product"):
+        name = at.name.partition("@")[0]
+        value = f"the {_result('gradient' if name.endswith('.grad') else name, at)}"
+    else:
+        value = " ".join(filter(None, (at.what, at.name)))
+    value += f" at {list(at.index)}" * _pointed(at, None)
+    parts = [f"in {at.layer}"] if at.layer else []
+    parts += [f"call {at.call}"] if at.call else []
+    parts += [f"in {at.phase}"] if at.phase and at.of < 0 else []
+    parts += _when(at)
+    return f"{at.run}: " * bool(at.run) + ", ".join((value, *parts))
 
 
 def _pointed(at: At, expect: Expect | None) -> bool:

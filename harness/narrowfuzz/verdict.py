@@ -13,8 +13,8 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Spec
-from narrowfuzz.expect import DerivativeOf, Expect, Given, Is, Ordered, Present, Refuses, Runs, Same
-from narrowfuzz.meaning import broken, meaning, place, times
+from narrowfuzz.expect import DerivativeOf, Expect, Given, Ordered, Present, Refuses, Runs, Same
+from narrowfuzz.meaning import broken, located, meaning, place, times
 from narrowfuzz.numerics.formats import F32
 
 Status = Literal[
@@ -116,6 +116,11 @@ class Verdict:
         far = f"; the error is {times(self.factor)} times the tolerance" if finite else ""
         return f"{subject}{said}{f' {where}' if where else ''}{self._values()}{far}"
 
+    @property
+    def located(self) -> str:
+        """The value that is judged and where it was seen."""
+        return located(self.at)
+
     def _values(self) -> str:
         """What was expected, and what came instead."""
         came = self.told or self.got or self.why
@@ -127,12 +132,17 @@ class Verdict:
             return f": {came}{given}" if came and came != self.symptom else given
         if isinstance(self.expect, Refuses) and self.expect.rule:
             return f": {broken(self.expect.rule)}; got {came}{given}"
-        expected = str(self.expect)
-        if isinstance(self.expect, Is) and self.at.what == "codes":
-            expected = f"code {expected}"
-        if isinstance(self.expect, Same) and self.at.run and not self.expect.at.run:
-            expected = f"{self.expect.value} as without that change"
-        return f": expected {expected}, got {came}{given}"
+        return f": expected {self._expected()}, got {came}{given}"
+
+    def _expected(self) -> str:
+        expect = self.expect
+        if not isinstance(expect, Same) or expect.at.run:
+            return str(expect)
+        if self.at.run:
+            return f"{expect.value} as without that change"
+        if expect.at.phase == "forward":
+            return str(expect)
+        return f"{expect.value or 'the same'} as {located(expect.at)}"
 
 
 @lru_cache(4096)  # most verdicts are the same few

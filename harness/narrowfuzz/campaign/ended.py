@@ -86,7 +86,7 @@ class Ended:
             return f"{head}: {found[0].sentence}{more}"
         if not counts["cases"]:
             return f"{subject}: nothing was checked. Give it more --minutes"
-        if not self.share.met and counts["first stopped"]:
+        if counts["first stopped"] and not (self.share.met and self.first_ran):
             return f"{subject} does not run: {'; '.join(self.lacking)}"
         if self.lacking:
             return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
@@ -114,8 +114,11 @@ class Ended:
             ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
             more = "--cases" if self.counted else "--minutes"
             found.append(f"only {ran}: give it more {more}")
-        if self.share.never and (stopped := counts["first stopped"]):
-            found.append(f"{stopped} of its first {_many(self.first, 'case')} raised")
+        stopped = counts["first stopped"]
+        if stopped and (self.share.never or not self.first_ran):
+            raised = f"{stopped} of its first {_many(self.first, 'case')} raised"
+            # where rules have judged what ran before an error, no arm is there to say why
+            found.append(raised if self.share.never else f"{raised}: {', '.join(self._errors())}")
         if not self.share.met and not self.share.why:
             found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
         elif self.share.share < self.min_judged:
@@ -126,6 +129,12 @@ class Ended:
     def first_ran(self) -> int:
         """How many of the first cases ran to their end; others raised, or had no time."""
         return self.tally.counts["first"] - self.tally.counts["first stopped"]
+
+    def _errors(self) -> list[str]:
+        """What the contract says of runs that raised, without known issues where there is more."""
+        keys = (key for key in self.tally.counts if isinstance(key, tuple))
+        whys = sorted({key[4] for key in keys if key[0] == "hindered"})
+        return [why for why in whys if not why.startswith(known_issue(""))] or whys
 
     def _never_judged(self) -> Iterator[str]:
         """The arms that were never judged, by what is in the way."""

@@ -24,6 +24,7 @@ from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.words import NOT_FILTERED, explained, new_and_known, plural
 from narrowfuzz.catalog import title_of
 from narrowfuzz.ledger import KINDS, Entry
+from narrowfuzz.meaning import located
 from narrowfuzz.oracles import BY_NAME as BY_RULE
 from narrowfuzz.oracles.explained import rows_of
 from narrowfuzz.severity import SEVERITIES
@@ -94,7 +95,7 @@ def write_page(
                        "smallest": smallest_of, "model_words": model_words}  # fmt: skip
     engine.globals |= {"looks_like": looks_like, "new_and_known": new_and_known,
                        "not_filtered": NOT_FILTERED, "backend": backend_of,
-                       "ruled": _ruled}  # fmt: skip
+                       "ruled": _ruled, "located": located}  # fmt: skip
     engine.globals |= {"term": _term, "heat_map": heat_map, "heat_text": heat_text,
                        "histogram": histogram, "histogram_text": histogram_text}  # fmt: skip
     template = engine.from_string(files(__package__).joinpath("page.html.j2").read_text())

@@ -221,7 +221,7 @@ def _check_codes(
     got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
     return Verdict(
         "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at),
-        _at("codes", role, side, at), f"code {number(got)}",
+        _at("codes", role, side, at), number(got),
         Is(bits(want), signed=not evidence.compiled(arm)), _source(role, side, at, operand.x),
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.case import LARGEST_OWN
+from narrowfuzz.catalog import FIXED_BY_OWN
 from narrowfuzz.environment import one_thread
 from narrowfuzz.own_models.source import Source, raised, refused
 
@@ -120,6 +121,7 @@ def tried(source: Source) -> Facts:
         "dynamic": False,
         "dtype": dtype,
     }
+    assert set(fixed) == FIXED_BY_OWN, set(fixed) ^ FIXED_BY_OWN
     blocks = _blocks(module)
     unrepeatable = kept_outside(own, blocks, lambda: called(example.clone()))
     names = tuple(f"model.{name}".rstrip(".") for name in linears)

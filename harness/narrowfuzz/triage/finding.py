@@ -15,7 +15,7 @@ import msgspec
 from narrowfuzz.address import At
 from narrowfuzz.arm import BY_NAME
 from narrowfuzz.case import Case, dump_case
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.catalog import FIXED_BY_OWN, MODELS, title_of
 from narrowfuzz.expect import Expect, Given, Present, Refuses, Runs
 from narrowfuzz.schedule.events import Backward, Forward, Stimulus
 from narrowfuzz.severity import SMALL, Severity, Use, Weighed, severity, weighed
@@ -328,8 +328,7 @@ def conditions(needs: Sequence[str]) -> str:
 
 def needed(finding: Finding) -> str:
     """What its smallest example needs, less what a user's own model has in any case."""
-    model = MODELS.get(finding.minimal.spec.model)
-    given = {"model", *model.fixed} if model is not None and model.own else set()
+    given = {"model", *FIXED_BY_OWN} if title_of(finding.minimal.spec.model) else set()
     return conditions([need for need in finding.needs if need.partition("=")[0] not in given])
 
 

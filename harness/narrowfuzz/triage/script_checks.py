@@ -147,7 +147,7 @@ def check_operand(verdict: Verdict) -> str:
         "run(input, weight, grad_output)\n"
         f"got = {got}\n"
         f'expected = float.fromhex("{expect.value}")\n'
-        f'print("{at}: expected {expect}{f" ({given})" if given else ""}, got", got)\n'
+        f'print("{verdict.located}: expected {expect}{f" ({given})" if given else ""}, got", got)\n'
         f"sys.exit(0 if got == expected{signed} or "
         "(math.isnan(got) and math.isnan(expected)) else 1)"
     )

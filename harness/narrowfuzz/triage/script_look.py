@@ -69,7 +69,7 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
         got = f"{places.call(verdict.at)}.outputs[{verdict.at.name!r}].dtype"
         check = (
             f"got, want = {got}, {TORCH_NAME[expect.dtype]}\n"
-            f'print(f"{verdict.at}: expected {{want}}, got {{got}}")\n'
+            f'print(f"{verdict.located}: expected {{want}}, got {{got}}")\n'
             "sys.exit(0 if got == want else 1)"
         )
         return Look(check, (verdict.at.layer,))
@@ -153,8 +153,8 @@ def _element_look(verdict: Verdict, places: Places) -> Look:
     resting = _rests_on(verdict, places)
     addresses += [g.at for g in verdict.given if g.at.what == "tensor" or g.at.run in places.runs]
     layers = tuple(dict.fromkeys(a.layer for a in addresses if a.layer))
-    wanted = f'print(f"{at}: expected {wanted}, got {{got}}")\nsys.exit(0 if {holds} else 1)'
-    check = "\n".join((*resting, f"got = {got}", *lines, wanted))
+    lines.append(f'print(f"{verdict.located}: expected {wanted}, got {{got}}")')
+    check = "\n".join((*resting, f"got = {got}", *lines, f"sys.exit(0 if {holds} else 1)"))
     if places.compiled:  # it calls no layer
         return Look(check)
     return Look(check, layers, any(a.what in TAPPED for a in addresses))

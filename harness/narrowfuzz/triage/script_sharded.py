@@ -212,7 +212,7 @@ def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
 trace = on_ranks_here()[0]{_OTHERS}
 exact, eager = alone(0, torch.float64), alone(0)
 told, bad = {beyond_text(spec, verdict)}
-print("{verdict.at}:", told)
+print("{verdict.located}:", told)
 sys.exit(bad)"""
     compiled = BY_NAME[verdict.arm].compiled
     got = _element(spec, recipe, verdict.at, compiled=compiled)
@@ -230,7 +230,7 @@ sys.exit(bad)"""
 ranks = on_ranks_here()
 got = {got}
 {want}{_OTHERS}
-print(f"{verdict.at}: expected {wanted}, got {{got}}")
+print(f"{verdict.located}: expected {wanted}, got {{got}}")
 sys.exit(0 if {holds} else 1)"""
 
 
@@ -248,7 +248,7 @@ def _shapes(spec: Spec, verdict: Verdict) -> str:
     return f"""
 ranks = on_ranks_here()
 got, want = {got}, {want}{_OTHERS}
-print(f"{verdict.at}: expected {{want}}, got {{got}}")
+print(f"{verdict.located}: expected {{want}}, got {{got}}")
 sys.exit(0 if got == want else 1)"""
 
 
