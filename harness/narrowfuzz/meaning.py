@@ -154,7 +154,8 @@ _SYMPTOMS: _Table = {
     r"scale byte \+n": "scale of {operand} is several powers of two too large",
     r"scale byte -n": "scale of {operand} is several powers of two too small",
     "block scale": "block scale of {operand} is wrong",
-    "scale of a granule with Inf or NaN": "scale of {operand} is wrong where it holds Inf or NaN",
+    "scale of a granule with Inf or NaN":
+        "scale of {operand} is wrong where it or the scale is Inf or NaN",
     "rounded code": "{operand} is rounded wrongly when it is quantised",
     "saturated code": "{operand} saturates wrongly when it is quantised",
     "NaN code": "{operand} is quantised to NaN, or a NaN of it is lost",
