@@ -103,7 +103,7 @@ def guarded(head: str, *parts: str, environment: Mapping[str, str] = {}) -> str:
     """A script's text: docstring, guard, variables that must be set before all imports, imports,
     then the parts. Raises ValueError if it is no Python."""
     body = "\n".join(part.strip("\n") for part in parts if part)
-    first = f"from __future__ import annotations\nimport logging, os, sys; {SILENT}\n{GUARD}"
+    first = f"from __future__ import annotations\n{SILENT}\n{GUARD}"
     if environment:
         first += f"\nos.environ.update({dict(environment)!r})"
     try:

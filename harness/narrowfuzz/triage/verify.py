@@ -17,8 +17,11 @@ from narrowfuzz import vectors
 
 #: Exit codes of a script: the divergence is there, it is gone, the script cannot tell here.
 SHOWN, GONE, CANNOT = 1, 0, 125
-#: Libraries log while they are imported, and a compiler that fails logs for pages.
-SILENT = "logging.disable(logging.CRITICAL)"
+#: Libraries log and warn while they are imported, and a compiler that fails logs for pages.
+SILENT = (
+    "import logging, os, sys, warnings; "
+    'logging.disable(logging.CRITICAL); warnings.simplefilter("ignore")'
+)
 #: The first line of a script that we write: what it does not catch ends it with CANNOT, not with
 #: the interpreter's 1.
 GUARD = "sys.excepthook = lambda *e: (sys.__excepthook__(*e), sys.stdout.flush(), os._exit(125))"
