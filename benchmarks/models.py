@@ -81,7 +81,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Owner:
     """Whose something said is: globs of models, way and fingerprint, and why."""
 
-    models: list[str]
+    models: tuple[str, ...]
     owner: str
     why: str
     fingerprint: str = "*"
@@ -114,6 +114,10 @@ def models(told: dict[str, Any]) -> Iterator[Model]:
                 f"{page['file']}:{build}", page["dtype"], ("recomputed", "compiled", *inductor),
                 tuple(page.get("with", ())),
             )  # fmt: skip
+
+
+def owners_of(told: dict[str, Any]) -> list[Owner]:
+    return [Owner(**{**each, "models": tuple(each["models"])}) for each in told["owner"]]
 
 
 def checked(model: Model, way: str, asked: argparse.Namespace) -> Row:
@@ -219,13 +223,17 @@ def table(rows: Sequence[Row], owners: Sequence[Owner], missing: Sequence[str]) 
     if missing:
         names = f": {', '.join(missing)}" if len(missing) <= _NAMED else ""
         lines += ["", f"{len(missing)} more checks have not run here yet{names}."]
-    owned = [(row, said, owner_of(row, said, owners)) for row in rows for said in row.said]
-    if owned:
-        lines += ["", "## What was said, and whose it is", ""]
-    for row, said, owner in owned:
+    by_owner: dict[Owner | None, list[str]] = {}
+    for row in rows:
+        for said in row.said:
+            words = said.sentence.replace("|", "\\|")
+            line = f"- `{row.model}`, {row.way}, {said.kind}: {words}"
+            by_owner.setdefault(owner_of(row, said, owners), []).append(line)
+    if by_owner:
+        lines += ["", "## What was said, and whose it is"]
+    for owner, spoken in by_owner.items():
         whose = f"**{owner.owner}**: {owner.why}" if owner else "**no owner yet**"
-        words = said.sentence.replace("|", "\\|")
-        lines += [f"- `{row.model}`, {row.way}, {said.kind}: {words}", f"  {whose}"]
+        lines += ["", f"{whose}:", "", *dict.fromkeys(spoken)]
     return "\n".join(lines) + "\n"
 
 
@@ -265,7 +273,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run what has run before, too")
     asked = parser.parse_args()
     told = tomllib.loads(TOLD.read_text())
-    owners = [Owner(**each) for each in told["owner"]]
+    owners = owners_of(told)
     every = [(model, way) for model in models(told) for way in model.ways]
     wanted = [
         (model, way) for model, way in every
