@@ -1,5 +1,5 @@
-"""Why compiled models of transformers differ from eager: their mask, and nothing else. What
-`make models` says of them is owned by that."""
+"""Why compiled models of transformers differ from eager: their mask or their scan, and nothing else.
+What `make models` says of them is owned by that."""
 
 from __future__ import annotations
 
@@ -55,3 +55,26 @@ def test_the_mask_is_all_that_differs(
     assert bool(different(gradients(model, inputs, model))) == differs
     monkeypatch.setattr(masking_utils, "_ignore_causal_mask_sdpa", lambda *_, **__: False)
     assert different(gradients(model, inputs, model)) == []
+
+
+@pytest.mark.parametrize("associative", [True, False])
+def test_the_scan_is_all_that_differs_in_mamba(pages: Any, associative: bool) -> None:
+    """Compiled, its scan is torch's associative one; in eager, a loop."""
+    model, inputs = pages.mamba()
+    model.config.use_associative_scan = associative
+    for module in model.modules():
+        if hasattr(module, "use_associative_scan"):
+            module.use_associative_scan = associative
+    differing = 0
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    for seed in range(8):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0, 0.05)
+        eager = gradients(model, inputs, model)
+        again = gradients(model, inputs, compiled)
+        differing += any(not torch.equal(eager[key], again[key]) for key in eager)
+    assert bool(differing) == associative
