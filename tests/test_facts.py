@@ -112,6 +112,19 @@ def test_a_spike_that_bf16_rounds_to_infinity_may_be_one(bits: str, expected: bo
 
 
 @pytest.mark.parametrize(
+    ("bits", "expected"), [("0xff7f0000", True), ("0x5f800000", True), ("0x5f7fffff", False)]
+)
+def test_a_spike_whose_square_overflows_may_become_one_in_a_model(
+    bits: str, expected: bool
+) -> None:
+    """Attention multiplies two results: a weight of -3.4e38 brought an infinity, and then the row
+    before it NaN on a CPU with AMX."""
+    data = DataSpec(spikes=(Spike(tensor="weight", row=0, col=0, bits=bits),))
+    case = Case(spec=Spec(recipe="torch.bf16", model="attention"), data=data)
+    assert holds({"non_finite": True}, Context(case, MACHINE)) is expected
+
+
+@pytest.mark.parametrize(
     ("predicate", "expected"),
     [
         ({"history": "<=2", "fused": False}, True),

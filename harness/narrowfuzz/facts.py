@@ -100,17 +100,20 @@ def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.machine)
 
 
-#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity.
-_INFINITE_IN_BF16 = 0x7F7F8000
+#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity; and of 2^64, whose square
+#: is none of fp32.
+_INFINITE_IN_BF16, _SQUARE_IS_INFINITE = 0x7F7F8000, 0x5F800000
 
 
 def _may_be_non_finite(case: Case) -> bool:
     """True where the data hold an infinity or a NaN, or come near enough to make one: attention's
     backward overflows already where the error of a score is large in an exponential."""
     data = case.data
+    alone = case.spec.model == "linear"
     near = data.values in ("inf_nan", "near_max", "scale_ends")
-    grows = case.spec.model != "linear" and data.values in ("outlier", "heavy_tail")
-    special = any((int(s.bits, 16) & 0x7FFFFFFF) >= _INFINITE_IN_BF16 for s in data.spikes)
+    grows = not alone and data.values in ("outlier", "heavy_tail")
+    least = _INFINITE_IN_BF16 if alone else _SQUARE_IS_INFINITE
+    special = any((int(s.bits, 16) & 0x7FFFFFFF) >= least for s in data.spikes)
     return near or grows or special
 
 
