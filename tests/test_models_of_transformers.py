@@ -1,5 +1,5 @@
-"""Why compiled models of transformers differ from eager: their mask or their scan, and nothing else.
-What `make models` says of them is owned by that."""
+"""Why compiled models of transformers differ from eager: their mask or their scan, and nothing
+else. What `make models` says of them is owned by that."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:
     return lambda context: read(context.machine)
 
 
-#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity; and of 2^64, whose square
-#: is none of fp32.
+#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity; and of 2^64, whose
+#: square is none of fp32.
 _INFINITE_IN_BF16, _SQUARE_IS_INFINITE = 0x7F7F8000, 0x5F800000
 
 
