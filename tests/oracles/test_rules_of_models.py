@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.address import At
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case import LEARNING_RATE, Case, DataSpec, Spec
 from narrowfuzz.expect import read
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
@@ -595,6 +595,24 @@ class TestRatio:
             "inductor": Trace("", {"output": far}),
         }
         assert statuses(check_ratio, evidence_of(traces)) == ["not_applicable"]
+
+    @pytest.mark.parametrize(
+        ("optimizer", "name", "status"),
+        [("adamw", "a.weight", "ok"), ("adamw", "a.weight.grad", "diverged"),
+         ("adamw", "a.weight.exp_avg", "diverged"), ("sgd", "a.weight", "diverged")],
+    )  # fmt: skip
+    def test_a_parameter_that_adamw_moved_by_noise_is_not_judged(
+        self, optimizer: str, name: str, status: str
+    ) -> None:
+        """One element whose gradient is noise, and of the other sign, is off by two steps."""
+        exact = {name: self.exact * 2.0**-9, "output": self.exact}
+        eager = exact[name].astype(np.float32)
+        got = eager.copy()
+        got[3, 4] += 2 * LEARNING_RATE["adamw"]
+        traces = {"eager": Trace("", {name: eager, "output": self.eager}),
+                  "inductor": Trace("", {name: got, "output": self.eager})}  # fmt: skip
+        (verdict,) = found(check_ratio, evidence_of(traces, exact=exact, optimizer=optimizer))
+        assert verdict.status == status
 
     def test_exact_agreement_needs_no_ratio(self) -> None:
         """Eager without any error still leaves the compiled arm its roundings."""
