@@ -106,8 +106,9 @@ def score_command(asked: Asked) -> int:
     )
     change = compare(before, score) if before else None
     print_summary(page, score, change)
-    if score.controls and not asked.only:
-        page.print(f"no control has run: {', '.join(lacking(score.controls)) or 'nothing'}")
+    never = lacking(score.controls) if score.controls and not asked.only else ()
+    if never:
+        page.print(f"no control has run: {', '.join(never)}")
     if asked.out is not None:
         asked.out.write_bytes(to_json(score, summary_json(score)))
     return 130 if any(tally.interrupted for tally in tallies) else _code(score, change)
