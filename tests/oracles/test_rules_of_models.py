@@ -613,6 +613,9 @@ class TestRatio:
                   "inductor": Trace("", {name: got, "output": self.eager})}  # fmt: skip
         (verdict,) = found(check_ratio, evidence_of(traces, exact=exact, optimizer=optimizer))
         assert verdict.status == status
+        got[3, 4] = np.nan
+        (verdict,) = found(check_ratio, evidence_of(traces, exact=exact, optimizer=optimizer))
+        assert verdict.symptom == "not finite", "that is no noise"
 
     def test_exact_agreement_needs_no_ratio(self) -> None:
         """Eager without any error still leaves the compiled arm its roundings."""

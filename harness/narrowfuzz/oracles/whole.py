@@ -131,7 +131,7 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
     for name in sorted(evidence.exact, key=_rank):
         got, base = trace.outputs.get(name), eager.outputs.get(name)
         exact = evidence.exact[name]
-        if got is None or base is None or not got.size or _normalised(evidence.spec, name):
+        if got is None or base is None or not got.size:
             continue
         if not (np.isfinite(base).all() and np.isfinite(exact).all()):
             continue
@@ -144,6 +144,8 @@ def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Ver
                 "O9", arm, role_of(name), "diverged", "not finite", At(name=name, index=at),
                 number(got[at]), FINITE,
             )  # fmt: skip
+        if _normalised(evidence.spec, name):
+            continue
         verdict = _worse(evidence.spec, arm, name, got, base, exact)
         if verdict is not None:
             return verdict
