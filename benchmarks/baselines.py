@@ -28,14 +28,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from narrowfuzz.environment import prepare, settle
+from narrowfuzz.machine.environment import prepare, settle
 
 prepare()  # before torch is imported
 
 import torch  # noqa: E402
 from narrowfuzz.plants.plant import Plant  # noqa: E402
 from narrowfuzz.plants.registry import builtin_faults, load_plants  # noqa: E402
-from narrowfuzz.recipe import AnyRecipe, load_every, runnable  # noqa: E402
+from narrowfuzz.recipe.recipe import AnyRecipe, load_every, runnable  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
 
 #: A run that neither ends nor looks at its clock is ended after so many times its seconds.

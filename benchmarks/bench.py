@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from narrowfuzz.campaign.slices import Slice
-from narrowfuzz.device import check_device, enter
-from narrowfuzz.environment import describe, prepare, settle
+from narrowfuzz.machine.device import check_device, enter
+from narrowfuzz.machine.environment import describe, prepare, settle
 
 PARTS = (
     "eager", "recipes", "blocks", "inductor", "aot_eager", "schedules", "economy", "start",

@@ -253,7 +253,7 @@ def _epsilon_of_blocks() -> Iterator[None]:
 def _initialise(layer: Any, direction: str, slot: int, x: Any, recipe: Any) -> None:
     """The slot's scale, from its history with the present maximum in it."""
     import torch
-    from narrowfuzz.models.delayed import FMAX
+    from narrowfuzz.recipe.delayed import FMAX
 
     window, scale = getattr(layer, f"{direction}_window"), getattr(layer, f"{direction}_scale")
     amax = torch.maximum(window[0, slot], x.detach().abs().amax().float())
@@ -264,7 +264,7 @@ def _initialise(layer: Any, direction: str, slot: int, x: Any, recipe: Any) -> N
 
 
 def _initialised_forward(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    from narrowfuzz.models.delayed import INPUT, WEIGHT, _state
+    from narrowfuzz.recipe.delayed import INPUT, WEIGHT, _state
 
     if _state.recipe is not None and not _state.replaying:
         layer.resize(_state.recipe.history)

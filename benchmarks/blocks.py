@@ -6,15 +6,15 @@ import statistics
 import time
 from typing import Any
 
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.device import Device
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles import ORACLES
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.strategies import data_specs
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.draw.strategies import data_specs
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.device import Device
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules import ORACLES
 from plain_hypothesis import generate
 
 MODELS: tuple[ModelName, ...] = ("linear", "mlp_swiglu", "attention", "llama_block", "two_blocks")

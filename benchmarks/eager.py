@@ -14,22 +14,22 @@ from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.device import Device
-from narrowfuzz.drawn import drawn_together
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.models.zoo import gradient_names
+from narrowfuzz.arms.zoo import gradient_names
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.spec import Case
+from narrowfuzz.draw.specs import DIRECT, specs
+from narrowfuzz.draw.strategies import data_specs
+from narrowfuzz.judge.batch import drawn_together
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.device import Device
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.recipe import load_recipes, runnable
-from narrowfuzz.specs import DIRECT, specs
-from narrowfuzz.strategies import data_specs
+from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.evidence import Evidence
 from plain_hypothesis import generate, raw_torch
 
 #: Recipe and backend -> share of raw PyTorch's cases a second to reach.

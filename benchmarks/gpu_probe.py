@@ -22,19 +22,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from narrowfuzz.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
 from narrowfuzz.arms.ladder import options_on, unavailable
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.device import Device, check_device, choose, enter
-from narrowfuzz.environment import prepare, settle, versions
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.device import Device, check_device, choose, enter
+from narrowfuzz.machine.environment import prepare, settle, versions
+from narrowfuzz.machine.policy import cast_policies
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.taps import ATTENTION, AttentionWatch
-from narrowfuzz.policy import cast_policies
 from narrowfuzz.power.effect import digest
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Runs that must give the same bits.

@@ -21,17 +21,17 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.slices import AGAIN, Slice
-from narrowfuzz.campaign.store import Store
 from narrowfuzz.campaign.worker import Worker
-from narrowfuzz.case import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.device import Device
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import load_ledger
+from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
+from narrowfuzz.draw.specs import DIRECT
+from narrowfuzz.draw.strategies import cases
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.device import Device
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.recipe import Recipe, load_recipes, runnable
-from narrowfuzz.specs import DIRECT
-from narrowfuzz.strategies import cases
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.report.store import Store
 
 
 def generate(

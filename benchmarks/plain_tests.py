@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.recipe import AnyRecipe, Recipe
-from narrowfuzz.schedule.events import Settings
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.case.events import Settings
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import AnyRecipe, Recipe
+from narrowfuzz.recipe.stateful import Stateful
 from plain_hypothesis import generate
 from torch import nn
 from torch.testing import assert_close

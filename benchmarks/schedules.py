@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles.library.table import OF_LIBRARY
-from narrowfuzz.recipe import load_every, load_stateful
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Step
-from narrowfuzz.strategies import schedule_cases
+from narrowfuzz.case.events import Backward, Close, Forward, Open, Step
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.strategies import schedule_cases
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.recipe.recipe import load_every, load_stateful
+from narrowfuzz.rules.library.table import OF_LIBRARY
 
 #: Recipe -> schedules of five events a second, at least.
 TARGETS = {"reference.delayed": 100.0, "te.delayed": 20.0}

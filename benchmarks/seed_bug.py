@@ -20,22 +20,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from narrowfuzz.arm import BY_NAME, EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.device import Device, check_device, choose, enter
-from narrowfuzz.environment import settle
-from narrowfuzz.judge import tensors_of
+from narrowfuzz.case.arm import BY_NAME, EAGER
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.machine.device import Device, check_device, choose, enter
+from narrowfuzz.machine.environment import settle
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.recompute import check_recompute, check_statistics, row_sum_excess
-from narrowfuzz.oracles.whole import check_ratio
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.recompute import check_recompute, check_statistics, row_sum_excess
+from narrowfuzz.rules.whole import check_ratio
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 
 FAULT = "inductor-backward-drift"
 ROWWISE = "torchao.float8.rowwise"

@@ -22,11 +22,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from narrowfuzz.environment import prepare, settle, versions
-from narrowfuzz.ledger import load_entries, stands
-from narrowfuzz.machine import machine
-from narrowfuzz.trials import Trials
-from narrowfuzz.verified import Verified, keep_verified
+from narrowfuzz.ledger.ledger import load_entries, stands
+from narrowfuzz.ledger.verified import Verified, keep_verified
+from narrowfuzz.machine.environment import prepare, settle, versions
+from narrowfuzz.machine.machine import machine
+from narrowfuzz.triage.trials import Trials
 
 ROOT = Path(__file__).resolve().parents[1]
 PROPERTIES = ("properties", "--nf-profile", "smoke")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from narrowfuzz.overlay import lay
+from narrowfuzz.machine.overlay import lay
 from narrowfuzz.watch.read import REPORT
 from narrowfuzz.watch.records import Report
 

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import strategies as st
-from narrowfuzz.case import COMPILED, Case, Compile, Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.case.spec import COMPILED, Case, Compile, Spec
+from narrowfuzz.draw.specs import DIRECT, specs, trainings
+from narrowfuzz.draw.strategies import cases, data_specs, direct_cases
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
 from narrowfuzz.plugin import Harness
-from narrowfuzz.specs import DIRECT, specs, trainings
-from narrowfuzz.strategies import cases, data_specs, direct_cases
 
 #: Recipes to cases; None: no chosen recipe has any.
 Draws = Callable[[Sequence[Any]], st.SearchStrategy[Case] | None]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from narrowfuzz.models.delayed_subject import carries, subject
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.recipe.delayed_subject import carries, subject
+from narrowfuzz.recipe.stateful import Stateful
 
 RECIPES = [
     Stateful(

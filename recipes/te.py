@@ -16,13 +16,13 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from narrowfuzz.case import AnyCheckpoint, Spec
+from narrowfuzz.case.events import Settings
+from narrowfuzz.case.spec import AnyCheckpoint, Spec
 from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.library import Cast, Product, Side
-from narrowfuzz.schedule.carries import Carries
-from narrowfuzz.schedule.events import Settings
-from narrowfuzz.stateful import Held, Listener, Stateful, Subject
+from narrowfuzz.recipe.carries import Carries
+from narrowfuzz.recipe.stateful import Held, Listener, Stateful, Subject
 from te_on_cpu import watch
 from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from torch import nn

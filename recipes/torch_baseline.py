@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from narrowfuzz.case import Dtype, Spec
+from narrowfuzz.case.spec import Dtype, Spec
 from narrowfuzz.numerics.plan import unquantised
-from narrowfuzz.recipe import (
+from narrowfuzz.recipe.recipe import (
     ROUNDED,
     Recipe,
     converts_nothing,

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from narrowfuzz.case import Spec
-from narrowfuzz.machine import machine
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics.formats import E4M3FN, E5M2
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, GemmPlan, OperandPlan, Plan
-from narrowfuzz.recipe import Emit, Recipe
+from narrowfuzz.recipe.recipe import Emit, Recipe
 
 ALIGNMENT = 16
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import Fp32Scale, GemmPlan, OperandPlan, Plan
-from narrowfuzz.recipe import Emit, Recipe, every_linear
+from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
 
 BLOCK = 128
 _SCALE = Fp32Scale(eps=1e-12, power_of_two=False)
@@ -40,7 +40,7 @@ _PLAN = Plan(
 
 
 def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchao.prototype.blockwise_fp8_training.linear import (
         Float8BlockwiseLinear,

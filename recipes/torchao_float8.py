@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.case import Spec, TensorName
-from narrowfuzz.machine import machine
+from narrowfuzz.case.spec import Spec, TensorName
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics.formats import E4M3FN, E5M2
 from narrowfuzz.numerics.plan import (
     HIGH_PRECISION,
@@ -31,7 +31,7 @@ from narrowfuzz.numerics.plan import (
     OperandPlan,
     Plan,
 )
-from narrowfuzz.recipe import Emit, Recipe, every_linear
+from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
 
 EPS = 1e-12
 
@@ -88,7 +88,7 @@ def _rowwise_gw_hp(spec: Spec) -> Plan:
 
 
 def _convert(model: Any, spec: Spec, *, recipe: str, only: tuple[str, ...] = ()) -> Any:
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = Float8LinearConfig.from_recipe_name(recipe)

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E4M3FN
 from narrowfuzz.numerics.plan import HIGH_PRECISION, ROLES, GemmPlan, MxScale, OperandPlan, Plan
 from narrowfuzz.numerics.scales import MxMode
-from narrowfuzz.recipe import NOT_ROUNDED, Emit, Recipe
+from narrowfuzz.recipe.recipe import NOT_ROUNDED, Emit, Recipe
 
 BLOCK = 32
 
@@ -83,7 +83,7 @@ def _plan(variant: _Variant) -> Any:
 def _convert(
     model: Any, spec: Spec, *, mode: str, wgrad_with_hp: bool, only: tuple[str, ...] = ()
 ) -> Any:
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig
     from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
@@ -110,7 +110,7 @@ def _convert(
 
 
 def _convertible(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torch import nn
 
     kind = _wrapped(module) if spec.backend == "wrapper" else type(module) is nn.Linear

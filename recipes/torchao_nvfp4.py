@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import E2M1
 from narrowfuzz.numerics.plan import GemmPlan, OperandPlan, Plan, TwoLevelScale
-from narrowfuzz.recipe import Emit, Recipe, every_linear
+from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear
 
 #: nvfp4_mm_triton takes multiples of this for every dimension.
 ALIGNMENT = 128
@@ -49,7 +49,7 @@ _PLAN = Plan(
 
 
 def _convert(model: Any, spec: Spec, *, only: tuple[str, ...] = ()) -> Any:
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchao.prototype.moe_training.nvfp4_training.nvfp4_training import NVFP4TrainingConfig
     from torchao.quantization import quantize_

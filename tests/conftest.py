@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.verify import RunScript
 

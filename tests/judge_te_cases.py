@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from narrowfuzz.case import load_case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import load_every
+from narrowfuzz.case.spec import load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.recipe.recipe import load_every
 from te_on_cpu.environment import enter
 
 

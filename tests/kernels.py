@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from narrowfuzz.arm import EAGER, climb
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.machine import machine
-from narrowfuzz.recipe import load_recipes, obstacles
+from narrowfuzz.case.arm import EAGER, climb
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.machine import machine
+from narrowfuzz.recipe.recipe import load_recipes, obstacles
 
 _LACKS = machine().without("fp8")
 _RECIPES = load_recipes()

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.campaign.accepted import Accepted
+from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.triage.finding import State, Story
 from test_accepted import FINDING, OTHER, store
 from test_page import VIEW, page

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from narrowfuzz.known_issue import TE, release_of_te
-from narrowfuzz.ledger import Entry
+from narrowfuzz.ledger.ledger import Entry
+from narrowfuzz.report.known_issue import TE, release_of_te
 from narrowfuzz.triage.verify import ScriptRun, ended, script_environment, script_ran
 from te_on_cpu.environment import CHOICE, ensure
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from narrowfuzz import Plant
-from narrowfuzz.models import delayed
-from narrowfuzz.models.delayed import DelayedLinear
+from narrowfuzz.recipe import delayed
+from narrowfuzz.recipe.delayed import DelayedLinear
 
 
 @contextmanager

@@ -6,12 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import load_stateful
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Forward,
@@ -19,6 +14,11 @@ from narrowfuzz.schedule.events import (
     Settings,
     Step,
 )
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_stateful
+from narrowfuzz.report.store import Store
 from narrowfuzz.triage.triage import triage
 
 LARGE = Spec(

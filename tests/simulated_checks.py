@@ -13,19 +13,19 @@ from typing import get_args
 import msgspec
 import pytest
 import torch
-from narrowfuzz.case import Case, DataSpec, Gemm, ModelName, Regime, Spec
-from narrowfuzz.device import enter
-from narrowfuzz.environment import settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.case.spec import Case, DataSpec, Gemm, ModelName, Regime, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.machine.device import enter
+from narrowfuzz.machine.environment import settle
+from narrowfuzz.machine.simulated_memory import waits
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.plants.hopper import PLANTS
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.power.effect import digest, draw
-from narrowfuzz.recipe import Recipe, load_recipes, load_stateful, runnable
-from narrowfuzz.simulated_memory import waits
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, load_stateful, runnable
+from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import run_script
 

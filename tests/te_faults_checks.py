@@ -7,14 +7,14 @@ import types
 from collections.abc import Iterator
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from narrowfuzz.case import Case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
+from narrowfuzz.case.spec import Case
+from narrowfuzz.draw.strategies import schedule_cases
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_every, load_stateful
-from narrowfuzz.strategies import schedule_cases
+from narrowfuzz.recipe.recipe import load_every, load_stateful
 from te_on_cpu.environment import enter
 
 #: Fault -> its recipe, and how many schedules are drawn.

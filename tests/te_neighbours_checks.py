@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from narrowfuzz.case import load_case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles import rules_of
+from narrowfuzz.case.spec import load_case
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_every
+from narrowfuzz.recipe.recipe import load_every
+from narrowfuzz.rules import rules_of
 from te_on_cpu.environment import chosen_version, enter
 
 ROWS = json.loads(Path(__file__).with_name("te_neighbours.json").read_text())

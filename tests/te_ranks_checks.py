@@ -7,17 +7,17 @@ import json
 import tempfile
 from pathlib import Path
 
-from narrowfuzz.case import AnyCheckpoint, Case, DataSpec, Sharding, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
+from narrowfuzz.case.events import Backward, Close, Event, Forward, Open, Settings, Step
+from narrowfuzz.case.spec import AnyCheckpoint, Case, DataSpec, Sharding, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe import load_stateful
-from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Settings, Step
+from narrowfuzz.recipe.recipe import load_stateful
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.verify import run_script
-from narrowfuzz.verdict import Verdict
 from te_on_cpu.environment import enter
 
 #: Name -> ranks, what is shared, checkpoint, whether the update is the bulk kernel's.

@@ -15,19 +15,19 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.campaign.accepted import Accepted, Changed, accepted
-from narrowfuzz.campaign.ended import Ended
-from narrowfuzz.campaign.formats import write_formats
-from narrowfuzz.campaign.judged import Judged
-from narrowfuzz.campaign.markdown import plain, write_markdown
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.summary import print_summary
-from narrowfuzz.campaign.supervisor import Tally
-from narrowfuzz.campaign.words import new_and_known
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.issue import issue_text
-from narrowfuzz.ledger import Ledger, load_entries
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.ledger.ledger import Ledger, load_entries
+from narrowfuzz.report.accepted import Accepted, Changed, accepted
+from narrowfuzz.report.formats import write_formats
+from narrowfuzz.report.glossary import new_and_known
+from narrowfuzz.report.issue import issue_text
+from narrowfuzz.report.judged import Judged
+from narrowfuzz.report.markdown import plain, write_markdown
+from narrowfuzz.report.outcome import Ended
+from narrowfuzz.report.store import Store
+from narrowfuzz.report.summary import print_summary
+from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.finding import Finding, conditions, report
 from rich.console import Console
 

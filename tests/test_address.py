@@ -9,10 +9,21 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrowfuzz.address import At, AtPhase, What, parse
-from narrowfuzz.expect import FINITE, Expect, Is, OneOf, Present, Same, State, Within, bits, read
-from narrowfuzz.meaning import located
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.trace.address import At, AtPhase, What, parse
+from narrowfuzz.trace.expect import (
+    FINITE,
+    Expect,
+    Is,
+    OneOf,
+    Present,
+    Same,
+    State,
+    Within,
+    bits,
+    read,
+)
+from narrowfuzz.trace.meaning import located
+from narrowfuzz.trace.verdict import Verdict
 
 NAMES = st.from_regex(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*", fullmatch=True)
 PLACES = st.builds(

@@ -8,18 +8,18 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from narrowfuzz.advice import applying
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.check import _of_every_size
-from narrowfuzz.campaign.summary import print_unmet
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.cli import main
-from narrowfuzz.facts import may_hold
-from narrowfuzz.ledger import Entry, load_entries
-from narrowfuzz.machine import Machine, machine
-from narrowfuzz.recipe import load_every
-from narrowfuzz.severity import SEVERITIES
+from narrowfuzz.ledger.advice import applying
+from narrowfuzz.ledger.facts import may_hold
+from narrowfuzz.ledger.ledger import Entry, load_entries
+from narrowfuzz.ledger.severity import SEVERITIES
+from narrowfuzz.machine.machine import Machine, machine
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import load_every
+from narrowfuzz.report.summary import print_unmet
 from rich.console import Console
 
 ROWWISE, MX, TE = "torchao.float8.rowwise", "torchao.mxfp8.floor", "te.delayed"

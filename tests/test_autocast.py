@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, Judgement, tensors_of
-from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge, Judgement, tensors_of
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import Recipe, load_recipes, runnable
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.triage.layer import linear_of
 from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.verify import RunScript

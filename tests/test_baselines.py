@@ -16,7 +16,7 @@ import pytest
 import torch
 import torchao.float8  # noqa: F401  what forked tests start with
 from kernels import needs_fp8
-from narrowfuzz.environment import prepare, settle
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import float8_forward, replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults

@@ -23,21 +23,22 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live, progress
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
-from narrowfuzz.campaign.store import Store, claim, load_finding, release
-from narrowfuzz.campaign.summary import rule_counts
-from narrowfuzz.campaign.supervisor import Tally, _Handle, _keep_claimed, _record_loss, _take
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.device import Device
-from narrowfuzz.judge import tensors_of
-from narrowfuzz.programs import Programs
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.campaign.supervisor import _Handle, _keep_claimed, _record_loss, _take
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.programs import Programs
+from narrowfuzz.machine.device import Device
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.store import Store, claim, load_finding, release
+from narrowfuzz.report.summary import rule_counts
+from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id
 from narrowfuzz.triage.verify import RunScript, run_script
 from rich.console import Console
@@ -59,7 +60,7 @@ main(sys.argv[2:])
 """
 RAISES = """
 import dataclasses
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 honest = load_recipes()["torch.fp32"]
 def plan(spec):
     raise RuntimeError("a mistake in a plan")
@@ -68,7 +69,7 @@ RECIPES = [dataclasses.replace(honest, name="mine.raises", plan=plan)]
 
 RAISES_ONCE = """
 import dataclasses, itertools
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 honest, calls = load_recipes()["torch.fp32"], itertools.count()
 def plan(spec):
     if next(calls) == 40:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrowfuzz.case import (
+from narrowfuzz.case.events import Backward, Close, Forward, Open, Reload, Settings, Step
+from narrowfuzz.case.spec import (
     MAX_CASE_BYTES,
     SCHEMA,
     Case,
@@ -21,7 +22,6 @@ from narrowfuzz.case import (
     dump_case,
     load_case,
 )
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Reload, Settings, Step
 
 EXAMPLES = settings(max_examples=200, deadline=None, database=None, derandomize=True)
 SIMPLEST = Case(spec=Spec(recipe="torch.fp32"), data=DataSpec())

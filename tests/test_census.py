@@ -17,20 +17,20 @@ from kernels import skip_without_backend
 from msgspec.structs import replace as replace_spec
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.snapshot import snapshot
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger, load_entries, load_ledger
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.oracles.census import check_census
-from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger, load_entries, load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import Recipe, load_recipes, promises_nothing
-from narrowfuzz.trace import Census, ChangeKind, Trace
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, promises_nothing
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.census import check_census
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.trace.trace import Census, ChangeKind, Trace
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import severity_of
 from narrowfuzz.triage.script_census import write_census_script
-from narrowfuzz.verdict import Verdict, fingerprint
 from samples import one_in
 
 prepare()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from narrowfuzz.address import At
 from narrowfuzz.arms.ladder import select_arms
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.expect import Is, bits
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Is, bits
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import report
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
-from narrowfuzz.verdict import Verdict
 
 FAULT = "bit-of-scale-flips"
 CASE = Case(

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arm import INDUCTOR, LADDER
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
+from narrowfuzz.case.arm import INDUCTOR, LADDER
+from narrowfuzz.case.spec import MAX_CASE_BYTES, SCHEMA, Case, DataSpec, Spec, dump_case
 from narrowfuzz.cli import main
-from narrowfuzz.replay import Replayed, print_replayed
+from narrowfuzz.report.replay import Replayed, print_replayed
+from narrowfuzz.report.tally import Tally
 
 CLEAN = Case(spec=Spec(recipe="torch.fp32", dtype="fp32"), data=DataSpec())
 #: torchao's wrapper tensor ignores the bias: a real divergence of 0.18.
@@ -206,11 +207,11 @@ def campaigns(monkeypatch: pytest.MonkeyPatch, *, journal: bool = False) -> list
 
     configs: list[Any] = []
 
-    def run_campaign(config: Any, store: Any, progress: Any) -> supervisor.Tally:
+    def run_campaign(config: Any, store: Any, progress: Any) -> Tally:
         configs.append(config)
         if journal:
             (store.out / "journal" / "0.json").write_bytes(dump_case(CLEAN))
-        return supervisor.Tally()
+        return Tally()
 
     monkeypatch.setattr(supervisor, "run_campaign", run_campaign)
     return configs
@@ -283,10 +284,10 @@ class TestJson:
     ) -> None:
         from narrowfuzz.campaign import supervisor
 
-        def run_campaign(config: Any, store: Any, progress: Any) -> supervisor.Tally:
+        def run_campaign(config: Any, store: Any, progress: Any) -> Tally:
             print("a line of a model's")
             os.write(1, b"a line of a library's\n")
-            return supervisor.Tally(notes=["a note"])
+            return Tally(notes=["a note"])
 
         monkeypatch.setattr(supervisor, "run_campaign", run_campaign)
         code, out, err = nf("run", "--out", "new", "--recipe", "torch.fp32", "--json")
@@ -361,8 +362,13 @@ class TestOutputFolder:
         ("RECIPES = ['torch.fp32']", "RECIPES"),
         ("import no_such_module_here", "no_such_module_here"),
         ("from harness import Recipe", "write 'from narrowfuzz import Recipe'"),
-        ("from harness.recipe import Recipe", "write 'from narrowfuzz.recipe import Recipe'"),
-        ("import harness.case", "write 'import narrowfuzz.case'"),
+        ("from harness.recipe import Recipe", "write 'from narrowfuzz import Recipe'"),
+        ("from narrowfuzz.recipe import Recipe", "write 'from narrowfuzz import Recipe'"),
+        (
+            "from narrowfuzz.stateful import Subject",
+            "write 'from narrowfuzz.recipe.stateful import Subject'",
+        ),
+        ("import harness.case", "write 'import narrowfuzz.case.spec'"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "list", "replay"])
@@ -384,7 +390,7 @@ def test_a_bad_recipe_file_is_refused_by_name(
         ("import sys; sys.exit(0)", "SystemExit"),
         ("faults = []", "PLANTS"),
         ("from harness import Plant", "write 'from narrowfuzz import Plant'"),
-        ("from harness.narrowfuzz import Plant", "the package is called narrowfuzz"),
+        ("from harness.narrowfuzz import Plant", "write 'from narrowfuzz import Plant'"),
         ("from harness import mine", "raised"),  # a package of their own
         ("from narrowfuzz import Plant\nPLANTS = [Plant('a', 'f', 't', 'l', (), None)]", "recipe"),
         (
@@ -611,7 +617,7 @@ def test_list_names_a_users_own_recipes(nf: Callable[..., Result], here: Path) -
 
 OWN = """
 import dataclasses
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 RECIPES = [dataclasses.replace(load_recipes()["torch.fp32"], name="mine.fp32")]
 """
 

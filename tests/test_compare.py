@@ -18,17 +18,17 @@ import pytest
 import torchao
 from narrowfuzz.campaign import compare
 from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepted
-from narrowfuzz.campaign.accepted import accepted, suppressions
 from narrowfuzz.campaign.beside import Beside, CaseSeen, Shown, read_seen
 from narrowfuzz.campaign.compare import Asked, Side, compare_command, side_of
 from narrowfuzz.campaign.comparison import compared, side_run
 from narrowfuzz.campaign.comparison_words import bits_said, verdict
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.fold import Judgement
-from narrowfuzz.results import hashes_of
-from narrowfuzz.trace import Seen, Site, SiteTrace, Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.fold import Judgement
+from narrowfuzz.report.accepted import accepted, suppressions
+from narrowfuzz.report.store import Store
+from narrowfuzz.trace.hashes import hashes_of
+from narrowfuzz.trace.trace import Seen, Site, SiteTrace, Trace
+from narrowfuzz.trace.verdict import Verdict
 
 RESULTS = {"eager": {"results": {"output": "1", "grad_input": "2"}, "scales": {"a": "3"}}}
 

@@ -9,9 +9,9 @@ import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import Models
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import load_recipes
 
 RECIPES = load_recipes()
 PLAIN = "torch.fp32"

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from context_bridge import bridged
 from hypothesis import given, settings
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms import processes as ranks
 from narrowfuzz.arms.ladder import none_runs, unavailable
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec
-from narrowfuzz.judge import Judge, Judgement, tensors_of
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles.sharded.table import OF_CONTEXT
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.draw.sharded_specs import SHARDABLE, _contexts, sharded_specs
+from narrowfuzz.judge.judge import Judge, Judgement, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes
 from narrowfuzz.power.cases import examples
-from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.sharded_specs import SHARDABLE, _contexts, sharded_specs
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules.sharded.table import OF_CONTEXT
 from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.verify import run_script
 from samples import one_in

@@ -10,25 +10,26 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from narrowfuzz import plants
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.supervisor import Tally, start_server
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.data import make_tensors
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import load_ledger
+from narrowfuzz.campaign.supervisor import start_server
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.events import Backward, Close, Forward, Open, Step
+from narrowfuzz.case.features import FEATURES
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_controls, find_plant
 from narrowfuzz.power.hunt import Limits, control, lacking, targets
 from narrowfuzz.power.record import Controlled
-from narrowfuzz.recipe import AnyRecipe, Recipe, load_every, load_recipes, select
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Step
-from narrowfuzz.schedule.story import FEATURES
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, load_every, load_recipes, select
+from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
 from samples import one_in
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from narrowfuzz.case import Spec
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.triage.recipe_source import conversion_of
 
 

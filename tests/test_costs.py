@@ -27,7 +27,7 @@ PLANTS = [
 ]
 """
 RULE = '''
-from narrowfuzz.oracles.oracle import plain
+from narrowfuzz.rules.oracle import plain
 
 
 def check_trial(evidence):
@@ -50,14 +50,14 @@ class Trial(nn.Module):
 ROW = 'Model("trial", "on trial", "Trial", _sides, "mlp", wide=True, last="only")'
 #: Judges one case and says which rules passed on which rungs.
 JUDGED = """
-from narrowfuzz.environment import prepare, settle
+from narrowfuzz.machine.environment import prepare, settle
 prepare(); settle()
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.coverage import universe
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import load_every, load_recipes
-from narrowfuzz.specs import WIDE
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.coverage import universe
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_every, load_recipes
+from narrowfuzz.draw.specs import WIDE
 case = Case(spec=Spec(recipe="torch.bf16", {fields}), data=DataSpec(seed=1))
 judged = Judge(load_every(), Ledger([])).judge(case)
 assert not judged.causes, judged.causes
@@ -86,7 +86,7 @@ TRIALS = {
         {"oracles/trial.py": RULE},
         (
             ("oracles/__init__.py", "from functools import partial\n",
-             "from narrowfuzz.oracles.trial import check_trial\n"),
+             "from narrowfuzz.rules.trial import check_trial\n"),
             ("oracles/__init__.py", "OF_CONVERTED: tuple[Oracle, ...] = (\n",
              '    Oracle("R99", "a trial", "exact", "C", "none", check_trial, scope="case"),\n'),
         ),

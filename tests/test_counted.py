@@ -11,9 +11,9 @@ from typing import Any
 
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
-from narrowfuzz.campaign.supervisor import Tally
-from narrowfuzz.case import Case
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.case.spec import Case
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.tally import Tally
 
 RECIPES = load_recipes()
 PLAIN = "torch.fp32"

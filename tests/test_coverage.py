@@ -11,17 +11,17 @@ from typing import get_args
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.slices import AGAIN, FIRST
-from narrowfuzz.case import Case, Compile, DataSpec, Spec
-from narrowfuzz.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec
+from narrowfuzz.draw.coverage import DIMENSIONS, Pair, features, missing, pairs, table, universe
+from narrowfuzz.draw.specs import specs, trainings
+from narrowfuzz.draw.strategies import batches, cases
 from narrowfuzz.numerics.accumulator import CPU, HOPPER, Accumulators
-from narrowfuzz.recipe import load_recipes, runnable
-from narrowfuzz.specs import specs, trainings
-from narrowfuzz.strategies import batches, cases
+from narrowfuzz.recipe.recipe import load_recipes, runnable
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("drawn cases")

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.cures import without_slp_vectorizer
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import Entry, Ledger, load_entries
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries
+from narrowfuzz.ledger.mitigations import without_slp_vectorizer
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.patching import float8_mm, replaced
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.specs import fixed
+from narrowfuzz.recipe.recipe import load_recipes
 from test_ledger import FIELDS
 
 CASE = Case(
@@ -37,7 +37,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, gain_under_the_cure: float) -> Judge
         yield
         gain[0] = usual
 
-    monkeypatch.setattr("narrowfuzz.judge.CURES", {"it": cure})
+    monkeypatch.setattr("narrowfuzz.judge.judge.CURES", {"it": cure})
     ledger = Ledger([msgspec.structs.replace(ENTRY, cure="it")])
     with float8_mm(lambda a, b, result, role: result * gain[0]):
         return Judge(load_recipes(), ledger, frozenset({"eager"})).judge(CASE)
@@ -59,7 +59,7 @@ def test_what_still_diverges_under_the_cure_is_a_finding(
 
 def test_what_goes_away_by_itself_is_not_taken_for_cured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of as many multiplies as one judging makes, under a cure that does nothing."""
-    monkeypatch.setattr("narrowfuzz.judge.CURES", {"it": nullcontext})
+    monkeypatch.setattr("narrowfuzz.judge.judge.CURES", {"it": nullcontext})
     ledger = Ledger([msgspec.structs.replace(ENTRY, cure="it")])
     left = [10**6]
 
@@ -71,11 +71,11 @@ def test_what_goes_away_by_itself_is_not_taken_for_cured(monkeypatch: pytest.Mon
         with float8_mm(product):
             return Judge(load_recipes(), ledger, frozenset({"eager"})).judge(CASE)
 
-    monkeypatch.setattr("narrowfuzz.judge._CURE_TRIES", 0)
+    monkeypatch.setattr("narrowfuzz.judge.judge._CURE_TRIES", 0)
     assert judgement().known, "asked no further, anything is cured"
     made = 10**6 - left[0]
     monkeypatch.undo()
-    monkeypatch.setattr("narrowfuzz.judge.CURES", {"it": nullcontext})
+    monkeypatch.setattr("narrowfuzz.judge.judge.CURES", {"it": nullcontext})
     left[0] = made
     found = judgement()
     assert found.causes and not found.known and left[0] < 0
@@ -167,7 +167,7 @@ def test_other_code_that_does_not_compile_is_not_taken_for_it(stored_twice: Case
 
 
 def test_the_name_of_a_stored_reduction_is_its_own_and_the_cure_leaves_no_trace() -> None:
-    from narrowfuzz.cures import a_name_for_each_stored_reduction
+    from narrowfuzz.ledger.mitigations import a_name_for_each_stored_reduction
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppVecKernel
 

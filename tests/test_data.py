@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
-from narrowfuzz.data import hash_bits, lattice_format, make_tensors
+from narrowfuzz.case.data import hash_bits, lattice_format, make_tensors
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
+from narrowfuzz.draw.strategies import WILD
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, F32, FORMATS
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, Plan
 from narrowfuzz.numerics.scales import mx_scale
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.strategies import WILD
+from narrowfuzz.recipe.recipe import load_recipes
 from numpy.typing import NDArray
 
 EXAMPLES = settings(max_examples=60, deadline=None, database=None, derandomize=True)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from narrowfuzz import device, gpu
-from narrowfuzz.arm import (
+from narrowfuzz.arms.ladder import approximate, natives, on_ranks, options_on, unavailable
+from narrowfuzz.campaign import supervisor
+from narrowfuzz.case.arm import (
     BY_NAME,
     EAGER_NATIVE,
     INDUCTOR,
@@ -25,14 +26,14 @@ from narrowfuzz.arm import (
     SHARDED_PROCESSES,
     Arm,
 )
-from narrowfuzz.arms.ladder import approximate, natives, on_ranks, options_on, unavailable
-from narrowfuzz.campaign import supervisor
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.device import Device, choose, default_workers, forks, torch_name
-from narrowfuzz.gpu import ALL, NEEDED, Gpu, Gpus, problem
-from narrowfuzz.judge import Judge
-from narrowfuzz.ladders import measure, measured
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.sharded_specs import sharded_specs
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.device import Device, choose, default_workers, forks, torch_name
+from narrowfuzz.machine.gpu import ALL, NEEDED, Gpu, Gpus, problem
+from narrowfuzz.machine.ladders import measure, measured
+from narrowfuzz.machine.machine import device, gpu
 from narrowfuzz.numerics.accumulator import (
     CPU,
     HOPPER,
@@ -44,10 +45,9 @@ from narrowfuzz.numerics.accumulator import (
     reconciled,
     wider,
 )
-from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.play.taps import KernelWatch, let_rng_pass
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.sharded_specs import sharded_specs
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules import BY_NAME as RULES
 
 FREE = Gpu("H100", (9, 0), 79 * 2**30, 80 * 2**30)
 TWO = Gpus("13.0", (FREE, FREE), driver="13.0")

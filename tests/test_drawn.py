@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.drawn import drawn_together
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.batch import drawn_together
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.oracles.oracle import same_bits
-from narrowfuzz.oracles.reference import alone
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules.oracle import same_bits
+from narrowfuzz.rules.reference import alone
 
 prepare()
 settle()

@@ -11,9 +11,9 @@ from typing import get_args
 import pytest
 from narrowfuzz import __version__, cli
 from narrowfuzz.campaign import main
-from narrowfuzz.campaign.supervisor import Tally
-from narrowfuzz.exits import FailOn, fails
-from narrowfuzz.severity import Severity
+from narrowfuzz.ledger.exits import FailOn, fails
+from narrowfuzz.ledger.severity import Severity
+from narrowfuzz.report.tally import Tally
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_we_did_not_expect_is_a_traceback_and_3(
     def raises(*args: object, **named: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("narrowfuzz.listing.known_command", raises)
+    monkeypatch.setattr("narrowfuzz.report.listing.known_command", raises)
     with pytest.raises(SystemExit) as ended:
         cli.main(["known", "some-entry"])
     assert ended.value.code == 3

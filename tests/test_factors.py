@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import NamedTuple, get_args
 
 import pytest
-from narrowfuzz import factors
-from narrowfuzz.case import Checkpoint, Compile, ModelName
-from narrowfuzz.recipe import load_recipes, runnable
+from narrowfuzz.case.spec import Checkpoint, Compile, ModelName
+from narrowfuzz.draw import factors
+from narrowfuzz.recipe.recipe import load_recipes, runnable
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("drawn factors")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike, ValueClass
-from narrowfuzz.facts import Context, check_predicate, holds
-from narrowfuzz.machine import Machine
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open, Settings
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.case.events import Backward, Close, Forward, Open, Settings
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, ValueClass
+from narrowfuzz.ledger.facts import Context, check_predicate, holds
+from narrowfuzz.machine.machine import Machine
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.verdict import Verdict
 
 MACHINE = Machine(("amx_bf16", "avx2"), "3.12.0", {"bf16": "brg_matmul:avx10_1_512_amx"}, {})
 VERDICT = Verdict("contract", "inductor", "forward", "crashed", got="ValueError: 'k' is 7")

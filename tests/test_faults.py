@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from kernels import skip_unless_every_arm_runs
-from narrowfuzz.case import Case, load_case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
+from narrowfuzz.case.spec import Case, load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 
 prepare()
 settle()
@@ -38,8 +38,8 @@ FAULTS = {
 
 def owners() -> Iterator[Any]:
     """Modules, classes and tables that faults are planted in."""
-    from narrowfuzz import simulated
-    from narrowfuzz.models import delayed
+    from narrowfuzz.machine import simulated
+    from narrowfuzz.recipe import delayed
     from torch._dynamo.backends import registry
     from torch._functorch import partitioners
     from torch._inductor import decomposition, lowering

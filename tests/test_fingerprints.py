@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from kernels import skip_unless_every_arm_runs
-from narrowfuzz.case import Case, load_case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import rules_of
+from narrowfuzz.case.spec import Case, load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.verdict import BAD, fingerprint
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules import rules_of
+from narrowfuzz.trace.verdict import BAD, fingerprint
 
 prepare()
 settle()

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.triage.finding import Finding, Triaged
 from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of

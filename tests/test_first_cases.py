@@ -7,8 +7,8 @@ from typing import get_args
 
 from narrowfuzz.campaign.check import _VALUES
 from narrowfuzz.campaign.first import compiled, dealt
-from narrowfuzz.case import Case, DataSpec, Spec, ValueClass
-from narrowfuzz.strategies import WILD
+from narrowfuzz.case.spec import Case, DataSpec, Spec, ValueClass
+from narrowfuzz.draw.strategies import WILD
 
 EAGER = Spec(recipe="torch.bf16")
 ONE, TWO = (Spec(recipe="torch.bf16", compile="inductor", m=m) for m in (16, 32))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from narrowfuzz import vectors
+from narrowfuzz.machine import isa as vectors
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.triage.forked import ForkedScripts, _load_inductor
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.program import run_error
-from narrowfuzz.trace import message_of
+from narrowfuzz.trace.trace import message_of
 
 
 def a_library(root: Path) -> Path:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.history import fewest, histories
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
-from narrowfuzz.verdict import Verdict
 
 prepare()
 settle()

@@ -11,22 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 from kernels import skip_without_backend
-from narrowfuzz.address import At
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.fold import fold
-from narrowfuzz.judge import FRESH_DRAWS, Judge, tensors_of
-from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.case.events import Backward, Event, Forward
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.fold import fold
+from narrowfuzz.judge.judge import FRESH_DRAWS, Judge, tensors_of
+from narrowfuzz.judge.programs import Programs
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles import BY_NAME
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.programs import Programs
-from narrowfuzz.recipe import Recipe, load_every, load_recipes, runnable
-from narrowfuzz.schedule.events import Backward, Event, Forward
-from narrowfuzz.trace import Trace
+from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, runnable
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.layer import linear_of
-from narrowfuzz.verdict import Verdict, fingerprint
 
 prepare()
 settle()

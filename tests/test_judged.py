@@ -10,20 +10,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.campaign.accepted import Accepted
-from narrowfuzz.campaign.ended import Ended
-from narrowfuzz.campaign.judged import RULES, Judged, happened, judged, looked_at
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.summary import print_summary
-from narrowfuzz.campaign.supervisor import Tally
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.catalog import MODELS, Model
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import load_every
-from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
-from narrowfuzz.verdict import Status, Verdict
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Backward, Forward, Reload, Step
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.recipe.recipe import load_every
+from narrowfuzz.report.accepted import Accepted
+from narrowfuzz.report.judged import RULES, Judged, happened, judged, looked_at
+from narrowfuzz.report.outcome import Ended
+from narrowfuzz.report.store import Store
+from narrowfuzz.report.summary import print_summary
+from narrowfuzz.report.tally import Tally
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.verdict import Status, Verdict
 from rich.console import Console
 
 RECIPES = load_every()

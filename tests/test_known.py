@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.facts import OF_MACHINE, Context, holds
-from narrowfuzz.ledger import Entry, known_dir, load_entries, stands
-from narrowfuzz.machine import machine
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
+from narrowfuzz.ledger.ledger import Entry, known_dir, load_entries, stands
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.triage.verify import CANNOT, RunScript, run_script
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version

@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Entry, Ledger, load_ledger
-from narrowfuzz.oracles import ORACLES
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.severity import severity
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Entry, Ledger, load_ledger
+from narrowfuzz.ledger.severity import severity
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules import ORACLES
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import report
 from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
-from narrowfuzz.verdict import Verdict, fingerprint
 
 RECIPES = load_recipes()
 LEDGER = load_ledger()

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import narrowfuzz.ledger
+import narrowfuzz.ledger.ledger
 import pytest
-from narrowfuzz.causes import by_cause, counted, same_cause
 from narrowfuzz.cli import main
-from narrowfuzz.filed import Issue, Place
-from narrowfuzz.known_issue import TE, Source, issue_body, line_number, release_of_te
-from narrowfuzz.ledger import KINDS, Entry, load_entries, stands
+from narrowfuzz.ledger.causes import by_cause, counted, same_cause
+from narrowfuzz.ledger.filed import Issue, Place
+from narrowfuzz.ledger.ledger import KINDS, Entry, load_entries, stands
+from narrowfuzz.report.known_issue import TE, Source, issue_body, line_number, release_of_te
 from narrowfuzz.triage.verify import RunScript
 from reproductions import about_gcc, alone, compiles, miscompiles
 from te_on_cpu.environment import CHOICE, ensure
@@ -180,7 +180,7 @@ def made_up(source: Source, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         one = entry(**({"kind": "bug", "issue": ISSUE, "versions": {"lib": "==1.0"}} | changes))
         one = msgspec.structs.replace(one, folder=str(source.root))
-        monkeypatch.setattr(narrowfuzz.ledger, "load_entries", lambda folders=(): [one])
+        monkeypatch.setattr(narrowfuzz.ledger.ledger, "load_entries", lambda folders=(): [one])
         return one
 
     return ledger

@@ -6,7 +6,9 @@ import itertools
 from typing import get_args
 
 import pytest
-from narrowfuzz.arm import (
+from narrowfuzz.arms import ladder
+from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
+from narrowfuzz.case.arm import (
     BY_NAME,
     EAGER,
     EAGER_NATIVE,
@@ -16,9 +18,7 @@ from narrowfuzz.arm import (
     climb,
     with_checkpoint,
 )
-from narrowfuzz.arms import ladder
-from narrowfuzz.arms.ladder import natives, rungs_of, select_arms, unavailable
-from narrowfuzz.case import ALONE, AnyCheckpoint, Checkpoint, Compile, Kernels, Sharding, Spec
+from narrowfuzz.case.spec import ALONE, AnyCheckpoint, Checkpoint, Compile, Kernels, Sharding, Spec
 
 SUFFIX = {
     "none": "",

@@ -6,15 +6,15 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from narrowfuzz.case import Case, DataSpec, Gemm, Spec
-from narrowfuzz.data import make_tensors
-from narrowfuzz.ladder_data import STEP
+from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.ladder_data import STEP
+from narrowfuzz.case.spec import Case, DataSpec, Gemm, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import HOPPER
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.outcomes import MOST_STEPS
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, Plan
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 
 RECIPES = load_recipes()
 GEMMS: tuple[Gemm, ...] = get_args(Gemm)

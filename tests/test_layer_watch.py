@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_backend
-from narrowfuzz.arm import EAGER, with_checkpoint
 from narrowfuzz.arms.layers import layers_of
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, Checkpoint, DataSpec, ModelName, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import linear_names
+from narrowfuzz.arms.zoo import linear_names
+from narrowfuzz.case.arm import EAGER, with_checkpoint
+from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, ModelName, Spec
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
-from narrowfuzz.oracles.evidence import same_bits
 from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.play.player import Training
-from narrowfuzz.recipe import load_recipes, runnable
-from narrowfuzz.trace import LayerCall, Trace
+from narrowfuzz.recipe.recipe import load_recipes, runnable
+from narrowfuzz.rules.evidence import same_bits
+from narrowfuzz.trace.trace import LayerCall, Trace
 
 prepare()
 settle()

@@ -18,166 +18,20 @@ MODULES = {
 }
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
-#: What a package or module may import of ours: itself, and the ones named here.
-LOW = {
-    "address",
-    "case",
-    "content",
-    "expect",
-    "meaning",
-    "verdict",
-    "numerics",
-    "plants.plant",
-    "machine",
-}
-LOW |= {"arm", "catalog", "severity"}
 #: The import packages that harness/ holds.
 OURS = {"narrowfuzz", "te_on_cpu"}
-DATA = LOW | {
-    "schedule",
-    "stateful",
-    "moments",
-    "trace",
-    "recipe",
-    "data",
-    "specs",
-    "strategies",
-    "ledger",
-    "environment",
-    "policy",
-    "event_data",
-    "trainings",
-    "sharding",
-    "sharded_specs",
-}
-JUDGED = DATA | {
-    "play",
-    "models",
-    "arms",
-    "oracles",
-    "fold",
-    "judge",
-    "observe_library",
-    "device",
-    "programs",
-}
-MAY_IMPORT = {
+#: Every package, in order: each may import those before it, and no other.
+ORDER = (
+    "te_on_cpu", "numerics", "play", "models", "case", "trace", "rules", "machine", "recipe",
+    "draw", "arms", "ledger", "judge", "own_models", "plants", "watch", "triage", "report",
+    "campaign", "power", "cli", "plugin", "__main__",
+)  # fmt: skip
+#: What imports less than the order allows: scripts and users' processes take it as it is.
+ALONE = {
+    "te_on_cpu": set(),
     "numerics": set(),
-    "address": set(),
-    "expect": {"address"},
-    "meaning": {"address", "expect", "numerics"},
     "play": set(),
-    "catalog": {"play"},
-    "older_cases": {"catalog", "schedule.events"},
-    "case": {"catalog", "older_cases", "schedule.events"},
-    "arm": {"case"},
-    "choices": set(),
-    "schedule": {"case", "catalog", "choices"},
-    "stateful": {"case", "numerics", "schedule"},
-    "content": {"__init__"},
-    "verdict": {"address", "arm", "case", "expect", "meaning", "numerics"},
-    "policy": set(),
-    "environment": {"machine"},
-    "machine": {"play"},  # what switches kernels: it asks both
-    "severity": set(),
-    "facts": {"case", "catalog", "machine", "schedule", "verdict"},
-    "verified": {"content"},
-    "trials": {"ledger", "machine", "triage"},
-    "moments": {"address", "numerics"},
-    "trace": {"address", "moments", "numerics"},
-    "sharding": {"case", "catalog", "schedule"},
-    "sharded_specs": LOW | {"choices", "recipe", "schedule", "sharding", "specs"},
-    "recipe": LOW | {"sharding", "stateful", "trace", "trainings"},
-    "ladder_data": {"numerics"},
-    "data": {"case", "ladder_data", "numerics"},
-    "event_data": {"case", "numerics", "schedule"},
-    "trainings": {"case", "catalog", "schedule"},
-    "specs": LOW | {"choices", "recipe", "schedule", "trainings"},
-    "strategies": LOW | {"choices", "schedule", "specs", "stateful", "trace", "recipe"},
-    "cures": set(),
-    "filed": set(),
-    "ledger": LOW | {"cures", "environment", "facts", "filed"},
-    "causes": {"ledger"},
-    "known_issue": {"environment", "filed", "ledger", "te_on_cpu"},
-    "models": {"case", "catalog", "numerics", "play", "schedule", "stateful"},
-    "factors": LOW | {"trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
-    "coverage": LOW
-    | {"sharding", "trainings", "recipe", "schedule", "specs", "stateful", "strategies"},
-    "vectors": {"environment"},
-    "arms": DATA | {"models", "play", "vectors", "gpu"},
-    # play.attention: what a kernel sums, of scripts' tensors as of the rules' arrays
-    "oracles": (DATA - {"recipe", "specs", "strategies", "ledger"}) | {"play.attention"},
-    "oracles.state": {
-        "moments",
-        "case",
-        "arm",
-        "expect",
-        "numerics",
-        "oracles.oracle",
-        "oracles.library.evidence",
-    }
-    | {"schedule", "trace", "verdict"},
-    # models: the host of state faults; te_on_cpu: what the library's own are planted on; simulated:
-    # what a GPU's are
-    "plants": {
-        "content",
-        "case",
-        "recipe",
-        "models",
-        "stateful",
-        "schedule",
-        "numerics",
-        "play",  # what is planted is planted on ranks, too
-        "policy",
-        "catalog",
-        "device",
-        "te_on_cpu",
-        "simulated",
-        "vectors",
-    },
-    "simulated_memory": set(),
-    "simulated": {"simulated_memory", "te_on_cpu"},
-    "gpu": set(),
-    "ladders": {"numerics", "play"},
-    "device": {"gpu", "ladders", "numerics", "simulated"},
-    "observe_library": DATA | {"arms", "oracles"},
-    "programs": DATA | {"arms"},
-    "drawn": {"case", "numerics", "oracles"},
-    "fold": DATA | {"oracles"},
-    "judge": DATA
-    | {
-        "cures",
-        "fold",
-        "models",
-        "arms",
-        "oracles",
-        "drawn",
-        "observe_library",
-        "device",
-        "programs",
-    },
-    "overlay": {"te_on_cpu"},
-    "triage": JUDGED | {"overlay", "own_models", "plants", "vectors", "watch"},
-    "watch": {"__init__", "address", "content", "exits"},
-    "own_models": {"case", "catalog", "environment", "meaning", "play"},
-    "results": {"trace"},
-    "campaign": JUDGED
-    | {
-        "results",
-        "__init__",
-        "gpu",
-        "facts",
-        "own_models",
-        "overlay",
-        "advice",
-        "exits",
-        "trials",
-        "plants",
-        "triage",
-        "coverage",
-        "te_on_cpu",
-    },
-    "power": JUDGED | {"plants", "campaign", "coverage"},
+    "watch": {"trace", "recipe", "ledger"},
 }
 
 
@@ -211,6 +65,12 @@ def full_name(package: str) -> str:
     return package if package in OURS else f"narrowfuzz.{package}"
 
 
+def package_of(module: str) -> str:
+    """The package, or loose module, that one of our modules is in; "" for the package's face."""
+    first, *rest = module.split(".")
+    return first if first != "narrowfuzz" else next(iter(rest), "")
+
+
 def of(package: str) -> list[str]:
     """The modules of one of our packages (or the one module of that name)."""
     name = full_name(package)
@@ -230,21 +90,23 @@ def inside(name: str, package: str) -> bool:
     return name == whole or (package != "__init__" and name.startswith(f"{whole}."))
 
 
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_a_layer_imports_only_what_is_below_it(package: str) -> None:
-    allowed = {*MAY_IMPORT[package], package}
+@pytest.mark.parametrize("package", ORDER)
+def test_a_package_imports_only_those_before_it(package: str) -> None:
+    allowed = {package, *ALONE.get(package, ORDER[: ORDER.index(package)])}
     wrong = [
         f"{module} imports {name}"
         for module in of(package)
         for name in ours(module)
-        if not any(inside(name, other) for other in allowed)
+        if name != "narrowfuzz" and not any(inside(name, other) for other in allowed)
     ]
     assert of(package) and not wrong
 
 
-@pytest.mark.parametrize(
-    "package", ["numerics", "oracles", "case", "schedule", "data", "strategies", "coverage"]
-)
+def test_every_package_has_a_place_in_the_order() -> None:
+    assert {name for module in MODULES for name in [package_of(module)] if name} == {*ORDER}
+
+
+@pytest.mark.parametrize("package", ["numerics", "case", "trace", "rules", "draw"])
 def test_rules_and_data_never_import_torch(package: str) -> None:
     assert not [m for m in of(package) if {"torch", "torchao"} & libraries(m)]
 
@@ -252,28 +114,6 @@ def test_rules_and_data_never_import_torch(package: str) -> None:
 def test_numerics_needs_numpy_and_the_standard_library_only() -> None:
     used = set().union(*(libraries(module) for module in of("numerics")))
     assert used - set(sys.stdlib_module_names) == {"numpy"}
-
-
-def test_only_the_judge_and_what_sits_on_it_sees_arms_and_oracles() -> None:
-    both = {
-        module
-        for module in MODULES
-        if any(inside(name, "arms") for name in ours(module))
-        and any(inside(name, "oracles") for name in ours(module))
-    }
-    sits_on_judge = (
-        "judge",
-        "observe_library",
-        "triage",
-        "campaign",
-        "replay",
-        "plugin",
-        "cli",
-        "listing",
-        "power",
-    )
-    assert "narrowfuzz.judge" in both
-    assert not [m for m in both if not any(inside(m, package) for package in sits_on_judge)]
 
 
 @pytest.mark.parametrize(
@@ -318,13 +158,13 @@ def test_the_emulated_extension_imports_nothing_of_ours() -> None:
 
 
 def test_strategies_load_neither_torch_nor_arms_nor_oracles() -> None:
-    loaded = loaded_after("import narrowfuzz.data, narrowfuzz.strategies")
-    assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.oracles"})
+    loaded = loaded_after("import narrowfuzz.case.data, narrowfuzz.draw.strategies")
+    assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.rules"})
 
 
-def test_oracles_load_neither_torch_nor_arms() -> None:
-    loaded = loaded_after("import narrowfuzz.oracles")
-    assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.judge"})
+def test_rules_load_neither_torch_nor_arms() -> None:
+    loaded = loaded_after("import narrowfuzz.rules")
+    assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.judge.judge"})
 
 
 def test_the_plugin_is_light_until_a_fixture_is_used() -> None:

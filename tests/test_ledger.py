@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import narrowfuzz.ledger
+import narrowfuzz.ledger.ledger
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrowfuzz.address import At
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.content import content_dir
-from narrowfuzz.expect import Within, bits
-from narrowfuzz.ledger import Entry, Ledger, load_entries, load_ledger, stands
-from narrowfuzz.listing import known_command
-from narrowfuzz.verdict import Verdict, fingerprint
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.ledger.ledger import Entry, Ledger, load_entries, load_ledger, stands
+from narrowfuzz.recipe.content import content_dir
+from narrowfuzz.report.listing import known_command
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 
 TORCH = importlib.metadata.version("torch").split("+")[0]
 FIELDS: dict[str, Any] = {
@@ -60,7 +60,7 @@ def entry(**changes: Any) -> Entry:
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """write(name, **changes): an entry file in a ledger of its own; None drops a field."""
-    monkeypatch.setattr(narrowfuzz.ledger, "known_dir", lambda: tmp_path)
+    monkeypatch.setattr(narrowfuzz.ledger.ledger, "known_dir", lambda: tmp_path)
 
     def write(name: str, **changes: Any) -> Path:
         path = tmp_path / f"{name}.toml"

@@ -17,17 +17,17 @@ from functools import cache
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.facts import OF_MACHINE, Context, holds
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import Entry, load_entries, load_ledger, stands
-from narrowfuzz.machine import machine
+from narrowfuzz.case.events import Backward, Close, Forward, Open
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.facts import OF_MACHINE, Context, holds
+from narrowfuzz.ledger.ledger import Entry, load_entries, load_ledger, stands
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.processes import around
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open
+from narrowfuzz.recipe.recipe import load_recipes
 
 prepare()
 settle()

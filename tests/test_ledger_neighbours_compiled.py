@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from narrowfuzz import machine
-from narrowfuzz.ledger import stands
+from narrowfuzz.ledger.ledger import stands
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.plants.patching import replaced
 from test_ledger_neighbours import Neighbour, entry_of, explaining, fault, judged, raising
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from narrowfuzz.facts import FACTS
-from narrowfuzz.ledger import Entry, Match, load_entries
+from narrowfuzz.ledger.facts import FACTS
+from narrowfuzz.ledger.ledger import Entry, Match, load_entries
 
 ENTRIES = load_entries()
 #: The pieces of a fingerprint: rule, role, arm, symptom, family.

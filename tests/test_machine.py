@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.machine import Machine, compiler, lacking_kernel, machine
-from narrowfuzz.recipe import load_recipes, obstacles
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.machine import Machine, compiler, lacking_kernel, machine
+from narrowfuzz.recipe.recipe import load_recipes, obstacles
 
 LACK = "could not create a primitive descriptor for the matmul primitive. Run workload with"
 
@@ -35,7 +35,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError(f"{LACK}\nmore")
         return multiply(a, b, x, *rest, **kw)
 
-    monkeypatch.setattr("narrowfuzz.machine.machine", without_fp8)
+    monkeypatch.setattr("narrowfuzz.machine.machine.machine", without_fp8)
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
 
 
@@ -84,7 +84,7 @@ def test_a_shape_that_a_cpu_lacks_is_never_a_finding(lacking: None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", ["AVX512_CORE_BF16", "AVX2"])
 def test_a_limited_onednn_is_seen(isa: str) -> None:
-    code = "from narrowfuzz.machine import machine; print(machine().kernels['bf16'])"
+    code = "from narrowfuzz.machine.machine import machine; print(machine().kernels['bf16'])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},

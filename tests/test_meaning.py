@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.expect import Is, Present, Refuses, Runs, Same, Within, bits
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger, load_entries
-from narrowfuzz.meaning import broken, meaning, shortened, times
-from narrowfuzz.oracles import BY_NAME, ORACLES
-from narrowfuzz.oracles.relations_shape import check_variants, variants
-from narrowfuzz.oracles.relations_state import telling
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.trace import ChangeKind
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules.relations_shape import check_variants, variants
+from narrowfuzz.rules.relations_state import telling
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Is, Present, Refuses, Runs, Same, Within, bits
+from narrowfuzz.trace.meaning import broken, meaning, shortened, times
+from narrowfuzz.trace.trace import ChangeKind
+from narrowfuzz.trace.verdict import Verdict
 
 SEEN = json.loads((Path(__file__).parent / "fingerprints.json").read_text())
 #: Words that only the code uses.
@@ -56,7 +56,7 @@ def test_every_change_of_a_conversion_has_words(kind: str) -> None:
 
 
 def test_no_words_are_the_codes_own() -> None:
-    import narrowfuzz.meaning as told
+    import narrowfuzz.trace.meaning as told
 
     words = [*told._CONVERSION.values(), *told._RAISES.values(), *told._SYMPTOMS.values()]
     assert not [w for w in words for private in PRIVATE if private in re.sub(r"\{\w+\}", "", w)]

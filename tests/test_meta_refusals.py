@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from narrowfuzz.case import Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.simulated import _check
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.simulated import _check
+from narrowfuzz.recipe.recipe import load_recipes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 prepare()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec, Spike
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec, Spike
 from narrowfuzz.triage import minimise as module
 from narrowfuzz.triage.minimise import DRAWS, REACH, Shows, minimise
 

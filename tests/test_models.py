@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.catalog import MODELS, heads_of
-from narrowfuzz.data import make_model_tensors
-from narrowfuzz.judge import tensors_of
-from narrowfuzz.models.zoo import gradient_names, linear_names, parameter_shapes, tied_names
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.arms.zoo import gradient_names, linear_names, parameter_shapes, tied_names
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.data import make_model_tensors
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.models.catalog import MODELS, heads_of
+from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.triage.script_parts import model_source
 
 ALL: tuple[ModelName, ...] = get_args(ModelName)

@@ -19,15 +19,15 @@ import pytest
 import torch
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.campaign.check import _TRAINING, _specs
-from narrowfuzz.campaign.judged import looked_at
-from narrowfuzz.case import Case, DataSpec, Spike
-from narrowfuzz.catalog import Model
-from narrowfuzz.data import make_model_tensors
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import load_ledger
+from narrowfuzz.case.data import make_model_tensors
+from narrowfuzz.case.spec import Case, DataSpec, Spike
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import Model
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.judged import looked_at
 from test_ledger_neighbours import explaining
 
 prepare()

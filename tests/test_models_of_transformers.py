@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.environment import settle
+from narrowfuzz.machine.environment import settle
 
 pytest.importorskip("transformers", reason="make models installs it")
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):

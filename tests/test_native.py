@@ -14,21 +14,21 @@ import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz import machine, specs
-from narrowfuzz.arm import BY_NAME, EAGER_NATIVE
 from narrowfuzz.arms.ladder import natives
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, Kernels, Spec, dump_case, load_case
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.machine import Machine
-from narrowfuzz.oracles.whole import check_ratio, check_strict
+from narrowfuzz.case.arm import BY_NAME, EAGER_NATIVE
+from narrowfuzz.case.spec import Case, DataSpec, Kernels, Spec, dump_case, load_case
+from narrowfuzz.draw import specs
+from narrowfuzz.draw.strategies import cases
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.machine import Machine, machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults, find_plant
 from narrowfuzz.play.kernels import without_onednn
-from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.strategies import cases
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules.whole import check_ratio, check_strict
 from narrowfuzz.triage.triage import triage
 
 prepare()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from narrowfuzz.campaign.nearest import MOST, nearest
-from narrowfuzz.ledger import Entry, Match, load_entries
+from narrowfuzz.ledger.ledger import Entry, Match, load_entries
+from narrowfuzz.report.nearest import MOST, nearest
 from test_accepted import FINDING
 
 ENTRY = load_entries()[0]

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from narrowfuzz import overlay
 from narrowfuzz.campaign.compare import side_of
-from narrowfuzz.recipe import lacks, load_recipes
+from narrowfuzz.machine import overlay
+from narrowfuzz.recipe.recipe import lacks, load_recipes
 from te_on_cpu import folders
 
 RECIPES = load_recipes()

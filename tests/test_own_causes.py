@@ -10,20 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.expect import Present
-from narrowfuzz.fold import Judgement
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger, load_ledger
-from narrowfuzz.models.zoo import gradient_names, ties
-from narrowfuzz.oracles.kernels import check_weight_copies
+from narrowfuzz.arms.zoo import gradient_names, ties
+from narrowfuzz.case.events import Backward, Forward, Step
+from narrowfuzz.judge.fold import Judgement
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.ledger.severity import LARGE
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
-from narrowfuzz.schedule.events import Backward, Forward, Step
-from narrowfuzz.severity import LARGE
-from narrowfuzz.trace import Seen
+from narrowfuzz.rules.kernels import check_weight_copies
+from narrowfuzz.trace.expect import Present
+from narrowfuzz.trace.trace import Seen
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.triage import triage
-from narrowfuzz.verdict import Verdict
 from test_own_models import HEAD, RECIPES, case_of, own  # noqa: F401
 
 prepare()

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.arm import EAGER, with_checkpoint
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.check import _head, _specs
-from narrowfuzz.campaign.judged import hindered
-from narrowfuzz.case import Case, DataSpec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.oracles.contract import CHANGED_IN_PLACE
+from narrowfuzz.case.arm import EAGER, with_checkpoint
+from narrowfuzz.case.spec import Case, DataSpec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.report.judged import hindered
+from narrowfuzz.rules.contract import CHANGED_IN_PLACE
+from narrowfuzz.trace.verdict import Verdict
 from torch import nn
 
 prepare()

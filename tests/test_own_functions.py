@@ -12,27 +12,27 @@ from pathlib import Path
 import own_functions as zoo
 import pytest
 import torch
-from narrowfuzz.campaign.own_functions import functions_seen, said_of_functions
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.expect import DerivativeOf
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.own_functions import check_own_functions
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.own_models import register
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.own import OwnModel
 from narrowfuzz.power.probe import falsifying, probe
 from narrowfuzz.power.reads import FALSIFIES
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.specs import fixed
-from narrowfuzz.trace import Derivative
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.own_functions import functions_seen, said_of_functions
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.own_functions import check_own_functions
+from narrowfuzz.trace.expect import DerivativeOf
+from narrowfuzz.trace.trace import Derivative
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import CANNOT, GONE, RunScript
-from narrowfuzz.verdict import Verdict
 
 prepare()
 settle()

@@ -10,24 +10,24 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.campaign.judged import looked_at
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.catalog import MODELS, Model
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.models.zoo import layer_names
-from narrowfuzz.oracles import ORACLES
+from narrowfuzz.arms.zoo import layer_names
+from narrowfuzz.case.events import Backward, Forward, Reload, Step
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.own_models import known_as, register
 from narrowfuzz.own_models.calls import asked
 from narrowfuzz.play.own import imported
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
-from narrowfuzz.specs import fixed
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.judged import looked_at
+from narrowfuzz.rules import ORACLES
+from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.finding import example_of
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.triage import triage
-from narrowfuzz.verdict import fingerprint
 from torch import nn
 
 prepare()

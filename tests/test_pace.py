@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from narrowfuzz.campaign.pace import said_of_pace, seconds_of_cases
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from torch import nn
 
 RECIPES = {name: one for name, one in load_recipes().items() if isinstance(one, Recipe)}

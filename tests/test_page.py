@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.campaign.accepted import Accepted
-from narrowfuzz.campaign.judged import Judged
-from narrowfuzz.campaign.page import write_page
-from narrowfuzz.campaign.plots import heat_map, histogram, histogram_text
-from narrowfuzz.campaign.words import WORDS, explained
-from narrowfuzz.expect import Present, Refuses, Runs
-from narrowfuzz.ledger import load_entries
-from narrowfuzz.oracles import ORACLES
-from narrowfuzz.oracles.explained import rows_of
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.report.accepted import Accepted
+from narrowfuzz.report.glossary import WORDS, explained
+from narrowfuzz.report.judged import Judged
+from narrowfuzz.report.page import write_page
+from narrowfuzz.report.plots import heat_map, histogram, histogram_text
+from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules.explained import rows_of
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Present, Refuses, Runs
 from narrowfuzz.triage.finding import (
     Bins,
     Element,
@@ -108,7 +108,7 @@ def test_the_verdict_stands_first_and_findings_by_severity(store: Any) -> None:
 
 
 def test_an_empty_run_says_that_it_says_nothing(tmp_path: Path) -> None:
-    from narrowfuzz.campaign.store import Store
+    from narrowfuzz.report.store import Store
 
     empty = page(Store(tmp_path / "run"), cases=0, findings=[])
     assert "Nothing was checked: this run says nothing" in empty.text
@@ -344,7 +344,7 @@ def test_whose_it_is_follows_what_the_library_promises(
 def test_what_any_data_show_is_said_of_no_data(
     fields: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    from narrowfuzz.campaign.store import Store
+    from narrowfuzz.report.store import Store
 
     finding = msgspec.structs.replace(FINDING, **fields)
     told = report(finding, "again")
@@ -416,7 +416,7 @@ def test_a_finding_that_is_a_known_issue_is_told_apart(store: Any) -> None:
 
 
 def test_how_much_is_known_is_counted_where_nothing_is_new(tmp_path: Path) -> None:
-    from narrowfuzz.campaign.store import Store
+    from narrowfuzz.report.store import Store
 
     assert "Nothing new in what was checked, 1 known issue met" in re.sub(
         r"\s+", " ", page(Store(tmp_path / "other"), findings=[]).text

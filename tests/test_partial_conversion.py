@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger, load_ledger
-from narrowfuzz.recipe import Recipe, load_recipes, named, runnable
-from narrowfuzz.strategies import cases, direct_cases
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.strategies import cases, direct_cases
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.recipe.recipe import Recipe, load_recipes, named, runnable
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
-from narrowfuzz.verdict import Verdict, fingerprint
 
 prepare()
 settle()
@@ -159,7 +159,7 @@ def test_a_folder_without_its_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_tap_that_sees_nothing_is_said_at_the_first_case() -> None:
-    from narrowfuzz.recipe import no_tap
+    from narrowfuzz.recipe.recipe import no_tap
 
     blind = judge(tap=no_tap)
     blind.judge(case_of())

@@ -13,28 +13,28 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_kernel
-from narrowfuzz.arm import BY_NAME, climb
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.training import events_of, named, playing
-from narrowfuzz.case import Case, DataSpec, Spec, load_case
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.expect import Within, bits
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles.evidence import same_bits
-from narrowfuzz.oracles.layers import given_of
+from narrowfuzz.case.arm import BY_NAME, climb
+from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.player import Trace
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules.evidence import same_bits
+from narrowfuzz.rules.layers import given_of
+from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import call_of, first_of
 from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.verify import RunScript
-from narrowfuzz.verdict import Verdict
 
 prepare()
 settle()

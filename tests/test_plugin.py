@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from narrowfuzz.oracles import OF_CONVERTED
 from narrowfuzz.plugin import Harness
+from narrowfuzz.rules import OF_CONVERTED
 from narrowfuzz.triage.verify import RunScript
 
 pytest_plugins = ("pytester",)
@@ -20,7 +20,7 @@ pytest_plugins = ("pytester",)
 #: A suite of somebody's own; the installed entry point brings the plugin.
 PROPERTY = """
 import pytest
-from narrowfuzz.strategies import cases
+from narrowfuzz.draw.strategies import cases
 from hypothesis import strategies as st
 
 @pytest.mark.parametrize("rule", {rules!r})
@@ -30,7 +30,7 @@ def test_promise(harness, rule):
 #: A recipe whose plan promises what the library does not keep: twice the scale.
 LIAR = """
 import dataclasses
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 honest = load_recipes()["torchao.float8.rowwise"]
 honest = dataclasses.replace(honest, backends=("emulated",))
 

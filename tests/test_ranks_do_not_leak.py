@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from narrowfuzz.arms import sharded
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.recipe.recipe import load_recipes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 prepare()

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 import torch
 from kernels import needs, needs_fp8
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.data import make_tensors
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.expect import Is, bits
-from narrowfuzz.listing import listed, print_listing
-from narrowfuzz.machine import machine
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.quantiser import check_cast, check_scale
-from narrowfuzz.recipe import Emit, Recipe, lacks, load_recipes, obstacles, runnable
-from narrowfuzz.trace import Seen, Site, SiteTrace, Trace
+from narrowfuzz.recipe.recipe import Emit, Recipe, lacks, load_recipes, obstacles, runnable
+from narrowfuzz.report.listing import listed, print_listing
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.quantiser import check_cast, check_scale
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Is, bits
+from narrowfuzz.trace.trace import Seen, Site, SiteTrace, Trace
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.verify import RunScript
-from narrowfuzz.verdict import Verdict
 from torch import nn
 
 prepare()

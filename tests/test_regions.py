@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger, load_ledger
+from narrowfuzz.case.altered import around_forwards, in_order, without_regions
+from narrowfuzz.case.event_rules import Standing
+from narrowfuzz.case.events import Backward, Close, Event, Forward, Open, Reload, Step
+from narrowfuzz.case.features import features
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.specs import trainings
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_every, load_recipes, runnable
-from narrowfuzz.schedule.altered import around_forwards, in_order, without_regions
-from narrowfuzz.schedule.events import Backward, Close, Event, Forward, Open, Reload, Step
-from narrowfuzz.schedule.rules import Standing
-from narrowfuzz.schedule.story import features
-from narrowfuzz.specs import trainings
+from narrowfuzz.recipe.recipe import load_every, load_recipes, runnable
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.verify import RunScript
-from narrowfuzz.verdict import Verdict
 
 prepare()
 settle()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from narrowfuzz.cli import main
-from narrowfuzz.oracles import BY_NAME, ORACLES
-from narrowfuzz.oracles.explained import explained, pages, rows_of, with_tables
 from narrowfuzz.plants.registry import builtin_plants
+from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules.explained import explained, pages, rows_of, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Hunts of tests/oracles/test_rules_catch_faults.py, which must find what they look for.
@@ -40,7 +40,7 @@ def test_a_rule_fits_a_screen_and_says_all_of_it(
 @pytest.mark.parametrize(("page", "which"), list(pages()))
 def test_the_pages_say_what_the_command_says(page: str, which: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    assert with_tables(page, text) == text, "python -m narrowfuzz.oracles.explained docs"  # type: ignore[arg-type]
+    assert with_tables(page, text) == text, "python -m narrowfuzz.rules.explained docs"  # type: ignore[arg-type]
 
 
 def test_only_rules_that_exist_are_explained_and_each_kind_of_case_has_its_row() -> None:

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from narrowfuzz.advice import applying
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.campaign import _print_head, _print_probed
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import progress
-from narrowfuzz.campaign.supervisor import CONFIRMING, Tally, quieten_tracker
-from narrowfuzz.campaign.words import plural
-from narrowfuzz.ledger import load_entries
-from narrowfuzz.machine import machine
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.campaign.supervisor import CONFIRMING, quieten_tracker
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.ledger.advice import applying
+from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.machine.machine import machine
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.report.glossary import plural
+from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.effect import Effect, _excess_of
 from rich.console import Console
 

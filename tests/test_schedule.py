@@ -11,11 +11,9 @@ from typing import get_args
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.catalog import LIBRARY
-from narrowfuzz.schedule.carries import Carries
-from narrowfuzz.schedule.draw import FACTORS, schedules
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case.event_rules import check_schedule, repaired, simpler, without
+from narrowfuzz.case.event_text import lines
+from narrowfuzz.case.events import (
     Algorithm,
     Backward,
     Close,
@@ -28,11 +26,13 @@ from narrowfuzz.schedule.events import (
     Step,
     Switch,
 )
-from narrowfuzz.schedule.rules import check_schedule, repaired, simpler, without
-from narrowfuzz.schedule.simplify import simplifications
-from narrowfuzz.schedule.stimulus import census, histogram, repair, weakness
-from narrowfuzz.schedule.story import FEATURES
-from narrowfuzz.schedule.text import lines
+from narrowfuzz.case.features import FEATURES
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
+from narrowfuzz.draw.events import FACTORS, schedules
+from narrowfuzz.draw.stimulus import census, histogram, repair, weakness
+from narrowfuzz.models.catalog import LIBRARY
+from narrowfuzz.recipe.carries import Carries
+from narrowfuzz.triage.simplify import simplifications
 
 #: One worker draws for all of them.
 pytestmark = pytest.mark.xdist_group("drawn schedules")

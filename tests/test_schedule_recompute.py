@@ -9,25 +9,7 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.seen import see_cast
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.ledger import STATE_DEVIATIONS
-from narrowfuzz.moments import (
-    At,
-    CallSeen,
-    CastSeen,
-    Moment,
-    ProductSeen,
-    Side,
-    SlotName,
-)
-from narrowfuzz.numerics.delayed import Policy, Slot
-from narrowfuzz.oracles.library.contract import check_balance
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.recompute import check_recompute
-from narrowfuzz.oracles.state.machine import check_machine
-from narrowfuzz.oracles.state.symptoms import circumstances, unfinished
-from narrowfuzz.play.library import Cast
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Event,
@@ -36,7 +18,25 @@ from narrowfuzz.schedule.events import (
     Settings,
     Step,
 )
-from narrowfuzz.trace import Trace
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.ledger.ledger import STATE_DEVIATIONS
+from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.play.library import Cast
+from narrowfuzz.rules.library.contract import check_balance
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.recompute import check_recompute
+from narrowfuzz.rules.state.machine import check_machine
+from narrowfuzz.rules.state.symptoms import circumstances, unfinished
+from narrowfuzz.trace.snapshots import (
+    At,
+    CallSeen,
+    CastSeen,
+    Moment,
+    ProductSeen,
+    Side,
+    SlotName,
+)
+from narrowfuzz.trace.trace import Trace
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 CHECKPOINT, REENTRANT = "eager+checkpoint", "eager+checkpoint_reentrant"

@@ -9,26 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from narrowfuzz.address import Phase
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.ledger import STATE_DEVIATIONS
-from narrowfuzz.moments import (
-    At,
-    CallSeen,
-    CastSeen,
-    Moment,
-    SlotName,
-)
-from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
-from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles.library.contract import check_contract
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.twins import check_reload
-from narrowfuzz.oracles.state.library import Library
-from narrowfuzz.oracles.state.machine import check_machine
-from narrowfuzz.oracles.state.outcome import outcome
-from narrowfuzz.oracles.state.plan import Resize
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Event,
@@ -38,7 +19,26 @@ from narrowfuzz.schedule.events import (
     Settings,
     Switch,
 )
-from narrowfuzz.trace import RunError, Trace
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.ledger.ledger import STATE_DEVIATIONS
+from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.rules.library.contract import check_contract
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.twins import check_reload
+from narrowfuzz.rules.state.library import Library
+from narrowfuzz.rules.state.machine import check_machine
+from narrowfuzz.rules.state.outcome import outcome
+from narrowfuzz.rules.state.plan import Resize
+from narrowfuzz.trace.address import Phase
+from narrowfuzz.trace.snapshots import (
+    At,
+    CallSeen,
+    CastSeen,
+    Moment,
+    SlotName,
+)
+from narrowfuzz.trace.trace import RunError, Trace
 
 INPUT, GRADIENT = SlotName("0", "forward", 0), SlotName("0", "backward", 0)
 IDLE = SlotName("1", "forward", 0)

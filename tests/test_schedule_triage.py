@@ -15,23 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from hypothesis import Phase, given, settings
-from narrowfuzz.address import At
-from narrowfuzz.campaign.store import Store, load_finding
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.expect import Formats, Is, MadeBy, Same, bits
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.models import delayed
-from narrowfuzz.models.delayed_subject import carries
-from narrowfuzz.moments import CastSeen, ProductSeen
-from narrowfuzz.oracles.library.evidence import LibraryEvidence, address_of
-from narrowfuzz.oracles.library.twins import ALONE, PLAIN, THROUGH
-from narrowfuzz.plants.delayed_operands import PLANTS as OPERANDS
-from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.registry import find_plant
-from narrowfuzz.recipe import load_stateful
-from narrowfuzz.schedule.draw import schedules
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Event,
@@ -42,12 +26,27 @@ from narrowfuzz.schedule.events import (
     Step,
     Switch,
 )
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.events import schedules
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.plants.delayed_operands import PLANTS as OPERANDS
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import find_plant
+from narrowfuzz.recipe import delayed, load_stateful
+from narrowfuzz.recipe.delayed_subject import carries
+from narrowfuzz.report.store import Store, load_finding
+from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
+from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Formats, Is, MadeBy, Same, bits
+from narrowfuzz.trace.snapshots import CastSeen, ProductSeen
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
-from narrowfuzz.verdict import Verdict, fingerprint
 from samples import one_in
 from te_on_cpu.environment import CHOICE, ensure
 
@@ -364,7 +363,7 @@ def test_reach_is_the_wildest_stimulus(values: str, reach: str) -> None:
 
 
 def test_only_the_rules_that_explain_are_needed() -> None:
-    from narrowfuzz.oracles.library.table import OF_LIBRARY
+    from narrowfuzz.rules.library.table import OF_LIBRARY
 
     names = [oracle.name for oracle in needed("O14", OF_LIBRARY)]
     assert "O14" in names and "contract" in names and "R20" not in names

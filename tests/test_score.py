@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from narrowfuzz.campaign.supervisor import Tally
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case.events import Backward, Close, Forward, Open
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
 from narrowfuzz.plants.legal_plain import PLANTS
 from narrowfuzz.power import hunt as hunting
@@ -30,7 +30,7 @@ from narrowfuzz.power.record import (
     load_score,
     to_json,
 )
-from narrowfuzz.schedule.events import Backward, Close, Forward, Open
+from narrowfuzz.report.tally import Tally
 
 FILE = """
 from contextlib import contextmanager, nullcontext

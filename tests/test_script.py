@@ -13,22 +13,33 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.arm import LADDER
 from narrowfuzz.arms.ladder import select_arms
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
-from narrowfuzz.data import make_tensors
-from narrowfuzz.expect import Expect, Is, OneOf, Ordered, Own, Refuses, Runs, Same, Within, bits
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import BY_NAME, ORACLES
-from narrowfuzz.oracles.relations_shape import halves, variants
+from narrowfuzz.case.arm import LADDER
+from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules.relations_shape import halves, variants
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import (
+    Expect,
+    Is,
+    OneOf,
+    Ordered,
+    Own,
+    Refuses,
+    Runs,
+    Same,
+    Within,
+    bits,
+)
+from narrowfuzz.trace.verdict import OtherRun, Verdict, fingerprint
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_checks import check_rule
 from narrowfuzz.triage.verify import RunScript, run_script
-from narrowfuzz.verdict import OtherRun, Verdict, fingerprint
 from samples import one_in
 
 MAX_LINES = 60

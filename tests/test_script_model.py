@@ -13,13 +13,19 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.arm import climb
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, ModelName, Spec
-from narrowfuzz.expect import (
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.arm import climb
+from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules.evidence import same_bits
+from narrowfuzz.rules.kernels import WRONG_PRODUCT
+from narrowfuzz.rules.repeat import AGAIN
+from narrowfuzz.rules.whole import SMALL_RATIO, ratio_limit
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import (
     FINITE,
     Is,
     Near,
@@ -33,15 +39,9 @@ from narrowfuzz.expect import (
     Within,
     bits,
 )
-from narrowfuzz.judge import tensors_of
-from narrowfuzz.oracles.evidence import same_bits
-from narrowfuzz.oracles.kernels import WRONG_PRODUCT
-from narrowfuzz.oracles.repeat import AGAIN
-from narrowfuzz.oracles.whole import SMALL_RATIO, ratio_limit
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.trace.verdict import OtherRun, Verdict
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.verify import RunScript, run_script
-from narrowfuzz.verdict import OtherRun, Verdict
 from samples import one_in
 
 FLOAT8 = "torchao.float8.rowwise"

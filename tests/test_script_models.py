@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arm import INDUCTOR
 from narrowfuzz.arms.ladder import unavailable
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import BY_NAME
+from narrowfuzz.case.arm import INDUCTOR
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules import BY_NAME
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.arm import INDUCTOR
 from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.case.arm import INDUCTOR
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.oracles import ORACLES
-from narrowfuzz.oracles.library.table import OF_LIBRARY
-from narrowfuzz.oracles.oracle import Oracle
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.power.probe import falsifying
 from narrowfuzz.power.reads import FALSIFIES
+from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules.library.table import OF_LIBRARY
+from narrowfuzz.rules.oracle import Oracle
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "harness" / "narrowfuzz"
@@ -144,7 +144,7 @@ def test_a_model_costs_its_class_and_a_row() -> None:
     of_layers = {"linear", "layernorm_linear", "rmsnorm_linear", "frozen_first"}
     words = {"attention", "dropout"}  # of the field
     for name, modules in named_in(set(MODELS) - of_layers - words).items():
-        assert modules == {"catalog.py"}, (name, modules)
+        assert modules == {"models/catalog.py"}, (name, modules)
 
 
 def compared_with_none(tree: ast.AST) -> Iterator[int]:

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
-from narrowfuzz.expect import Runs
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger, load_ledger
-from narrowfuzz.oracles.sharded.table import OF_PIPELINE, OF_SHARDED
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe import Recipe, load_recipes
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules.sharded.table import OF_PIPELINE, OF_SHARDED
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Runs
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import run_script
-from narrowfuzz.verdict import Verdict
 from samples import one_in
 
 RECIPES = load_recipes()

@@ -10,8 +10,8 @@ import pytest
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
 from narrowfuzz.campaign.shares import Shares
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.recipe.recipe import load_recipes
 
 RECIPES = load_recipes()
 CHEAP, DEAR = "torch.fp32", "torch.bf16"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from narrowfuzz.device import DEVICES, check_device, enter
+from narrowfuzz.machine.device import DEVICES, check_device, enter
 
 CHECKS = Path(__file__).parent / "simulated_checks.py"
 

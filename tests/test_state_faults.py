@@ -9,16 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from narrowfuzz.case import Case, DataSpec, Dtype, Spec
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.models import delayed
-from narrowfuzz.plants.plant import Plant
-from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_every, load_stateful
-from narrowfuzz.schedule.draw import schedules
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Forward,
@@ -27,6 +18,14 @@ from narrowfuzz.schedule.events import (
     Step,
     Switch,
 )
+from narrowfuzz.case.spec import Case, DataSpec, Dtype, Spec
+from narrowfuzz.draw.events import schedules
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.plants.plant import Plant
+from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.recipe import delayed, load_every, load_stateful
 from samples import one_in
 
 prepare()

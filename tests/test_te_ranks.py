@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec
-from narrowfuzz.moments import At, CastSeen, Moment, SlotName
+from narrowfuzz.case.events import Close, Forward, Open, Settings
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.numerics.follow import shared
-from narrowfuzz.oracles import rules_of
-from narrowfuzz.oracles.causes import explained
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.ranks import as_shared, check_shared
-from narrowfuzz.recipe import load_stateful
-from narrowfuzz.schedule.events import Close, Forward, Open, Settings
-from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.recipe.recipe import load_stateful
+from narrowfuzz.rules import rules_of
+from narrowfuzz.rules.causes import explained
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.ranks import as_shared, check_shared
+from narrowfuzz.trace.snapshots import At, CastSeen, Moment, SlotName
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 from te_on_cpu.environment import DEFAULT, ensure
 
 CHECKS = Path(__file__).parent / "te_ranks_checks.py"

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from narrowfuzz import overlay
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case, load_case
-from narrowfuzz.catalog import MODELS, OF_PACKAGES
+from narrowfuzz.case.layout import fitting
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case, load_case
+from narrowfuzz.machine import overlay
+from narrowfuzz.models.catalog import MODELS, OF_PACKAGES
 from narrowfuzz.play.checkpoint import full, numbered
 from narrowfuzz.play.layers import LayerWatch
-from narrowfuzz.recipe import lacks, load_recipes, with_filter
-from narrowfuzz.sharding import fitting
+from narrowfuzz.recipe.recipe import lacks, load_recipes, with_filter
 from narrowfuzz.triage.avoid import _sizes
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script_parts import guarded
@@ -294,8 +294,8 @@ def test_what_converts_configurations_builds_what_it_should(configured: dict[str
 #: A case on a block of it, made in a process that has it.
 _BLOCK = """
 import sys
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec, dump_case
-from narrowfuzz.sharding import fitting
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, dump_case
+from narrowfuzz.case.layout import fitting
 spec = fitting(Spec(model="titan_8b", m=128, k=512, n=2048, dtype="bf16", {fields}))
 sys.stdout.buffer.write(dump_case(Case(spec=spec, data=DataSpec())))
 """
@@ -336,10 +336,10 @@ def test_its_script_of_a_finding_fails_alone(configured: dict[str, str], tmp_pat
     script = tmp_path / "repro.py"
     code = f"""
 from pathlib import Path
-from narrowfuzz.case import load_case
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.case.spec import load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.triage.script import write_script
 case, recipes = load_case(Path({str(case)!r}).read_bytes()), load_recipes()
 cause = Judge(recipes, Ledger([])).judge(case).causes[0]

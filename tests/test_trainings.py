@@ -13,22 +13,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.event_data import stimulated
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles.evidence import same_bits
-from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import Recipe, load_recipes
-from narrowfuzz.schedule import altered, story
-from narrowfuzz.schedule.events import (
+from narrowfuzz.case import features as story
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.event_data import stimulated
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Event,
@@ -41,11 +32,21 @@ from narrowfuzz.schedule.events import (
     plain_training,
     with_regions,
 )
-from narrowfuzz.schedule.simplify import simpler_events
-from narrowfuzz.specs import partly_recomputed, trainings
-from narrowfuzz.trainings import check_events, drawn_events
+from narrowfuzz.case.spec import Case, DataSpec, Spec, altered, dump_case, load_case
+from narrowfuzz.case.trainings import check_events
+from narrowfuzz.draw.specs import partly_recomputed, trainings
+from narrowfuzz.draw.trainings import drawn_events
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.recipe.recipe import Recipe, load_recipes
+from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
+from narrowfuzz.triage.simplify import simpler_events
 from narrowfuzz.triage.verify import RunScript
 from samples import one_in
 

@@ -11,19 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 from narrowfuzz.arms.ladder import select_arms
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.expect import Present
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.ledger.severity import SMALL
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.severity import SMALL
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.trace.expect import Present
+from narrowfuzz.trace.verdict import BAD, Verdict
 from narrowfuzz.triage.effect import Effect, effect_of, excess, observed, worst_of
 from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.needs import lacking_of
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import ScriptRun
-from narrowfuzz.verdict import BAD, Verdict
 
 CASE = Case(
     spec=Spec(

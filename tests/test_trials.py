@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import narrowfuzz.ledger
-import narrowfuzz.trials
+import narrowfuzz.ledger.ledger
+import narrowfuzz.triage.trials
 import pytest
-from narrowfuzz.ledger import Entry
+from narrowfuzz.ledger.ledger import Entry
+from narrowfuzz.triage.trials import Trials, source_hash, trials_line
 from narrowfuzz.triage.verify import ScriptRun
-from narrowfuzz.trials import Trials, source_hash, trials_line
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_changed_script_or_library_is_asked_anew(
     assert Trials(run)(entry)
     (tmp_path / "one.py").write_text("raise SystemExit(0)")
     assert not Trials(run)(entry)
-    monkeypatch.setattr(narrowfuzz.trials, "source_hash", lambda package: "a commit later")
+    monkeypatch.setattr(narrowfuzz.triage.trials, "source_hash", lambda package: "a commit later")
     assert Trials(run)(entry)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.cures import a_copy_of_what_is_written_through_an_unsafe_view as cure
-from narrowfuzz.fold import Judgement
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger, load_entries, stands
-from narrowfuzz.oracles.contract import CHANGED_IN_PLACE
+from narrowfuzz.judge.fold import Judgement
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
+from narrowfuzz.ledger.mitigations import a_copy_of_what_is_written_through_an_unsafe_view as cure
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.patching import replaced
+from narrowfuzz.rules.contract import CHANGED_IN_PLACE
 from test_own_models import RECIPES, case_of, own  # noqa: F401
 from torch.utils import checkpoint
 

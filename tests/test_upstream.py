@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.known_issue import TE, confirmed_on, issue_body, release_of_te
-from narrowfuzz.ledger import Entry, load_entries, stands
+from narrowfuzz.ledger.ledger import Entry, load_entries, stands
+from narrowfuzz.report.known_issue import TE, confirmed_on, issue_body, release_of_te
 from narrowfuzz.triage.verify import CANNOT, GONE
 from reproductions import ROOT, about_gcc, alone, compiles, miscompiles
 from te_on_cpu.environment import ensure

@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 import torch
 from narrowfuzz.arms.seen import see_cast
-from narrowfuzz.case import Case, DataSpec, Spec
+from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.cli import main
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.moments import At
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, FORMATS, Format, decode, round_to
-from narrowfuzz.oracles import BY_NAME, OF_CONVERTED
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.library.table import OF_LIBRARY
-from narrowfuzz.oracles.oracle import Oracle, plain
 from narrowfuzz.play.library import Cast
 from narrowfuzz.power import falsify, reads, schedules
 from narrowfuzz.power.perturbation import outputs
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
 from narrowfuzz.power.vacuity import drawn, measure, passes
-from narrowfuzz.recipe import load_every, load_recipes, load_stateful
-from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.recipe.recipe import load_every, load_recipes, load_stateful
+from narrowfuzz.rules import BY_NAME, OF_CONVERTED
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.table import OF_LIBRARY
+from narrowfuzz.rules.oracle import Oracle, plain
+from narrowfuzz.trace.snapshots import At
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 
 prepare()
 settle()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from narrowfuzz import vectors
+from narrowfuzz.machine import isa as vectors
 
 
 def test_nothing_is_told_before_all_is_known(

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import narrowfuzz.verified
+import narrowfuzz.ledger.verified
 import pytest
-from narrowfuzz.ledger import Entry, Installed, Standing, load_entries, stands
-from narrowfuzz.verified import Verified, keep_verified, load_verified
+from narrowfuzz.ledger.ledger import Entry, Installed, Standing, load_entries, stands
+from narrowfuzz.ledger.verified import Verified, keep_verified, load_verified
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "verified.json"
-    monkeypatch.setattr(narrowfuzz.verified, "verified_file", lambda: found)
+    monkeypatch.setattr(narrowfuzz.ledger.verified, "verified_file", lambda: found)
     return found
 
 

@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from narrowfuzz.address import At
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
-from narrowfuzz.judge import Judge, verdicts_of
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.oracles.evidence import Evidence
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
+from narrowfuzz.judge.judge import Judge, verdicts_of
+from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.compared import compared
 from narrowfuzz.triage.effect import observed
 from narrowfuzz.triage.finding import Finding, View
 from narrowfuzz.triage.pair import Compared
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.view import BARS, CELLS, ELEMENTS, SHADES, binned, far, heat, view_of
-from narrowfuzz.verdict import Verdict
 from test_accepted import FINDING
 from test_triage import Scripts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.address import At
+from narrowfuzz.trace.address import At
 from narrowfuzz.watch import command
 from narrowfuzz.watch.command import Asked, _rerun, watch_command
 from narrowfuzz.watch.records import FirstBad, Report

@@ -10,7 +10,7 @@ from typing import Any
 import narrowfuzz
 import pytest
 import torch
-from narrowfuzz.address import parse
+from narrowfuzz.trace.address import parse
 from narrowfuzz.watch.against import divergence
 from narrowfuzz.watch.read import read
 from narrowfuzz.watch.records import Report

@@ -6,12 +6,12 @@ import itertools
 from typing import Any
 
 import pytest
-from narrowfuzz.arm import INDUCTOR
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.campaign.worker import Worker
-from narrowfuzz.case import Spec
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.arm import INDUCTOR
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
 
 
 def arms_of(times: int, arms: frozenset[str] | None = None, **fields: Any) -> list[list[str]]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.recipe import load_recipes, obstacles, with_filter
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import load_recipes, obstacles, with_filter
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 

@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 from narrowfuzz import load_recipes
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 
 from .filters import wanted
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from narrowfuzz import watch
     from narrowfuzz.arms.tensors import fp8_codes, fp32_array
-    from narrowfuzz.case import Case, DataSpec, Spec
+    from narrowfuzz.campaign.testing import cases, check
+    from narrowfuzz.case.spec import Case, DataSpec, Spec
     from narrowfuzz.numerics.formats import E2M1, E4M3FN, E5M2
     from narrowfuzz.numerics.plan import (
         HIGH_PRECISION,
@@ -26,16 +27,15 @@ if TYPE_CHECKING:
         TwoLevelScale,
     )
     from narrowfuzz.plants.plant import Plant
-    from narrowfuzz.recipe import Emit, Recipe, every_linear, load_recipes
-    from narrowfuzz.stateful import Stateful
-    from narrowfuzz.testing import cases, check
-    from narrowfuzz.trace import Seen
+    from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear, load_recipes
+    from narrowfuzz.recipe.stateful import Stateful
+    from narrowfuzz.trace.trace import Seen
 
 __version__ = "0.1.0"
 
 _HOME = {
     "arms.tensors": ("fp8_codes", "fp32_array"),
-    "case": ("Case", "DataSpec", "Spec"),
+    "case.spec": ("Case", "DataSpec", "Spec"),
     "numerics.formats": ("E2M1", "E4M3FN", "E5M2"),
     "numerics.plan": (
         "HIGH_PRECISION",
@@ -47,10 +47,10 @@ _HOME = {
         "TwoLevelScale",
     ),
     "plants.plant": ("Plant",),
-    "recipe": ("Emit", "Recipe", "every_linear", "load_recipes"),
-    "stateful": ("Stateful",),
-    "testing": ("cases", "check"),
-    "trace": ("Seen",),
+    "recipe.recipe": ("Emit", "Recipe", "every_linear", "load_recipes"),
+    "recipe.stateful": ("Stateful",),
+    "campaign.testing": ("cases", "check"),
+    "trace.trace": ("Seen",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

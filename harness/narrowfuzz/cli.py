@@ -15,9 +15,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.exceptions import TyperException
 
-from narrowfuzz.document import aside, write_document
-from narrowfuzz.exits import CLEAN, INTERRUPTED, OURS, USAGE
-from narrowfuzz.overlay import lay
+from narrowfuzz.ledger.exits import CLEAN, INTERRUPTED, OURS, USAGE
+from narrowfuzz.machine.overlay import lay
+from narrowfuzz.report.document import aside, write_document
 
 app = typer.Typer(
     add_completion=False,
@@ -444,8 +444,8 @@ def replay(
     Exit code 0: it does not happen any more; 1: it still happens; 125: it cannot run here.
     """
     lay(with_ or ())
-    from narrowfuzz.replay import print_replayed
-    from narrowfuzz.replay import replay as again
+    from narrowfuzz.report.replay import print_replayed
+    from narrowfuzz.report.replay import replay as again
 
     do = partial(
         again, case, tuple(arm or ()), tuple(recipe_file or ()), te_version, device,
@@ -462,7 +462,7 @@ def report(
     ] = False,
 ) -> None:
     """Print a finding, or a bug report for it."""
-    from narrowfuzz.issue import report_command
+    from narrowfuzz.report.issue import report_command
 
     raise typer.Exit(report_command(finding, issue=issue))
 
@@ -532,7 +532,7 @@ def vacuity(
     ] = None,
 ) -> None:
     """Mutation-test the checks that passed: which of them could not have failed?"""
-    from narrowfuzz.environment import prepare
+    from narrowfuzz.machine.environment import prepare
 
     prepare()  # before torch is imported
     from narrowfuzz.power.vacuity import vacuity_command
@@ -558,7 +558,7 @@ def list_(
 
     --recipe and --arm choose among the known issues.
     """
-    from narrowfuzz.listing import listed, print_listing
+    from narrowfuzz.report.listing import listed, print_listing
 
     do = partial(listed, what, tuple(recipe_file or ()), tuple(recipe or ()), tuple(arm or ()))
     _told(json, do, print_listing, lambda listing: listing.records)
@@ -572,7 +572,7 @@ def known(
     ] = False,
 ) -> None:
     """Explain a known issue: what happens, what was expected, what helps, its script."""
-    from narrowfuzz.listing import known_command
+    from narrowfuzz.report.listing import known_command
 
     known_command(id, issue=issue)
 
@@ -584,7 +584,7 @@ def rule(
     ] = "",
 ) -> None:
     """Explain a rule: what it says, why it can be trusted, what it cannot see."""
-    from narrowfuzz.rule import rule_command
+    from narrowfuzz.report.rule import rule_command
 
     rule_command(name)
 
@@ -592,7 +592,7 @@ def rule(
 @app.command()
 def doctor(json: Json = False) -> None:
     """Show versions, hardware and compilers, and what cannot run here and why."""
-    from narrowfuzz.doctor import examine, print_report
+    from narrowfuzz.report.doctor import examine, print_report
 
     report = _told(json, examine, print_report, lambda report: report)
     raise typer.Exit(USAGE if report["problems"] else CLEAN)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from narrowfuzz.arm import BY_NAME
+from narrowfuzz.case.arm import BY_NAME
 
 if TYPE_CHECKING:
-    from narrowfuzz.case import Compile, Spec
-    from narrowfuzz.oracles.oracle import Oracle
+    from narrowfuzz.case.spec import Compile, Spec
+    from narrowfuzz.rules.oracle import Oracle
 
 #: Eager cases per property, and compiled Specs per rung, which all properties share.
 PROFILES = {
@@ -72,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    from narrowfuzz.environment import versions
+    from narrowfuzz.machine.environment import versions
 
     found = versions()
     return (
@@ -83,7 +83,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     globs, files = config.getoption("--nf-recipe"), config.getoption("--nf-recipe-file")
-    from narrowfuzz.device import check_device
+    from narrowfuzz.machine.device import check_device
 
     if globs or files or config.getoption("--nf-device") != "cpu":
         try:
@@ -105,7 +105,7 @@ def _files(config: pytest.Config) -> list[Path]:
 
 def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
     """Everything there is, and what the options select."""
-    from narrowfuzz.recipe import load_every, select
+    from narrowfuzz.recipe.recipe import load_every, select
 
     everything = load_every(_files(config), config.getoption("--nf-recipe"))
     return everything, list(select(everything, config.getoption("--nf-recipe")).values())
@@ -115,16 +115,16 @@ class Harness:
     """What a property needs: the selected recipes, a judge, and the profile's settings."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from narrowfuzz.environment import prepare, settle
+        from narrowfuzz.machine.environment import prepare, settle
 
         prepare()
         settle()
-        from narrowfuzz.device import choose, enter
-        from narrowfuzz.judge import Judge
-        from narrowfuzz.ledger import Ledger, load_ledger
-        from narrowfuzz.recipe import Recipe, of_kind, runnable, select
-        from narrowfuzz.stateful import Stateful
-        from narrowfuzz.trials import Trials
+        from narrowfuzz.judge.judge import Judge
+        from narrowfuzz.ledger.ledger import Ledger, load_ledger
+        from narrowfuzz.machine.device import choose, enter
+        from narrowfuzz.recipe.recipe import Recipe, of_kind, runnable, select
+        from narrowfuzz.recipe.stateful import Stateful
+        from narrowfuzz.triage.trials import Trials
 
         name = config.getoption("--nf-device")
         try:
@@ -199,7 +199,7 @@ class Harness:
 
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
         """With the report of what these rules show, made smaller, and the path of its script."""
-        from narrowfuzz.testing import reported
+        from narrowfuzz.campaign.testing import reported
 
         __tracebackhide__ = True
         bad = [verdict for verdict in judgement.causes if verdict.oracle in rules]
@@ -216,8 +216,8 @@ class Harness:
         """Judgements of this rung's cases, made when the first property asks."""
         from hypothesis import strategies as st
 
-        from narrowfuzz.specs import DIRECT, FACTORS, of_rung
-        from narrowfuzz.strategies import batches
+        from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
+        from narrowfuzz.draw.strategies import batches
 
         # some rules judge a single linear only: half of the Specs are one
         both, direct = (
@@ -237,7 +237,7 @@ class Harness:
         """So many batches, every case of them judged by all rules that rerun nothing."""
         from hypothesis import given, settings
 
-        from narrowfuzz.oracles import OF_CONVERTED
+        from narrowfuzz.rules import OF_CONVERTED
 
         rules = [oracle for oracle in OF_CONVERTED if not oracle.reruns]
         found: list[Any] = []
@@ -253,8 +253,8 @@ class Harness:
 
     def check_schedules(self, rules: tuple[str, ...]) -> None:
         """As ``check``, on schedules of the stateful recipes that patch nothing."""
-        from narrowfuzz.oracles.library.table import OF_LIBRARY
-        from narrowfuzz.strategies import schedule_cases
+        from narrowfuzz.draw.strategies import schedule_cases
+        from narrowfuzz.rules.library.table import OF_LIBRARY
 
         __tracebackhide__ = True
         here = [r for r in self.stateful if not r.process]
@@ -294,7 +294,7 @@ class Harness:
         """
         from hypothesis import given
 
-        from narrowfuzz.oracles import OF_CONVERTED
+        from narrowfuzz.rules import OF_CONVERTED
         from narrowfuzz.triage.triage import needed
 
         __tracebackhide__ = True

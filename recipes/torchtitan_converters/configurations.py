@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 
 from .promises import linears, release, version
 
@@ -26,7 +26,7 @@ def convert(
     """Every decoder in a model built anew, as torchtitan's converter wants it."""
     import copy
 
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torch import nn
     from torchtitan.models.common.decoder import Decoder
     from torchtitan.models.common.linear import Linear
@@ -110,7 +110,7 @@ def convertible(
 ) -> bool:
     """As documented: float8 leaves out what is filtered, and linears whose dimensions are no
     multiples of 16; MXFP8 takes what is named, or all."""
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torchtitan.models.common.linear import Linear
 
     if not isinstance(module, Linear) or not named(name, only):
@@ -131,7 +131,7 @@ def refusal(
 ) -> str:
     """A user's model that has no decoder; and what the MX casts of some layer refuse: sizes that
     are not of whole blocks."""
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
 
     if spec.model in MODELS and MODELS[spec.model].own and not _has_decoder(spec):
         return _ONLY

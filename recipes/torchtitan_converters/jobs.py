@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from narrowfuzz.case import Spec
-from narrowfuzz.recipe import Emit
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.recipe.recipe import Emit
 
 from .promises import unavailable_mx
 
@@ -31,7 +31,7 @@ def convert(
     """Let torchtitan's converter convert a model: MX if that is the ``recipe``, else float8."""
     if spec.backend == "interpreted":
         _interpret()
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
 
     job, section, home, made = _job(recipe)
     if filters is not None:
@@ -134,7 +134,7 @@ def convertible(
     only: tuple[str, ...] = (),
 ) -> bool:
     """As documented: linears whose dimensions are multiples of 16, but for the filtered ones."""
-    from narrowfuzz.recipe import named
+    from narrowfuzz.recipe.recipe import named
     from torch import nn
 
     if not isinstance(module, nn.Linear) or any(size % 16 for size in module.weight.shape):

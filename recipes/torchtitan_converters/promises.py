@@ -6,10 +6,10 @@ import importlib.metadata
 import importlib.util
 import os
 
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.models.zoo import parameter_shapes
-from narrowfuzz.recipe import named
+from narrowfuzz.arms.zoo import parameter_shapes
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import named
 from packaging.version import Version
 
 #: Triton's interpreter runs a kernel of the largest of the tiles that it may be tuned to.

@@ -21,8 +21,8 @@ import dataclasses
 from functools import partial
 from typing import Any, Literal
 
-from narrowfuzz.content import content_dir, load_definitions
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.recipe.content import content_dir, load_definitions
+from narrowfuzz.recipe.recipe import Recipe
 
 from . import configurations, jobs, promises
 

@@ -14,7 +14,7 @@ import pytest
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import OPERANDS, OperandPlan
-from narrowfuzz.recipe import load_recipes
+from narrowfuzz.recipe.recipe import load_recipes
 
 torch = pytest.importorskip("torch")
 torchao = pytest.importorskip("torchao")

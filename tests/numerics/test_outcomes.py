@@ -11,8 +11,8 @@ import pytest
 import torch
 from mmaemu.model.chain import dot
 from mmaemu.model.presets import HOPPER
-from narrowfuzz import ladder_data
-from narrowfuzz.data import hash_bits
+from narrowfuzz.case import ladder_data
+from narrowfuzz.case.data import hash_bits
 from narrowfuzz.numerics.accumulator import (
     FP32,
     HOPPER_FP8,
@@ -23,7 +23,7 @@ from narrowfuzz.numerics.accumulator import (
 )
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.numerics.outcomes import MOST_STEPS, outcomes
-from narrowfuzz.oracles.ladder import MOST
+from narrowfuzz.rules.ladder import MOST
 from samples import one_in
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 from kernels import needs, needs_fp8
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.program import Program
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.data import make_tensors
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.oracles import BY_NAME as RULES
 from narrowfuzz.plants.patching import replaced
-from narrowfuzz.recipe import load_recipes, obstacles
-from narrowfuzz.verdict import BAD
+from narrowfuzz.recipe.recipe import load_recipes, obstacles
+from narrowfuzz.rules import BY_NAME as RULES
+from narrowfuzz.trace.verdict import BAD
 
 prepare()
 settle()

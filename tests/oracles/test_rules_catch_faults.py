@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec, Spike
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import BY_NAME, OF_CONVERTED
+from narrowfuzz.case.events import Backward, Forward, Reload, Step
+from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import load_recipes, obstacles
-from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
-from narrowfuzz.verdict import BAD, Verdict, fingerprint
+from narrowfuzz.recipe.recipe import load_recipes, obstacles
+from narrowfuzz.rules import BY_NAME, OF_CONVERTED
+from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 prepare()
 settle()

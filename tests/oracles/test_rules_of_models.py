@@ -9,27 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from narrowfuzz.address import At
-from narrowfuzz.case import LEARNING_RATE, Case, DataSpec, Spec
-from narrowfuzz.expect import read
+from narrowfuzz.case.spec import LEARNING_RATE, Case, DataSpec, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.kernels import MULTIPLIES, check_kernels, check_weight_copies
-from narrowfuzz.oracles.layers import layer_evidences, layer_spec, layer_tensors
-from narrowfuzz.oracles.recompute import (
+from narrowfuzz.play.attention import scores
+from narrowfuzz.play.check import statistics
+from narrowfuzz.play.taps import Attended
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.kernels import MULTIPLIES, check_kernels, check_weight_copies
+from narrowfuzz.rules.layers import layer_evidences, layer_spec, layer_tensors
+from narrowfuzz.rules.recompute import (
     check_checkpoint,
     check_recompute,
     check_statistics,
     row_sum_excess,
 )
-from narrowfuzz.oracles.whole import check_ratio, check_strict
-from narrowfuzz.play.attention import scores
-from narrowfuzz.play.check import statistics
-from narrowfuzz.play.taps import Attended
-from narrowfuzz.recipe import load_recipes
-from narrowfuzz.trace import AttentionCall, LayerCall, Multiplied, Seen, Site, SiteTrace, Trace
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.rules.whole import check_ratio, check_strict
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import read
+from narrowfuzz.trace.trace import (
+    AttentionCall,
+    LayerCall,
+    Multiplied,
+    Seen,
+    Site,
+    SiteTrace,
+    Trace,
+)
+from narrowfuzz.trace.verdict import Verdict
 
 RECIPES = load_recipes()
 ROWWISE = "torchao.float8.rowwise"

@@ -6,8 +6,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.moments import (
+from narrowfuzz.case.events import Backward, Event, Forward, Layout, Open
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.operands import check_operands
+from narrowfuzz.trace.snapshots import (
     At,
     CastSeen,
     Moment,
@@ -15,10 +18,7 @@ from narrowfuzz.moments import (
     Side,
     SlotName,
 )
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.operands import check_operands
-from narrowfuzz.schedule.events import Backward, Event, Forward, Layout, Open
-from narrowfuzz.trace import Trace
+from narrowfuzz.trace.trace import Trace
 
 KEPT: tuple[Event, ...] = (
     Open(), Forward(first=True), Forward(first=False), Forward(first=False),

@@ -8,7 +8,7 @@ from typing import Any
 
 from narrowfuzz.arms.program import Program
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.trace import Change
+from narrowfuzz.trace.trace import Change
 
 #: A module's or parameter's name, and an attribute's.
 Attribute = tuple[str, str]

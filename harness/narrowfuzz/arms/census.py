@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from narrowfuzz.arms.snapshot import HOOKS, STATE_DICT_HOOKS, Snapshot, TensorRecord, snapshot
-from narrowfuzz.case import Spec
-from narrowfuzz.recipe import Recipe
-from narrowfuzz.trace import Census, Change, ChangeKind
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.trace.trace import Census, Change, ChangeKind
 
 #: Forwards a quantised linear stands in for; any other is a subclass's own.
 PLAIN_FORWARDS = frozenset({"torch.nn.modules.linear.Linear.forward"})

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from narrowfuzz.case import Case
-from narrowfuzz.data import gaussian, hash_bits
+from narrowfuzz.case.data import gaussian, hash_bits
+from narrowfuzz.case.events import Backward, Event, Forward, numbered
+from narrowfuzz.case.spec import Case
 from narrowfuzz.numerics.formats import F64
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.schedule.events import Backward, Event, Forward, numbered
 
 #: How far a spike stands out.
 SPIKE = 2.0**12

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.meaning import shortened
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.derivatives import derivatives
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.trace import Derivative, message_of
+from narrowfuzz.trace.meaning import shortened
+from narrowfuzz.trace.trace import Derivative, message_of
 
 _FOUND: dict[tuple[str, str, str], tuple[Derivative, ...]] = {}
 

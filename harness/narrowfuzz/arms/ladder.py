@@ -9,11 +9,11 @@ import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from narrowfuzz.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED_CONTEXT, Arm
-from narrowfuzz.case import Compile
-from narrowfuzz.gpu import gpus
-from narrowfuzz.machine import onednn_stays
-from narrowfuzz.recipe import unknown
+from narrowfuzz.case.arm import BY_NAME, COMPILED, EAGER, EAGER_NATIVE, SHARDED_CONTEXT, Arm
+from narrowfuzz.case.spec import Compile
+from narrowfuzz.machine.gpu import gpus
+from narrowfuzz.machine.machine import onednn_stays
+from narrowfuzz.recipe.recipe import unknown
 
 
 def select_arms(globs: Sequence[str]) -> frozenset[str]:

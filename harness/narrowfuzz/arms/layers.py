@@ -11,12 +11,12 @@ from torch import nn
 
 from narrowfuzz.arms.taps import seen_of
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp32_array
-from narrowfuzz.case import TensorName
+from narrowfuzz.case.spec import TensorName
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, Role
 from narrowfuzz.play.layers import Call
-from narrowfuzz.recipe import ROUNDED
-from narrowfuzz.trace import LayerCall, Site, SiteTrace
+from narrowfuzz.recipe.recipe import ROUNDED
+from narrowfuzz.trace.trace import LayerCall, Site, SiteTrace
 
 
 def layers_of(model: nn.Module, names: tuple[str, ...], focus: int | None) -> dict[str, nn.Module]:

@@ -18,15 +18,15 @@ from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.arms.training import calling, events_of, plain, training
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.moments import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
+from narrowfuzz.case.events import Backward, Reload, numbered
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import library, player
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.schedule.events import Backward, Reload, numbered
-from narrowfuzz.stateful import Subject
-from narrowfuzz.trace import ErrorPhase, RunError, Trace, message_of
+from narrowfuzz.recipe.stateful import Subject
+from narrowfuzz.trace.snapshots import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
+from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 
 
 def run_library(

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from narrowfuzz.arm import Arm
 from narrowfuzz.arms.library import run_library
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
-from narrowfuzz.case import Case
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.spec import Case
 from narrowfuzz.play.ranks import Disagree
-from narrowfuzz.stateful import Subject
-from narrowfuzz.trace import RunError, Trace
+from narrowfuzz.recipe.stateful import Subject
+from narrowfuzz.trace.trace import RunError, Trace
 
 
 def run_on_ranks(

@@ -10,13 +10,13 @@ import msgspec
 import torch
 from torch import nn
 
-from narrowfuzz.address import At
 from narrowfuzz.arms.program import Program
-from narrowfuzz.expect import Same
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.layers import Call
-from narrowfuzz.trace import repeated
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Same
+from narrowfuzz.trace.trace import repeated
+from narrowfuzz.trace.verdict import Verdict
 
 
 def at_its_module(program: Program, tensors: dict[str, F32], verdict: Verdict) -> Verdict:

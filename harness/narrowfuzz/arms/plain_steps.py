@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.training import events_of, making, named, playing
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.models.zoo import parameter_shapes
+from narrowfuzz.arms.zoo import parameter_shapes
+from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.context import play_context
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.pipeline import chained, play_pipeline
 from narrowfuzz.play.player import Trace
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.recipe.recipe import Recipe
 
 #: What of ``playing`` plain steps take.
 _TAKEN = ("input_shape", "output_shape", "optimizer", "rate", "tied")

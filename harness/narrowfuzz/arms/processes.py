@@ -23,10 +23,10 @@ from typing import Any
 
 import cloudpickle
 
-from narrowfuzz.content import folders
-from narrowfuzz.environment import quieten
-from narrowfuzz.gpu import gpus
+from narrowfuzz.machine.environment import quieten
+from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.play import processes
+from narrowfuzz.recipe.content import folders
 
 #: Seconds after which ranks are stuck, and after one of them has ended.
 PATIENCE, AFTER_ONE = 120.0, 5.0

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from narrowfuzz.arm import Arm
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.layers import calls_of, layers_of
@@ -28,10 +27,11 @@ from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_
 from narrowfuzz.arms.tensors import as_rows, fp32_array
 from narrowfuzz.arms.training import GRADIENTS, events_of, making, named, training
 from narrowfuzz.arms.transfer import on_host
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.machine import lacking_kernel, onednn_stays
-from narrowfuzz.models.zoo import linear_names, tied_names
+from narrowfuzz.arms.zoo import linear_names, tied_names
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.machine.machine import lacking_kernel, onednn_stays
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.play import converted, player
@@ -40,8 +40,8 @@ from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.running import Running
 from narrowfuzz.play.taps import Attended, AttentionWatch, Product
-from narrowfuzz.recipe import ROUNDED, Emit, Recipe
-from narrowfuzz.trace import ErrorPhase, RunError, Trace, message_of
+from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
+from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 
 
 class Program:

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from narrowfuzz.arms.tensors import host
-from narrowfuzz.moments import At, CastSeen, ProductSeen, Side, SlotName, Wrong
 from narrowfuzz.numerics.formats import E4M3FN, E5M2, encode
 from narrowfuzz.numerics.scales import mx_factor, mx_scale_by_reciprocal
 from narrowfuzz.play import library as play
+from narrowfuzz.trace.snapshots import At, CastSeen, ProductSeen, Side, SlotName, Wrong
 
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 _BLOCKED = {"e4m3": E4M3FN, "e5m2": E5M2}

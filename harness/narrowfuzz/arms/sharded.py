@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.layers import calls_of
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.plain_steps import play_chain, play_steps
@@ -26,9 +25,10 @@ from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.training import events_of, named, playing
-from narrowfuzz.case import ALONE, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.models.zoo import layer_names, ties
+from narrowfuzz.arms.zoo import layer_names, ties
+from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.spec import ALONE, Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
@@ -36,8 +36,8 @@ from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
 from narrowfuzz.play.resumed import resumed_on
 from narrowfuzz.play.sharded import mesh_of, play_sharded
-from narrowfuzz.recipe import ROUNDED, Emit, Recipe
-from narrowfuzz.trace import ErrorPhase, RunError, Trace
+from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
+from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace
 
 #: DTensor asks fake tensors for shapes, and torch keeps what they answered for the life of the
 #: process. A library's tensor that is a new key each time fills that without an end.

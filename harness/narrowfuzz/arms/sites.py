@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from narrowfuzz.arm import Arm
-from narrowfuzz.case import Spec
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.plan import Plan, Role
-from narrowfuzz.trace import Phase, Seen, Site, SiteTrace
+from narrowfuzz.trace.trace import Phase, Seen, Site, SiteTrace
 
 
 def expected_sites(spec: Spec, arm: Arm, plan: Plan) -> tuple[tuple[Role, Phase], ...]:

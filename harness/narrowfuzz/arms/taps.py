@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from narrowfuzz import vectors
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
+from narrowfuzz.machine import isa as vectors
 from narrowfuzz.numerics.two_level import TWO_LEVEL
 from narrowfuzz.play.taps import Attended, KernelWatch, Product, let_rng_pass
-from narrowfuzz.trace import AttentionCall, Multiplied, Seen
+from narrowfuzz.trace.trace import AttentionCall, Multiplied, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
 #: Innermost last: the taps whose programs are running now.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.taps import unseen

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from narrowfuzz.arm import Arm
 from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.case import LEARNING_RATE, Spec
-from narrowfuzz.catalog import MODELS, takes_ids
-from narrowfuzz.models.zoo import ties
-from narrowfuzz.play import library, player
-from narrowfuzz.schedule.events import (
+from narrowfuzz.arms.zoo import ties
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.events import (
     Backward,
     Close,
     Forward,
@@ -22,6 +19,9 @@ from narrowfuzz.schedule.events import (
     Switch,
     with_settings,
 )
+from narrowfuzz.case.spec import LEARNING_RATE, Spec
+from narrowfuzz.models.catalog import MODELS, takes_ids
+from narrowfuzz.play import library, player
 
 T = TypeVar("T")
 #: How a model calls a single linear's parameters, and their gradients.

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.tensors import host
 from narrowfuzz.arms.training import events_of, playing
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.player import Trace

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from narrowfuzz.campaign.accepted import suppressions
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, Difference
+from narrowfuzz.report.accepted import suppressions
 
 #: So long an intended change is accepted if no day is given.
 _DAYS = 90

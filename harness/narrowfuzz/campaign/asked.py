@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from narrowfuzz.case import Case
-from narrowfuzz.facts import Fact
+from narrowfuzz.case.spec import Case
+from narrowfuzz.ledger.facts import Fact
 
 
 @dataclass(frozen=True)

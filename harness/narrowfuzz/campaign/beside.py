@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from narrowfuzz.campaign.judged import JUDGED, RULES
-from narrowfuzz.case import Case, dump_case
-from narrowfuzz.fold import Judgement
-from narrowfuzz.results import Hashes, hashes_of
-from narrowfuzz.trace import Trace
-from narrowfuzz.verdict import Verdict, fingerprint
+from narrowfuzz.case.spec import Case, dump_case
+from narrowfuzz.judge.fold import Judgement
+from narrowfuzz.report.judged import JUDGED, RULES
+from narrowfuzz.trace.hashes import Hashes, hashes_of
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 
 #: Below a run's folder: what its cases gave, line by line, and that a process has judged its last.
 _FOLDER, _LINES, _END = "beside", ".jsonl", ".end"

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import natives, on_ranks, rungs_of, select_arms
 from narrowfuzz.campaign import beside
-from narrowfuzz.campaign.accepted import Accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.formats import write_formats
-from narrowfuzz.campaign.judged import Judged, judged
 from narrowfuzz.campaign.live import Live
-from narrowfuzz.campaign.page import write_page
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.catalog import MODELS, title_of
-from narrowfuzz.device import Device
-from narrowfuzz.overlay import laid
-from narrowfuzz.recipe import AnyRecipe
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.machine.device import Device
+from narrowfuzz.machine.overlay import laid
+from narrowfuzz.models.catalog import MODELS, title_of
+from narrowfuzz.recipe.recipe import AnyRecipe
+from narrowfuzz.report.accepted import Accepted
+from narrowfuzz.report.formats import write_formats
+from narrowfuzz.report.judged import Judged, judged
+from narrowfuzz.report.page import write_page
+from narrowfuzz.report.store import Store
 from narrowfuzz.triage.finding import Finding
 
 if TYPE_CHECKING:
-    from narrowfuzz.campaign.ended import Ended
-    from narrowfuzz.campaign.supervisor import Tally
-    from narrowfuzz.ledger import Entry, Ledger
+    from narrowfuzz.ledger.ledger import Entry, Ledger
+    from narrowfuzz.report.outcome import Ended
+    from narrowfuzz.report.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Campaign:
 
     def run(self) -> tuple[Tally, dict[str, Any]]:
         """Run it, say and write what came of it; returns also what ``summary.json`` holds."""
-        from narrowfuzz.campaign.ended import Ended
-        from narrowfuzz.campaign.markdown import write_markdown
-        from narrowfuzz.campaign.summary import print_summary, print_unmet
         from narrowfuzz.campaign.supervisor import run_campaign
+        from narrowfuzz.report.markdown import write_markdown
+        from narrowfuzz.report.outcome import Ended
+        from narrowfuzz.report.summary import print_summary, print_unmet
 
         console, around = consoles(self.asked)
         environment = self.environment()
@@ -88,8 +88,8 @@ class Campaign:
         return tally, summary
 
     def environment(self) -> dict[str, Any]:
-        from narrowfuzz.environment import describe
-        from narrowfuzz.policy import cast_policies
+        from narrowfuzz.machine.environment import describe
+        from narrowfuzz.machine.policy import cast_policies
 
         return {
             **describe(), "device": self.device.describe(),
@@ -100,8 +100,8 @@ class Campaign:
         """The entries that what was asked for may show; none where all count as new."""
         if not self.config.ledger:
             return []
-        from narrowfuzz.advice import applying
-        from narrowfuzz.machine import machine
+        from narrowfuzz.ledger.advice import applying
+        from narrowfuzz.machine.machine import machine
 
         arms = [BY_NAME[name] for name in select_arms(self.config.arms)]
         entries = (*self.ledger.entries, *self.ledger.unnamed)
@@ -114,7 +114,7 @@ class Campaign:
         """What a finding may resemble: the entries that were asked, or every one if none was."""
         if self.config.ledger:
             return (*self.ledger.entries, *self.ledger.unnamed)
-        from narrowfuzz.ledger import load_entries
+        from narrowfuzz.ledger.ledger import load_entries
 
         return load_entries(self.config.ledgers)
 
@@ -134,8 +134,8 @@ class Campaign:
 
     def summary(self, ended: Ended) -> dict[str, Any]:
         """What ``summary.json`` holds."""
-        from narrowfuzz.campaign.summary import pairs_seen, rule_counts, trials_seen
-        from narrowfuzz.coverage import missing, table
+        from narrowfuzz.draw.coverage import missing, table
+        from narrowfuzz.report.summary import pairs_seen, rule_counts, trials_seen
 
         tally, whole, share = ended.tally, ended.whole, ended.share
         seen = pairs_seen(tally.counts)
@@ -203,7 +203,7 @@ def consoles(asked: Asked) -> tuple[Console, Console]:
 
 def drawable(recipes: Mapping[str, AnyRecipe], config: Config) -> frozenset[Any]:
     """The pairs of features that cases of these recipes can have."""
-    from narrowfuzz.coverage import universe
+    from narrowfuzz.draw.coverage import universe
 
     allowed, device = select_arms(config.arms), config.device
     native = natives(allowed, device)

@@ -9,19 +9,20 @@ from typing import Any, get_args
 
 import msgspec
 
-from narrowfuzz.arm import Arm, climb
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import consoles
 from narrowfuzz.campaign.pace import LARGE, said_of_pace, seconds_of_cases
-from narrowfuzz.campaign.words import plural
-from narrowfuzz.case import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
-from narrowfuzz.catalog import Model
-from narrowfuzz.device import torch_name
-from narrowfuzz.environment import prepare
-from narrowfuzz.facts import Fact
+from narrowfuzz.case.arm import Arm, climb
+from narrowfuzz.case.events import Backward, Forward, Reload, Step
+from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, Spec, ValueClass
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.ledger.facts import Fact
+from narrowfuzz.machine.device import torch_name
+from narrowfuzz.machine.environment import prepare
+from narrowfuzz.models.catalog import Model
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import (
+from narrowfuzz.recipe.recipe import (
     FILTERED,
     Recipe,
     load_recipes,
@@ -30,8 +31,7 @@ from narrowfuzz.recipe import (
     select,
     unknown,
 )
-from narrowfuzz.schedule.events import Backward, Forward, Reload, Step
-from narrowfuzz.specs import fixed
+from narrowfuzz.report.glossary import plural
 
 #: A step, an evaluation in between, a reload, and another step.
 _TRAINING = (

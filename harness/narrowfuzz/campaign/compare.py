@@ -20,8 +20,8 @@ from narrowfuzz.campaign.accept import Accepting, check_accepting, write_accepte
 from narrowfuzz.campaign.beside import count_seen, read_seen, shown_alone
 from narrowfuzz.campaign.comparison import LETTERS, Comparison, compared, side_run
 from narrowfuzz.campaign.comparison_words import as_json, lines_of, write_page, write_summary
-from narrowfuzz.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
-from narrowfuzz.overlay import folder_of
+from narrowfuzz.ledger.exits import CLEAN, FOUND, INTERRUPTED, OURS, TOO_LITTLE, USAGE
+from narrowfuzz.machine.overlay import folder_of
 
 #: What a run ends with if it came to its end.
 _ENDED = (0, 1)

@@ -21,9 +21,9 @@ from narrowfuzz.campaign.beside import (
     shown_alone,
     total_causes,
 )
-from narrowfuzz.campaign.judged import Combination
-from narrowfuzz.results import KINDS, Hashes, Kind
-from narrowfuzz.severity import SEVERITIES
+from narrowfuzz.ledger.severity import SEVERITIES
+from narrowfuzz.report.judged import Combination
+from narrowfuzz.trace.hashes import KINDS, Hashes, Kind
 
 #: The sides, as they are called in all that is written.
 LETTERS = ("A", "B")

@@ -13,9 +13,9 @@ from jinja2 import Environment, StrictUndefined
 from rich.markup import escape
 
 from narrowfuzz.campaign.comparison import LETTERS, Bits, Common, Comparison, Difference, Known
-from narrowfuzz.campaign.markdown import plain
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.results import KINDS, Kind
+from narrowfuzz.report.markdown import plain
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.trace.hashes import KINDS, Kind
 
 #: Of ``compare.json``; it grows when a field changes its sense, not when one is added.
 SCHEMA = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from narrowfuzz.case import Case, compile_key
+from narrowfuzz.case.spec import Case, compile_key
 
 
 def dealt(cases: Sequence[Case], number: int, workers: int) -> Iterator[tuple[Case, bool]]:

@@ -21,24 +21,24 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
-from narrowfuzz.arm import BY_NAME, SHARDED_PROCESSES
 from narrowfuzz.arms.ladder import natives, on_ranks, select_arms
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.shares import Shares
 from narrowfuzz.campaign.slices import Deck, Models, Slice
-from narrowfuzz.case import Case, Compile, ModelName, Spec, compile_key
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.coverage import Pair, pairs
-from narrowfuzz.device import forks
-from narrowfuzz.gpu import gpus
-from narrowfuzz.judge import Judgement
+from narrowfuzz.case.arm import BY_NAME, SHARDED_PROCESSES
+from narrowfuzz.case.spec import Case, Compile, ModelName, Spec, compile_key
+from narrowfuzz.draw.coverage import Pair, pairs
+from narrowfuzz.draw.events import ALWAYS, RARELY
+from narrowfuzz.draw.sharded_specs import SHARDABLE, sharded_specs
+from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
+from narrowfuzz.draw.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
+from narrowfuzz.judge.judge import Judgement
+from narrowfuzz.machine.device import forks
+from narrowfuzz.machine.gpu import gpus
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule.draw import ALWAYS, RARELY
-from narrowfuzz.sharded_specs import SHARDABLE, sharded_specs
-from narrowfuzz.specs import DIRECT, FACTORS, FRAGILE, WIDE, partly_recomputed, specs
-from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import SCHEDULE_FACTORS, batches, often, rarely, schedule_cases
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.stateful import Stateful
 
 #: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
 #: seldom hangs on them, so more Specs find more.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.words import plural
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.report.glossary import plural
 
 if TYPE_CHECKING:
-    from narrowfuzz.campaign.supervisor import Tally
+    from narrowfuzz.report.tally import Tally
 
 
 class Live:

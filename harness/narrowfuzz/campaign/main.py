@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from narrowfuzz.arms.ladder import none_runs, select_arms
-from narrowfuzz.campaign.accepted import accepted
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.case import Case, DataSpec, Spec, dump_case
-from narrowfuzz.catalog import MODELS, Model
-from narrowfuzz.content import new_folder
-from narrowfuzz.device import check_device, choose, default_workers, enter
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.exits import (
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case
+from narrowfuzz.draw.specs import fixed
+from narrowfuzz.ledger.exits import (
     CLEAN,
     FAIL_ON,
     FOUND,
@@ -32,9 +27,13 @@ from narrowfuzz.exits import (
     FailOn,
     fails,
 )
-from narrowfuzz.overlay import laid
+from narrowfuzz.machine.device import check_device, choose, default_workers, enter
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.overlay import laid
+from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.plants.registry import find_plant
-from narrowfuzz.recipe import (
+from narrowfuzz.recipe.content import new_folder
+from narrowfuzz.recipe.recipe import (
     AnyRecipe,
     Recipe,
     load_every,
@@ -45,11 +44,12 @@ from narrowfuzz.recipe import (
     select,
     unknown,
 )
-from narrowfuzz.specs import fixed
+from narrowfuzz.report.accepted import accepted
+from narrowfuzz.report.store import Store
 
 if TYPE_CHECKING:
-    from narrowfuzz.campaign.supervisor import Tally
-    from narrowfuzz.ledger import Ledger
+    from narrowfuzz.ledger.ledger import Ledger
+    from narrowfuzz.report.tally import Tally
 
 
 #: A run that counts cases ends when these are judged.
@@ -79,7 +79,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         from te_on_cpu import environment as te
 
         te.choose(asked.te_version)
-    from narrowfuzz.ledger import Ledger
+    from narrowfuzz.ledger.ledger import Ledger
 
     choose(asked.device)
     settle()
@@ -206,7 +206,7 @@ def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]
 def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
     """Every entry, those that workers may try apart: what is installed in a worker's process only
     is absent here, and may have entries, too."""
-    from narrowfuzz.ledger import Ledger, load_entries, stands
+    from narrowfuzz.ledger.ledger import Ledger, load_entries, stands
 
     standing = [(entry, stands(entry, device)) for entry in load_entries(folders)]
     return Ledger(

@@ -10,13 +10,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from narrowfuzz.arm import EAGER
 from narrowfuzz.arms.program import Program
-from narrowfuzz.campaign.words import plural
-from narrowfuzz.case import Case, DataSpec, Spec
-from narrowfuzz.data import make_tensors
-from narrowfuzz.environment import one_thread, quieten
-from narrowfuzz.recipe import FILTERED, Recipe
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.case.data import make_tensors
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.machine.environment import one_thread, quieten
+from narrowfuzz.recipe.recipe import FILTERED, Recipe
+from narrowfuzz.report.glossary import plural
 
 #: A model whose forward multiplies less often is judged in seconds on any kernel.
 LARGE = 10**8

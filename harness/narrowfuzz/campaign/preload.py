@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch._dynamo  # noqa: F401
 
-from narrowfuzz.environment import quieten
+from narrowfuzz.machine.environment import quieten
 
 quieten()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from narrowfuzz.case import load_case
+from narrowfuzz.case.spec import load_case
 
 #: Calls that are shown, and characters of the message.
 _FRAMES, _SAID = 12, 2000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import load_case
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import load_case
 
 #: Seconds after which a case is named.
 _LONG = 2.0

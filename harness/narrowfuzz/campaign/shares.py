@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
-from narrowfuzz.case import Spec
+from narrowfuzz.case.spec import Spec
 
 #: So many times the others' mean share may be spent, and so many seconds in any case.
 _TIMES, _ALWAYS = 2.0, 2.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from narrowfuzz.case import Compile
+from narrowfuzz.case.spec import Compile
 
 T = TypeVar("T")
 

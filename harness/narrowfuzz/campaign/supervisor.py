@@ -6,14 +6,12 @@ a second. The supervisor itself never runs a case.
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing as mp
 import os
 import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,10 +23,11 @@ from typing import Any
 from narrowfuzz.arms.lost import EXIT_LOST
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.running import running
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.case import Case, load_case
-from narrowfuzz.device import forks
-from narrowfuzz.triage.finding import Finding, Triaged
+from narrowfuzz.case.spec import Case, load_case
+from narrowfuzz.machine.device import forks
+from narrowfuzz.report.store import Store
+from narrowfuzz.report.tally import Found, Tally
+from narrowfuzz.triage.finding import Triaged
 
 Progress = Callable[["Tally"], None]
 #: What a worker does about a finding.
@@ -36,61 +35,6 @@ CONFIRMING = "confirming a finding: running its script in a fresh process"
 SHRINKING = "looking for a smaller example of a finding"
 #: How long workers may go on after the deadline, to finish a finding they are triaging.
 GRACE_SECONDS = 75.0
-
-
-@dataclass(frozen=True)
-class Found:
-    """One confirmed finding, and how far the campaign was when a script first showed it."""
-
-    finding: Finding
-    cases: int
-    #: Since the campaign began.
-    seconds: float
-
-
-@dataclass
-class Tally:
-    """Running totals of a campaign."""
-
-    counts: Counter[Any] = field(default_factory=Counter)
-    #: Confirmed findings in the order they came, each with the cases judged and the time by then.
-    found: list[Found] = field(default_factory=list)
-    lost_workers: int = 0
-    interrupted: bool = False
-    #: A worker ended by an exception of ours: what it found stands, but the run is not complete.
-    broken: bool = False
-    started: float = field(default_factory=time.monotonic)
-    #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
-    ready: float = 0.0
-    first_verdict: float = 0.0
-    #: As many are found as were asked for: what is not looked into yet stays so.
-    enough: bool = False
-    #: A hash of the ids of the cases of each process that came to its end: worker, generation.
-    digests: dict[tuple[int, int], str] = field(default_factory=dict)
-    #: Worker -> what it compiles, and since when on the monotonic clock.
-    compiling: dict[int, tuple[str, float]] = field(default_factory=dict)
-    #: Worker -> what it does about a finding, and since when.
-    confirming: dict[int, tuple[str, float]] = field(default_factory=dict)
-    #: Worker -> the case that it runs for long, and since when.
-    running: dict[int, tuple[str, float]] = field(default_factory=dict)
-    #: What could not be done, in sentences.
-    notes: list[str] = field(default_factory=list)
-    losses: list[threading.Thread] = field(default_factory=list)
-    #: Held while a loss is looked into: the next may be the same.
-    looking: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def new(self) -> int:
-        return len(self.found)
-
-    @property
-    def digest(self) -> str:
-        """A hash of all cases: worker by worker, each in the order in which it judged them."""
-        return hashlib.sha256(repr(sorted(self.digests.items())).encode()).hexdigest()[:16]
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
 
 
 @dataclass

@@ -25,7 +25,6 @@ from typing import Any
 import msgspec
 import torch
 
-from narrowfuzz.arm import EAGER, Arm
 from narrowfuzz.arms.ladder import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
 from narrowfuzz.campaign.beside import Beside
@@ -33,30 +32,31 @@ from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.first import dealt
 from narrowfuzz.campaign.generator import MODEL_DRAWS, Generator
-from narrowfuzz.campaign.judged import happened, hindered, looked_at
-from narrowfuzz.campaign.own_functions import functions_seen
 from narrowfuzz.campaign.raised import innermost, when
 from narrowfuzz.campaign.running import note_arm
 from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
-from narrowfuzz.campaign.store import claim, release
-from narrowfuzz.case import Case, Spec, dump_case, load_case
-from narrowfuzz.coverage import pairs
-from narrowfuzz.device import Device, choose, enter, forks
-from narrowfuzz.environment import prepare, settle
-from narrowfuzz.judge import Judge, Judgement
-from narrowfuzz.ledger import Ledger, load_ledger
-from narrowfuzz.oracles import ORACLES
+from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.spec import Case, Spec, dump_case, load_case
+from narrowfuzz.draw.coverage import pairs
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.ledger.ledger import Ledger, load_ledger
+from narrowfuzz.machine.device import Device, choose, enter, forks
+from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe import Recipe, load_every, of_kind, processes, runnable, select
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe, load_every, of_kind, processes, runnable, select
+from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.report.judged import happened, hindered, looked_at
+from narrowfuzz.report.own_functions import functions_seen
+from narrowfuzz.report.store import claim, release
+from narrowfuzz.rules import ORACLES
+from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
 from narrowfuzz.triage.triage import triage, unconfirmed
+from narrowfuzz.triage.trials import Trials
 from narrowfuzz.triage.verify import RunScript, run_script
-from narrowfuzz.trials import Trials
-from narrowfuzz.verdict import fingerprint
 
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
 _CORE = tuple(o for o in ORACLES if not o.reruns)

@@ -1,1 +1,1 @@
-"""Models under test: plain torch modules, small enough that their source goes into a script."""
+"""The models that are trained, by name, and the library layers that count as models."""

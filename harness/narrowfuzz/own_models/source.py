@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowfuzz.meaning import shortened
 from narrowfuzz.own_models.dims import Dims
+from narrowfuzz.trace.meaning import shortened
 
 #: Functions that are named where another was asked for.
 _NAMED = 6

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from narrowfuzz.case import LARGEST_OWN
-from narrowfuzz.catalog import FIXED_BY_OWN
-from narrowfuzz.environment import one_thread
+from narrowfuzz.case.spec import LARGEST_OWN
+from narrowfuzz.machine.environment import one_thread
+from narrowfuzz.models.catalog import FIXED_BY_OWN
 from narrowfuzz.own_models.source import Source, raised, refused
 
 if TYPE_CHECKING:

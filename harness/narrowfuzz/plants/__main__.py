@@ -10,7 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from narrowfuzz.device import begin
+from narrowfuzz.machine.device import begin
 from narrowfuzz.plants.registry import planted
 
 

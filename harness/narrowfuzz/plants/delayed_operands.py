@@ -1,6 +1,6 @@
 """Delayed scaling that multiplies the wrong thing: another microbatch's, or a weight kept too long.
 
-Each fault has the mechanism of a real bug, planted in ``narrowfuzz.models.delayed``.
+Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Context = AbstractContextManager[None]
 
 
 def _state() -> Any:
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     return delayed._state
 
@@ -79,7 +79,7 @@ def _first_copy(ctx: Any, codes: Any, scale: Any) -> tuple[Any, Any]:
 
 
 def _never_recast(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     kept = is_first_microbatch and layer.cached is not None
     if delayed._state.replaying:  # as its first pass did
@@ -115,7 +115,7 @@ def _never_filled(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = N
 
 
 def _unsaturated(cast: Any, *args: Any) -> Any:
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     with replaced(delayed, "FMAX", lambda original: dict.fromkeys(original, float("inf"))):
         return cast(*args)
@@ -123,7 +123,7 @@ def _unsaturated(cast: Any, *args: Any) -> Any:
 
 def _bias_again(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
     """Outside a region the caller adds the bias, and so does the product."""
-    from narrowfuzz.models.delayed import _state
+    from narrowfuzz.recipe.delayed import _state
 
     out = forward(layer, x, is_first_microbatch)
     if _state.recipe is None and layer.bias is not None:

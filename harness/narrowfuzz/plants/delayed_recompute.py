@@ -1,6 +1,6 @@
 """Delayed scaling whose recompute is not its forward, or leaves something behind.
 
-Each fault has the mechanism of a real bug, planted in ``narrowfuzz.models.delayed``.
+Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _Context = AbstractContextManager[None]
 
 
 def _state() -> Any:
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     return delayed._state
 
 
 def _default_recipe(replay: Any, tape: Any, function: Any, x: Any) -> Any:
-    from narrowfuzz.models.delayed import DelayedScaling
+    from narrowfuzz.recipe.delayed import DelayedScaling
 
     recipe = tape.recipe and DelayedScaling()
     return replay(replace(tape, recipe=recipe), function, x)

@@ -1,6 +1,6 @@
 """Delayed scaling whose state is wrong: what is staged, what a commit makes of it, what is kept.
 
-Each fault has the mechanism of a real bug, planted in ``narrowfuzz.models.delayed``; where no
+Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``; where no
 report of one is known, its link is the definition that it breaks.
 """
 
@@ -123,7 +123,7 @@ def _adds(stage: Any, layer: Any, direction: str, slot: int, x: Any) -> None:
 
 
 def _first_layers_index(stage: Any, layer: Any, direction: str, slot: int, x: Any) -> None:
-    from narrowfuzz.models.delayed import _state
+    from narrowfuzz.recipe.delayed import _state
 
     owner = next(iter(_state.staged)) if direction == "forward" else layer
     stage(owner, direction, slot, x)
@@ -131,7 +131,7 @@ def _first_layers_index(stage: Any, layer: Any, direction: str, slot: int, x: An
 
 def _shares_state(forward: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
     """A region's later layers work on the forward state of its first."""
-    from narrowfuzz.models.delayed import _state
+    from narrowfuzz.recipe.delayed import _state
 
     first = next(iter(_state.staged), layer)
     for name in ("forward_window", "forward_scale"):

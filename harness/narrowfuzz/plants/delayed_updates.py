@@ -1,6 +1,6 @@
 """Delayed scaling whose updates come at the wrong time, or for the wrong layers.
 
-Each fault has the mechanism of a real bug, planted in ``narrowfuzz.models.delayed``. What a fault
+Each fault has the mechanism of a real bug, planted in ``narrowfuzz.recipe.delayed``. What a fault
 remembers it remembers from one planting to its lifting.
 """
 
@@ -18,14 +18,14 @@ _Context = AbstractContextManager[None]
 
 
 def _state() -> Any:
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     return delayed._state
 
 
 def _trains() -> bool:
     """True in a training forward in FP8 that is not a recompute."""
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     state = delayed._state
     return state.recipe is not None and not state.replaying and delayed._trains()
@@ -52,7 +52,7 @@ def _at_each_node() -> _Context:
     """A layer that a pass reaches several times is updated as often."""
 
     def backward(original: Any, ctx: Any, grad: Any) -> Any:
-        from narrowfuzz.models import delayed
+        from narrowfuzz.recipe import delayed
 
         grads = original(ctx, grad)
         delayed.commit_backward()
@@ -63,7 +63,7 @@ def _at_each_node() -> _Context:
 
 def _after_the_first_node() -> _Context:
     """The update runs once in a pass, when its first layer is done."""
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     commit = delayed.commit_backward
     done: list[Any] = []
@@ -85,7 +85,7 @@ def _through_the_last_forward() -> _Context:
     forwards, reached = [0], [0]
 
     def forward(original: Any, layer: Any, x: Any, is_first_microbatch: Any = None) -> Any:
-        from narrowfuzz.models import delayed
+        from narrowfuzz.recipe import delayed
 
         forwards[0] += delayed._trains()
         return original(layer, x, is_first_microbatch)
@@ -133,7 +133,7 @@ def _owned_by_the_first_layer() -> _Context:
 @contextmanager
 def _leaves(autocast: Any, recipe: Any) -> Any:
     """Every region's end updates, that of an inner one, too."""
-    from narrowfuzz.models import delayed
+    from narrowfuzz.recipe import delayed
 
     with autocast(recipe):
         yield

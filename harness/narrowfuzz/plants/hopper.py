@@ -20,7 +20,7 @@ _STEP, _TILE = 32, 128
 def _accumulates(change: Callable[..., Any]) -> Iterator[None]:
     """``change(accumulate, a, b, fast, split)`` answers for the simulated accumulator: fp32 [M, N]
     of codes a [M, K] and b [N, K]."""
-    from narrowfuzz import simulated
+    from narrowfuzz.machine import simulated
 
     def make(original: Any) -> Any:
         return lambda a, b, *, fast, split: change(original, a, b, fast, split)
@@ -129,7 +129,7 @@ def _rounding_chain(a: Any, b: Any, *, preset: Any, fmt_a: str, fmt_b: str) -> A
 
 @contextmanager
 def _exchanged_scales() -> Iterator[None]:
-    from narrowfuzz import simulated
+    from narrowfuzz.machine import simulated
 
     def make(original: Any) -> Any:
         def scaled(total: Any, scale_a: Any, scale_b: Any) -> Any:

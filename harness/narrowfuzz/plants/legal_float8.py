@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.plants import sums
 from narrowfuzz.plants.patching import float8_products, recompiled, replaced
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.policy import cast_policies
 
 _FLOAT8 = ("torchao.float8.*",)
 _POWERS = ("torchao.float8.rowwise", "torchao.float8.rowwise_gw_hp")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from narrowfuzz.catalog import MODELS, of_kind
+from narrowfuzz.models.catalog import MODELS, of_kind
 from narrowfuzz.plants.plant import Plant
 
 _PLAIN = ("torch.fp32", "torch.bf16")

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from narrowfuzz.models.delayed_subject import carries, subject
 from narrowfuzz.plants import sums
 from narrowfuzz.plants.patching import delayed_calls
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.schedule.carries import Carries
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.recipe.carries import Carries
+from narrowfuzz.recipe.delayed_subject import carries, subject
+from narrowfuzz.recipe.stateful import Stateful
 
 _DELAYED = ("reference.delayed",)
 #: This file defines recipes, too: our delayed scaling, inclined to one kind of schedule.
@@ -61,7 +61,7 @@ def _slot_by_slot(commit: Any, layer: Any, direction: str, recipe: Any) -> None:
 
 
 def _cast_twice(cast: Any, *args: Any) -> Any:
-    from narrowfuzz.models.delayed import _state
+    from narrowfuzz.recipe.delayed import _state
 
     listeners, _state.listeners = _state.listeners, []
     try:
@@ -75,7 +75,7 @@ def _saved(commit: Any) -> None:
     """All scaling state is written to a file and read back after every update."""
     import torch
 
-    from narrowfuzz.models.delayed import _state
+    from narrowfuzz.recipe.delayed import _state
 
     layers = list(_state.staged_backward)
     commit()

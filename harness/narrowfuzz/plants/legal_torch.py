@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants import sums
 from narrowfuzz.plants.patching import recompiled, replaced
 from narrowfuzz.plants.plant import Plant

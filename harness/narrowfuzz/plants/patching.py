@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from narrowfuzz import vectors
+from narrowfuzz.machine import isa as vectors
 
 _INHERITED = object()
 
@@ -32,8 +32,8 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 @contextmanager
 def delayed_calls(changes: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """``change(original, *args)`` answers calls of each named part of
-    ``narrowfuzz.models.delayed``, a function or a method (``DelayedLinear.stage``)."""
-    from narrowfuzz.models import delayed
+    ``narrowfuzz.recipe.delayed``, a function or a method (``DelayedLinear.stage``)."""
+    from narrowfuzz.recipe import delayed
 
     def caller(change: Callable[..., Any], original: Any) -> Any:
         return lambda *args, **kwargs: change(original, *args, **kwargs)

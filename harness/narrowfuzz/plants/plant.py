@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from narrowfuzz.case import ModelName
+from narrowfuzz.case.spec import ModelName
 
 
 @dataclass(frozen=True)

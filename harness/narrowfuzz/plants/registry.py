@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
-from narrowfuzz.content import load_definitions
 from narrowfuzz.plants.plant import Plant
-from narrowfuzz.recipe import unknown
+from narrowfuzz.recipe.content import load_definitions
+from narrowfuzz.recipe.recipe import unknown
 
 
 def builtin_plants() -> dict[str, Plant]:

@@ -10,11 +10,11 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from narrowfuzz.device import Device, choose, enter
-from narrowfuzz.environment import settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.recipe import AnyRecipe, load_every, runnable
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.device import Device, choose, enter
+from narrowfuzz.machine.environment import settle
+from narrowfuzz.recipe.recipe import AnyRecipe, load_every, runnable
 
 T = TypeVar("T")
 

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms.ladder import select_arms
-from narrowfuzz.case import Case, Compile, Spec
-from narrowfuzz.environment import quieten
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Case, Compile, Spec
+from narrowfuzz.draw.events import ALWAYS
+from narrowfuzz.draw.sharded_specs import sharded_specs
+from narrowfuzz.draw.strategies import batches, cases, often, rarely, schedule_cases
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import quieten
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.power.cases import examples, ready
-from narrowfuzz.recipe import AnyRecipe, Recipe
-from narrowfuzz.schedule.draw import ALWAYS
-from narrowfuzz.sharded_specs import sharded_specs
-from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import batches, cases, often, rarely, schedule_cases
+from narrowfuzz.recipe.recipe import AnyRecipe, Recipe
+from narrowfuzz.recipe.stateful import Stateful
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
 LIFTED, THERE = 4, 60

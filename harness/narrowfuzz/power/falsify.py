@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics.formats import F32, Codes, Format, decode
-from narrowfuzz.trace import Seen
+from narrowfuzz.trace.trace import Seen
 
 #: 1 % is more than half a step of bf16, and less than any bound of 8-bit numbers.
 GAIN = np.float32(1.01)

@@ -12,18 +12,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from narrowfuzz.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.store import Store
-from narrowfuzz.campaign.summary import pairs_seen
-from narrowfuzz.campaign.supervisor import Tally, play
-from narrowfuzz.case import COMPILED, Case, Checkpoint, ModelName
-from narrowfuzz.device import asked_here, check_device
+from narrowfuzz.campaign.supervisor import play
+from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
+from narrowfuzz.case.features import FEATURES
+from narrowfuzz.case.spec import COMPILED, Case, Checkpoint, ModelName
+from narrowfuzz.machine.device import asked_here, check_device
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.power.effect import LIFTED, THERE, effect
 from narrowfuzz.power.record import Controlled, Hunted
-from narrowfuzz.recipe import AnyRecipe, load_every, obstacle
-from narrowfuzz.schedule.story import FEATURES
+from narrowfuzz.recipe.recipe import AnyRecipe, load_every, obstacle
+from narrowfuzz.report.store import Store
+from narrowfuzz.report.summary import pairs_seen
+from narrowfuzz.report.tally import Tally
 
 #: A fault that only a compiled rung shows is hunted this many times longer.
 COMPILED_TIMES = 10.0

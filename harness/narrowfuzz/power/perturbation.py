@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME, EAGER
-from narrowfuzz.case import Spec
+from narrowfuzz.case.arm import BY_NAME, EAGER
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, Format
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.oracles.evidence import Evidence, Rerun
 from narrowfuzz.power.falsify import Numbers, Operands
-from narrowfuzz.trace import (
+from narrowfuzz.rules.evidence import Evidence, Rerun
+from narrowfuzz.trace.trace import (
     AttentionCall,
     Change,
     Derivative,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from narrowfuzz.case import Case
-from narrowfuzz.oracles.oracle import Oracle, Reads
+from narrowfuzz.case.spec import Case
 from narrowfuzz.power.perturbation import Perturbation
-from narrowfuzz.verdict import BAD, Verdict
+from narrowfuzz.rules.oracle import Oracle, Reads
+from narrowfuzz.trace.verdict import BAD, Verdict
 
 #: Vacuous cases kept of each rule and recipe.
 _EXAMPLES = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from narrowfuzz.oracles.oracle import Reads
 from narrowfuzz.power.falsify import AMAX, CODES, INFINITE, LOST, NUMBERS, SCALES
 from narrowfuzz.power.perturbation import (
     Falsified,
@@ -24,6 +23,7 @@ from narrowfuzz.power.perturbation import (
     statistics,
     without,
 )
+from narrowfuzz.rules.oracle import Reads
 
 
 def _each(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from narrowfuzz.case import dump_case
+from narrowfuzz.case.spec import dump_case
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.probe import Table as Vacuity
 from narrowfuzz.power.recall import Recall, Summary, summarise

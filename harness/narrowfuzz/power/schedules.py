@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.case import Spec
-from narrowfuzz.moments import (
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.numerics.delayed import Slot
+from narrowfuzz.power.falsify import GAIN, NUMBERS, Numbers
+from narrowfuzz.power.perturbation import Perturbation
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.oracle import Reads
+from narrowfuzz.trace.snapshots import (
     Moment,
     ProductSeen,
     Side,
     SlotName,
     Wrong,
 )
-from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.oracle import Reads
-from narrowfuzz.power.falsify import GAIN, NUMBERS, Numbers
-from narrowfuzz.power.perturbation import Perturbation
-from narrowfuzz.trace import RunError, Trace
+from narrowfuzz.trace.trace import RunError, Trace
 
 Falsified = Callable[[Trace], Trace | None]
 State = Mapping[SlotName, Slot]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from narrowfuzz.arms.ladder import none_runs, select_arms
-from narrowfuzz.campaign.supervisor import Tally, interruptible, start_server
-from narrowfuzz.device import check_device, choose, default_workers
-from narrowfuzz.environment import prepare, versions
+from narrowfuzz.campaign.supervisor import interruptible, start_server
+from narrowfuzz.machine.device import check_device, choose, default_workers
+from narrowfuzz.machine.environment import prepare, versions
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults, builtin_plants, load_plants
 from narrowfuzz.power.hunt import COMPILED_TIMES, Limits, Target, control, hunt, lacking, targets
@@ -36,6 +36,7 @@ from narrowfuzz.power.report import (
     print_summary,
     summary_json,
 )
+from narrowfuzz.report.tally import Tally
 
 T = TypeVar("T")
 R = TypeVar("R")

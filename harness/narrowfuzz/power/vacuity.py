@@ -12,27 +12,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from narrowfuzz.case import Case, Compile
-from narrowfuzz.device import check_device
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import load_ledger
+from narrowfuzz.case.spec import Case, Compile
+from narrowfuzz.draw.specs import of_rung
+from narrowfuzz.draw.strategies import batches, schedule_cases
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import load_ledger
+from narrowfuzz.machine.device import check_device
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.oracles import OF_CONVERTED
-from narrowfuzz.oracles.applied import checks
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.table import OF_LIBRARY
-from narrowfuzz.oracles.oracle import Oracle
 from narrowfuzz.power import reads, schedules
 from narrowfuzz.power.cases import examples, ready
 from narrowfuzz.power.perturbation import remembering
 from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
-from narrowfuzz.recipe import AnyRecipe, load_every, processes, select, unknown
-from narrowfuzz.specs import of_rung
-from narrowfuzz.stateful import Stateful
-from narrowfuzz.strategies import batches, schedule_cases
+from narrowfuzz.recipe.recipe import AnyRecipe, load_every, processes, select, unknown
+from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.rules import OF_CONVERTED
+from narrowfuzz.rules.applied import checks
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.table import OF_LIBRARY
+from narrowfuzz.rules.oracle import Oracle
 
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
 DRAWS, RELATIONS = 4, 6

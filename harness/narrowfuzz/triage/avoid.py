@@ -13,15 +13,15 @@ from typing import get_args
 
 import msgspec
 
-from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.case import LARGEST, Case, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Refuses, Runs
-from narrowfuzz.judge import Judge
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.recipe import FILTERED, Recipe, obstacles, with_filter
-from narrowfuzz.trace import ErrorPhase
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.spec import LARGEST, Case, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import FILTERED, Recipe, obstacles, with_filter
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.trace.expect import Refuses, Runs
+from narrowfuzz.trace.trace import ErrorPhase
+from narrowfuzz.trace.verdict import Verdict
 
 _MULTIPLES = (16, 32, 64, 128, 256, 512)
 _SECONDS = 20.0

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.expect import Near, Same, read
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.numerics.plan import ROLES, Role
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.gemm import bias_gradient, centre_and_radius, interval, observed
-from narrowfuzz.oracles.layers import layer_evidences
-from narrowfuzz.oracles.repeat import AGAIN
-from narrowfuzz.trace import Trace
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.gemm import bias_gradient, centre_and_radius, interval, observed
+from narrowfuzz.rules.layers import layer_evidences
+from narrowfuzz.rules.repeat import AGAIN
+from narrowfuzz.trace.expect import Near, Same, read
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.pair import Compared, exactly
 from narrowfuzz.triage.pair_operands import operand_pair, recompute_pair
-from narrowfuzz.verdict import Verdict
 
 
 def compared(evidence: Evidence, verdict: Verdict) -> Compared | None:

@@ -1,4 +1,4 @@
-"""How large a divergence is on outputs and gradients: what ``narrowfuzz.severity`` weighs."""
+"""How large a divergence is on outputs and gradients: what a severity weighs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.arm import EAGER, base_of
-from narrowfuzz.case import Case
-from narrowfuzz.judge import Judge
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.arm import EAGER, base_of
+from narrowfuzz.case.spec import Case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.severity import LARGE, SMALL
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import Undivided, product
-from narrowfuzz.oracles.applied import AnyEvidence
-from narrowfuzz.oracles.evidence import NATIVE, Evidence
-from narrowfuzz.oracles.layers import layer_evidences
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.sharded.evidence import ShardedEvidence, joined
-from narrowfuzz.severity import LARGE, SMALL
+from narrowfuzz.rules.applied import AnyEvidence
+from narrowfuzz.rules.evidence import NATIVE, Evidence
+from narrowfuzz.rules.layers import layer_evidences
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.sharded.evidence import ShardedEvidence, joined
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import Came
-from narrowfuzz.verdict import Verdict
 
 #: Changes by a conversion, by what they do to a step of training; all others change its results.
 _OF_CENSUS = {

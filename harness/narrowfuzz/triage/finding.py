@@ -12,14 +12,14 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import Case, dump_case
-from narrowfuzz.catalog import FIXED_BY_OWN, MODELS, title_of
-from narrowfuzz.expect import Expect, Given, Present, Refuses, Runs
-from narrowfuzz.schedule.events import Backward, Forward, Stimulus
-from narrowfuzz.severity import SMALL, Severity, Use, Weighed, severity, weighed
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Backward, Forward, Stimulus
+from narrowfuzz.case.spec import Case, dump_case
+from narrowfuzz.ledger.severity import SMALL, Severity, Use, Weighed, severity, weighed
+from narrowfuzz.models.catalog import FIXED_BY_OWN, MODELS, title_of
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Expect, Given, Present, Refuses, Runs
+from narrowfuzz.trace.verdict import Verdict
 
 Flake = Literal["always", "per process", "flaky"]
 #: What came in place of the numbers of a result; "": other numbers.
@@ -131,7 +131,7 @@ class Finding(msgspec.Struct, kw_only=True):
     view: View | None = None
     #: Why no script shows it; "": one does.
     why_suspected: str = ""
-    #: Excess error of the worst output or gradient: see narrowfuzz.severity; "inf" as text.
+    #: Excess error of the worst output or gradient: see narrowfuzz.ledger.severity; "inf" as text.
     effect: float | str = 0.0
     #: False: of a linear, or a recipe, that is not quantised.
     scaled: bool = True

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from narrowfuzz import vectors
+from narrowfuzz.machine import isa as vectors
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.triage.verify import ScriptRun, script_ran
 

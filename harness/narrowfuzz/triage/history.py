@@ -14,17 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from narrowfuzz.arm import BY_NAME, LADDER
-from narrowfuzz.case import Case, dump_case, load_case
-from narrowfuzz.device import enter
-from narrowfuzz.environment import settle
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Ledger
-from narrowfuzz.oracles import rules_of
+from narrowfuzz.case.arm import BY_NAME, LADDER
+from narrowfuzz.case.spec import Case, dump_case, load_case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.device import enter
+from narrowfuzz.machine.environment import settle
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe import load_every
+from narrowfuzz.recipe.recipe import load_every
+from narrowfuzz.rules import rules_of
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.verify import GONE, GUARD, SHOWN, RunScript
-from narrowfuzz.verdict import Verdict, fingerprint
 
 #: Cases that a worker remembers.
 REMEMBERED = 40

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from narrowfuzz.case import Case
-from narrowfuzz.fold import Judgement
-from narrowfuzz.judge import Judge
-from narrowfuzz.ledger import Entry, Ledger
-from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.verdict import Verdict, fingerprint
+from narrowfuzz.case.spec import Case
+from narrowfuzz.judge.fold import Judgement
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Entry, Ledger
+from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.trace.verdict import Verdict, fingerprint
 
 
 def known_issue(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.arm import EAGER, Arm
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.judge import Judge, verdicts_of
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.judge.judge import Judge, verdicts_of
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles import BY_NAME
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.layers import layer_spec, layer_tensors
-from narrowfuzz.trace import LayerCall
-from narrowfuzz.verdict import BAD, Verdict, fingerprint
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.layers import layer_spec, layer_tensors
+from narrowfuzz.trace.trace import LayerCall
+from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 
 def call_of(

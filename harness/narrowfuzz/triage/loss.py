@@ -5,22 +5,22 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from narrowfuzz.address import At
-from narrowfuzz.arm import climb
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.device import torch_name
-from narrowfuzz.environment import describe
-from narrowfuzz.expect import Runs
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.recipe import AnyRecipe, Recipe, load_every
-from narrowfuzz.severity import weighed
+from narrowfuzz.case.arm import climb
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.ledger.severity import weighed
+from narrowfuzz.machine.device import torch_name
+from narrowfuzz.machine.environment import describe
+from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, load_every
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Runs
+from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
-from narrowfuzz.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 
 _SECONDS = 90.0
 #: A compile may take a minute or two on a busy machine; what takes longer alone, hangs.

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import Case, DataSpec, Sharding, Spec, Spike
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.schedule.simplify import simpler_events
-from narrowfuzz.sharding import fitting
+from narrowfuzz.case.layout import fitting
+from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.triage.minimise_library import simpler_cases
+from narrowfuzz.triage.simplify import simpler_events
 
 #: True if the case still shows the fingerprint that is being minimised.
 Shows = Callable[[Case], bool]

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import Case, DataSpec
-from narrowfuzz.schedule.simplify import simplifications
+from narrowfuzz.case.spec import Case, DataSpec
+from narrowfuzz.triage.simplify import simplifications
 
 #: FP8 products want multiples of it, in every library.
 _LEAST = 16

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import msgspec
 
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import Case, Sharding, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Present
-from narrowfuzz.schedule.events import Reload, Settings, Step, Switch
-from narrowfuzz.schedule.story import features
-from narrowfuzz.verdict import Verdict
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Reload, Settings, Step, Switch
+from narrowfuzz.case.features import features
+from narrowfuzz.case.spec import Case, Sharding, Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.trace.expect import Present
+from narrowfuzz.trace.verdict import Verdict
 
 #: How large a case is, what it runs on, and what its rung says already: no conditions of a cause.
 _SIZES = frozenset(

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.meaning import operand as operand_words
 from narrowfuzz.numerics.formats import FORMATS, Format, decode
 from narrowfuzz.numerics.plan import ROLES
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.quantiser import expected_codes, expected_scale
-from narrowfuzz.trace import Seen, Trace, repeated
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.quantiser import expected_codes, expected_scale
+from narrowfuzz.trace.meaning import operand as operand_words
+from narrowfuzz.trace.trace import Seen, Trace, repeated
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.pair import Compared, exactly
-from narrowfuzz.verdict import Verdict
 
 
 def seen_operand(trace: Trace, verdict: Verdict) -> Seen | None:

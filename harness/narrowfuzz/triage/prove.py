@@ -12,14 +12,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.arm import EAGER, EAGER_NATIVE
-from narrowfuzz.case import Case
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Refuses
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
+from narrowfuzz.case.spec import Case
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.trace.expect import Refuses
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
@@ -27,7 +28,6 @@ from narrowfuzz.triage.script_parts import Tensors
 from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.script_sharded import write_sharded_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
-from narrowfuzz.verdict import Verdict
 
 #: Why a divergence is not the doing of what is planted.
 _ANYWAY = "its script fails without the injected fault, too"

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.case import Spec, fields_of
-from narrowfuzz.recipe import Recipe
-from narrowfuzz.schedule.events import Settings
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.case.events import Settings
+from narrowfuzz.case.spec import Spec, fields_of
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.stateful import Stateful
 from narrowfuzz.triage.paste import Source, pasted
 
 #: Functions of a recipe -> how a script calls them, whose name there is ``of``'s default.

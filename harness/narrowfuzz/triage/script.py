@@ -8,13 +8,14 @@ A single linear that runs once has a short form; everything else is played (``sc
 
 from __future__ import annotations
 
-from narrowfuzz.arm import BY_NAME, Arm
 from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import DerivativeOf
-from narrowfuzz.judge import tensors_of
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.case.arm import BY_NAME, Arm
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.trace.expect import DerivativeOf
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_rule
@@ -30,7 +31,6 @@ from narrowfuzz.triage.script_parts import (
     sites,
 )
 from narrowfuzz.triage.script_played import write_played_script
-from narrowfuzz.verdict import Verdict
 
 
 def write_script(

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.recipe import Recipe
-from narrowfuzz.trace import ChangeKind
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.trace.trace import ChangeKind
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_parts import TORCH_NAME, guarded, quoted
-from narrowfuzz.verdict import Verdict
 
 _MODULES = "model.named_modules(remove_duplicate=False)"
 _PARAMETERS = "model.named_parameters(remove_duplicate=False)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from narrowfuzz.expect import Is, OneOf, Present, Refuses, Runs, Within, read
-from narrowfuzz.oracles.contract import RULE
+from narrowfuzz.rules.contract import RULE
+from narrowfuzz.trace.expect import Is, OneOf, Present, Refuses, Runs, Within, read
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
-from narrowfuzz.verdict import Verdict
 
 #: Rules about one element of one result.
 ELEMENT_RULES = ("O5", "O15", "O6", "O7", "O23", "O10", "O11", "O16")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from narrowfuzz.address import At
-from narrowfuzz.case import Spec
-from narrowfuzz.models.zoo import ties
+from narrowfuzz.arms.zoo import ties
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan, Role
 from narrowfuzz.numerics.reference import granule
+from narrowfuzz.trace.address import At
 from narrowfuzz.triage.script_parts import SLOT
 
 #: What only a tap shows.

@@ -4,13 +4,13 @@ is tried by itself. No data of a case goes into it."""
 from __future__ import annotations
 
 from narrowfuzz.arms.functions import ids_of
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import DerivativeOf
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play import derivatives, differences, functions, own
+from narrowfuzz.trace.expect import DerivativeOf
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
-from narrowfuzz.verdict import Verdict
 
 _SOURCES = (own, functions, differences, derivatives)
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz import data
-from narrowfuzz.arm import BY_NAME
 from narrowfuzz.arms import events_data
 from narrowfuzz.arms.training import calling, events_of, plain, training
-from narrowfuzz.case import Case, Spec
+from narrowfuzz.case import data
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Backward, Forward, numbered
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import delayed, follow
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.twins import through_reloads
 from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes
-from narrowfuzz.schedule.events import Backward, Forward, numbered
-from narrowfuzz.stateful import Stateful
+from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.twins import through_reloads
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
 from narrowfuzz.triage.script_library_look import Look, look_at
 from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
-from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
 SOURCES = (

@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.expect import Formats, MadeBy, Own, Present, Runs, Same
-from narrowfuzz.moments import SlotName
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Backward
 from narrowfuzz.numerics.delayed import FMAX
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.library.own_backward import LAST, first_step
-from narrowfuzz.oracles.library.ranks import BY_ITSELF, as_shared, shares
-from narrowfuzz.oracles.library.twins import ALONE, PLAIN, THROUGH
-from narrowfuzz.oracles.own_backward import allowed, largest
-from narrowfuzz.oracles.state.machine import moves
 from narrowfuzz.play.library import Where
-from narrowfuzz.schedule.events import Backward
-from narrowfuzz.trace import Trace
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.library.own_backward import LAST, first_step
+from narrowfuzz.rules.library.ranks import BY_ITSELF, as_shared, shares
+from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
+from narrowfuzz.rules.own_backward import allowed, largest
+from narrowfuzz.rules.state.machine import moves
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Formats, MadeBy, Own, Present, Runs, Same
+from narrowfuzz.trace.snapshots import SlotName
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_checks import check_raises
 from narrowfuzz.triage.story import told_slot
-from narrowfuzz.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import (
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.rules import own_backward
+from narrowfuzz.rules.repeat import AGAIN
+from narrowfuzz.rules.whole import SMALL, SMALL_RATIO, ratio_limit
+from narrowfuzz.trace.expect import (
     Is,
     Near,
     OneOf,
@@ -24,15 +29,10 @@ from narrowfuzz.expect import (
     Within,
     read,
 )
-from narrowfuzz.numerics.formats import FORMATS
-from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.oracles import own_backward
-from narrowfuzz.oracles.repeat import AGAIN
-from narrowfuzz.oracles.whole import SMALL, SMALL_RATIO, ratio_limit
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_checks import ACCEPTED, check_raises
 from narrowfuzz.triage.script_element import TAPPED, Places
 from narrowfuzz.triage.script_parts import TORCH_NAME
-from narrowfuzz.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME
-from narrowfuzz.case import ModelName, Spec
-from narrowfuzz.catalog import MODELS
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import ModelName, Spec
+from narrowfuzz.machine.overlay import laid
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
-from narrowfuzz.overlay import laid
 from narrowfuzz.play import models, own, titan
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import hoisted, pasted
 from narrowfuzz.triage.verify import GUARD, SILENT
-from narrowfuzz.verdict import Verdict
 
 #: Values by their names in a case.
 Tensors = Mapping[str, F32]

@@ -11,16 +11,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME, EAGER, Arm, base_of, climb
 from narrowfuzz.arms.training import AFTER, GRADIENTS, events_of, named, playing, training
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Near, Ordered, Present, Refuses, Runs, Same
-from narrowfuzz.judge import tensors_of
+from narrowfuzz.case.arm import BY_NAME, EAGER, Arm, base_of, climb
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.oracles.evidence import same_bits
-from narrowfuzz.oracles.repeat import AGAIN
 from narrowfuzz.play import (
     attention,
     check,
@@ -33,7 +29,12 @@ from narrowfuzz.play import (
     taps,
 )  # fmt: skip
 from narrowfuzz.play.player import Event
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.rules.evidence import same_bits
+from narrowfuzz.rules.repeat import AGAIN
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Near, Ordered, Present, Refuses, Runs, Same
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_look import look_at
@@ -46,7 +47,6 @@ from narrowfuzz.triage.script_parts import (
     model_source,
     packed,
 )
-from narrowfuzz.verdict import Verdict
 
 #: Modules whose source scripts are made of.
 SOURCES = (kernels, layers, checkpoint, literal, taps, attention, player, converted, check)

@@ -12,19 +12,20 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.address import At
-from narrowfuzz.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.arms.plain_steps import names_in_chain, steps_of
 from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
 from narrowfuzz.arms.training import events_of, named, playing
-from narrowfuzz.case import Case, Spec
-from narrowfuzz.catalog import MODELS
-from narrowfuzz.expect import Near, Own, Runs, Same, Within, read
-from narrowfuzz.models.zoo import layer_names
-from narrowfuzz.oracles.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
+from narrowfuzz.arms.zoo import layer_names
+from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play import context, pipeline, processes, ranks, resumed, sharded
 from narrowfuzz.play.ranks import Disagree
-from narrowfuzz.recipe import Recipe
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.rules.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Near, Own, Runs, Same, Within, read
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_element import Places
@@ -38,7 +39,6 @@ from narrowfuzz.triage.script_parts import (
     packed,
 )
 from narrowfuzz.triage.script_played import SOURCES
-from narrowfuzz.verdict import Verdict
 
 _RANKS = (ranks, processes, sharded, pipeline, context, resumed)
 #: What the text of a script calls.

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from narrowfuzz.moments import SlotName
-from narrowfuzz.oracles.library.evidence import LibraryEvidence, place
-from narrowfuzz.schedule.text import heading, lines
-from narrowfuzz.trace import Trace
+from narrowfuzz.case.event_text import heading, lines
+from narrowfuzz.rules.library.evidence import LibraryEvidence, place
+from narrowfuzz.trace.snapshots import SlotName
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import State, Story
-from narrowfuzz.verdict import Verdict
 
 
 def tell(evidence: LibraryEvidence, verdict: Verdict) -> Story:

@@ -11,21 +11,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from narrowfuzz.arm import BY_NAME as ARMS
-from narrowfuzz.case import Case, Dtype, Spec, Spike
-from narrowfuzz.environment import describe
-from narrowfuzz.expect import Refuses
-from narrowfuzz.fold import Judgement
-from narrowfuzz.judge import Judge, tensors_of
-from narrowfuzz.ledger import Ledger
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.spec import Case, Dtype, Spec, Spike
+from narrowfuzz.judge.fold import Judgement
+from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
-from narrowfuzz.oracles import OF_CONVERTED, rules_of
-from narrowfuzz.oracles.applied import AnyEvidence
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.library.evidence import LibraryEvidence
-from narrowfuzz.oracles.oracle import Oracle
-from narrowfuzz.oracles.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules import OF_CONVERTED, rules_of
+from narrowfuzz.rules.applied import AnyEvidence
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.trace.expect import Refuses
+from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict, fingerprint
 from narrowfuzz.triage.avoid import avoided_by
 from narrowfuzz.triage.effect import observed, worst_of
 from narrowfuzz.triage.finding import (
@@ -48,7 +49,6 @@ from narrowfuzz.triage.recipe_source import conversion_of
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of
-from narrowfuzz.verdict import PLAIN_FAMILY, Verdict, fingerprint
 
 _BUILDS = 14
 #: A divergence that leaves its bound this many times over need not stay wider when it is minimised.

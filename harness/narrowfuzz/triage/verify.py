@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from narrowfuzz import vectors
+from narrowfuzz.machine import isa as vectors
 
 #: Exit codes of a script: the divergence is there, it is gone, the script cannot tell here.
 SHOWN, GONE, CANNOT = 1, 0, 125

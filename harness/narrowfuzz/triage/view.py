@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.expect import number
 from narrowfuzz.numerics.formats import F64, Format, decode
 from narrowfuzz.numerics.plan import OperandPlan, Role
 from narrowfuzz.numerics.reference import Undivided, canonical_operands, spread
-from narrowfuzz.oracles.evidence import Evidence
-from narrowfuzz.oracles.quantiser import expected_codes, expected_scale
-from narrowfuzz.trace import Trace
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.quantiser import expected_codes, expected_scale
+from narrowfuzz.trace.expect import number
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.compared import compared, guilty
 from narrowfuzz.triage.finding import Bins, Element, View
 from narrowfuzz.triage.pair import Compared
 from narrowfuzz.triage.pair_operands import format_of, recomputed, seen_operand
-from narrowfuzz.verdict import Verdict
 
 #: Cells of a heat map along each side, shades of it, and the factor from one to the next.
 CELLS, SHADES, SHADE = 48, 8, 4.0

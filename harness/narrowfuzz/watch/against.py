@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from narrowfuzz.address import At, AtPhase
+from narrowfuzz.trace.address import At, AtPhase
 from narrowfuzz.watch.records import Collective, Consequence, FirstBad, Op, Rank
 
 #: Both say what was read, what came, and where.

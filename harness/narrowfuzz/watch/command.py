@@ -19,8 +19,8 @@ from types import FrameType
 
 import msgspec
 
-from narrowfuzz.address import At
-from narrowfuzz.exits import CLEAN, FOUND
+from narrowfuzz.ledger.exits import CLEAN, FOUND
+from narrowfuzz.trace.address import At
 from narrowfuzz.watch import FOLDER, FULL
 from narrowfuzz.watch.against import alike, apart
 from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from narrowfuzz.address import At, AtPhase
+from narrowfuzz.trace.address import At, AtPhase
 from narrowfuzz.watch.records import Cause, Collective, Consequence, Event, FirstBad, Rank
 
 

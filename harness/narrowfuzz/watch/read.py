@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.content import new_folder
+from narrowfuzz.recipe.content import new_folder
 from narrowfuzz.watch.against import divergence
 from narrowfuzz.watch.merge import first_bad, first_nan
 from narrowfuzz.watch.records import (

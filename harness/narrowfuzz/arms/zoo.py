@@ -1,0 +1,65 @@
+"""What a Spec's model consists of, asked of the module: parameters, linears, ties, gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import nn
+
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.models.catalog import MODELS
+
+
+@cache
+def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter, tied ones once."""
+    return {name: tuple(p.shape) for name, p in _bare(spec).named_parameters()}
+
+
+@cache
+def layer_names(spec: Spec) -> tuple[str, ...]:
+    """``linear_names`` of the Spec's model."""
+    return linear_names(_bare(spec))
+
+
+@cache
+def ties(spec: Spec) -> dict[str, str]:
+    """``tied_names`` of the Spec's model."""
+    return tied_names(_bare(spec))
+
+
+@cache
+def gradient_names(spec: Spec) -> frozenset[str]:
+    """Names, as a Trace uses them, of every gradient that a backward must leave."""
+    if not spec.trains:
+        return frozenset()
+    model = MODELS[spec.model]
+    names = {f"{name}.grad" for name, p in _bare(spec).named_parameters() if p.requires_grad}
+    if spec.direct:
+        names = {"grad_weight", "grad_bias"} if spec.bias else {"grad_weight"}
+    return frozenset(names if model.takes_ids else names | {"grad_input"})
+
+
+def _bare(spec: Spec) -> nn.Module:
+    """The Spec's model, to be asked only. A user's is built on the CPU, and there it stays: on its
+    way to another kind of tensor a module gives each of its names a parameter of its own, and what
+    was tied is not."""
+    model = MODELS[spec.model]
+    return model.build(spec, dtype=torch.float32, device="cpu" if model.own else "meta")
+
+
+def linear_names(module: nn.Module) -> tuple[str, ...]:
+    """Dotted names of the linears a recipe may convert, in registration order."""
+    return tuple(name for name, m in module.named_modules() if isinstance(m, nn.Linear))
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Parameters that are another one under a second name -> that one's first name."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            tied[name] = first[id(parameter)]
+        first.setdefault(id(parameter), name)
+    return tied

@@ -1,0 +1,160 @@
+"""Cases of a user's own model in the user's own tests.
+
+    from hypothesis import given, settings
+    from my_model import build
+    from narrowfuzz import cases, check
+
+    @settings(deadline=None)
+    @given(cases(build, recipes=["torchao.float8.rowwise"]))
+    def test_my_block(case):
+        check(case)
+
+What fails is made smaller and has a script of its own, as in a campaign; it lies in a folder under
+``narrowfuzz-runs/pytest``. Hypothesis need not shrink: ``settings(phases=[Phase.generate])``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from narrowfuzz.case.spec import Case, Compile
+from narrowfuzz.draw.specs import specs
+from narrowfuzz.draw.strategies import batches
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.own_models import register
+from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, load_every, of_kind, runnable, select
+from narrowfuzz.report.issue import replay_of
+from narrowfuzz.report.store import Store
+from narrowfuzz.trace.verdict import Verdict, fingerprint
+from narrowfuzz.triage.finding import report
+
+if TYPE_CHECKING:
+    from narrowfuzz.judge.judge import Judge
+    from narrowfuzz.ledger.ledger import Ledger
+
+#: Where findings of tests are kept, if nothing else is said.
+FOUND = Path("narrowfuzz-runs/pytest")
+
+
+def cases(
+    model: str | Callable[[], Any],
+    recipes: Sequence[str] = (),
+    *,
+    compile: Compile = "none",
+    files: Sequence[Path] = (),
+) -> st.SearchStrategy[Case]:
+    """Cases of a model: ``build`` itself, or FILE.py:build, or package.module:build.
+
+    ``recipes`` are globs, of which those that run here are drawn; none: the model as it is.
+    Raises ValueError for a model that cannot be judged, and for a recipe that does not exist.
+    """
+    prepare()
+    (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
+    wanted = recipes or (f"torch.{made.fixed['dtype']}",)
+    _RECIPES.update(load_every(files, wanted))
+    chosen = select(of_kind(_RECIPES, Recipe), wanted).values()
+    able = [here for recipe in chosen if (here := runnable(recipe, "cpu"))]
+    if not able:
+        raise ValueError(f"none of {', '.join(wanted)} can run here")
+    drawn = specs(
+        able, compile=compile, models=tuple(one.name for one in (made, *others)), linears=False
+    )
+    return batches(drawn, draws=1).map(lambda batch: batch[0])
+
+
+def _where(build: Callable[[], Any], caller: FrameType) -> str:
+    file, name = inspect.getsourcefile(build), build.__qualname__
+    if file is None or not name.isidentifier():
+        raise ValueError(f"{name} is no function of a file: give the model as FILE.py:build")
+    if file == caller.f_code.co_filename:
+        raise ValueError(
+            f"{name} stands in the file that asks for its cases, and scripts import it: put it "
+            "into a file of its own"
+        )
+    return f"{file}:{name}"
+
+
+def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
+    """Judge a case by every rule; what the ledger knows passes.
+
+    Raises AssertionError with the report of each finding, after up to ``seconds`` of making it
+    smaller; what a rule shows and no script does is a warning. Both are kept in ``out``.
+    """
+    __tracebackhide__ = True
+    judge = _judge()
+    if text := reported(judge, case, judge.judge(case).causes, seconds=seconds, out=out):
+        raise AssertionError(text)
+
+
+#: Those that ``cases`` has drawn for, and the shipped ones.
+_RECIPES: dict[str, AnyRecipe] = {}
+
+
+@cache
+def _judge() -> Judge:
+    from narrowfuzz.judge.judge import Judge
+    from narrowfuzz.ledger.ledger import load_ledger
+    from narrowfuzz.machine.device import Device
+    from narrowfuzz.triage.trials import Trials
+
+    settle()
+    _RECIPES.update(load_every())
+    return Judge(_RECIPES, load_ledger(Trials(device="cpu"), "cpu"), device=Device())
+
+
+#: Fingerprint -> report, "" of what is suspected: an engine shows what fails again and again.
+_REPORTS: dict[str, str] = {}
+
+
+def reported(
+    judge: Judge,
+    case: Case,
+    causes: Sequence[Verdict],
+    *,
+    seconds: float,
+    out: Path,
+    files: Sequence[Path] = (),
+    unasked: Ledger | None = None,
+) -> str:
+    """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what no
+    script shows is a warning instead. ``files``: of recipes, which a replay needs; ``unasked``: as
+    of ``triage``."""
+    family = judge.family(case.spec)
+    make = partial(_report, judge, case, family=family, seconds=seconds, out=out, files=files)
+    texts = [make(verdict, unasked=unasked) for verdict in causes]
+    return "\n\n".join(text for text in texts if text)
+
+
+def _report(
+    judge: Judge,
+    case: Case,
+    verdict: Verdict,
+    family: str,
+    seconds: float,
+    out: Path,
+    files: Sequence[Path],
+    unasked: Ledger | None,
+) -> str:
+    from narrowfuzz.triage.triage import triage
+
+    name = fingerprint(verdict, family)
+    if name not in _REPORTS:
+        found = triage(judge, case, verdict, seconds=seconds, files=files, unasked=unasked)
+        Store(out).add(found.finding, found.script)
+        folder = out / "findings" / found.finding.id
+        replay = replay_of(found.finding, folder, files)
+        text = f"{report(found.finding, replay)}\n  script: {folder}/repro.py"
+        if not found.confirmed:
+            warnings.warn(f"suspected, {found.finding.why_suspected}: {text}", stacklevel=3)
+            text = ""
+        _REPORTS[name] = text
+    return _REPORTS[name]

@@ -1,0 +1,105 @@
+"""Events with something left out or put elsewhere that changes no training."""
+
+from __future__ import annotations
+
+import msgspec
+
+from narrowfuzz.case.event_rules import without
+from narrowfuzz.case.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Reload,
+    Step,
+    Switch,
+    narrows,
+    with_regions,
+)
+
+
+def outside_autocast(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events, none of them under autocast."""
+    return tuple(
+        msgspec.structs.replace(e, inside=False) if isinstance(e, Forward) else e
+        for e in without_regions(events)
+    )
+
+
+def evaluations_dropped(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events without forwards that build no graph."""
+    evaluations = [i for i, e in enumerate(events) if isinstance(e, Forward) and e.mode != "train"]
+    return without(events, *evaluations)
+
+
+def reloads_dropped(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events without those that save and load what is there."""
+    return tuple(e for e in events if not isinstance(e, Reload) or e.back)
+
+
+def in_order(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Each forward's backwards right behind it, one forward at a time, in a region of its own if it
+    was in one."""
+    after: dict[int, list[Backward]] = {}
+    for event in events:
+        if isinstance(event, Backward):
+            for f in event.of:
+                after.setdefault(f, []).append(msgspec.structs.replace(event, of=(f,)))
+    kept: list[Event] = []
+    forwards = 0
+    for event, regions in with_regions(events):
+        if isinstance(event, Forward):
+            kept.append(msgspec.structs.replace(event, inside=narrows(event, regions)))
+            kept += after.get(forwards, [])
+            forwards += 1
+        elif not isinstance(event, Open | Close | Backward):
+            kept.append(event)
+    return tuple(kept)
+
+
+def without_regions(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events outside any region that stands around them."""
+    return tuple(event for event in events if not isinstance(event, Open | Close))
+
+
+def around_forwards(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The events, with regions around forwards alone: each is left before anything else happens,
+    and entered again after it. None is left open."""
+    kept: list[Event] = []
+    regions: list[Open] = []
+
+    def keep(event: Event) -> None:
+        if isinstance(event, Close) and isinstance(kept[-1], Open):
+            kept.pop()  # nothing happens in it
+        else:
+            kept.append(event)
+
+    for event in events:
+        if isinstance(event, Backward | Step | Reload):
+            for one in (*(Close() for _ in regions), event, *regions):
+                keep(one)
+            continue
+        keep(event)
+        if isinstance(event, Open):
+            regions.append(event)
+        if isinstance(event, Close):
+            regions.pop()
+    for _ in regions:
+        keep(Close())
+    return tuple(kept)
+
+
+def in_high_precision(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The same events outside every region: what a library's layers compute unquantised."""
+    return tuple(
+        msgspec.structs.replace(event, inside=False, first=None)
+        if isinstance(event, Forward)
+        else event
+        for event in without_regions(events)
+    )
+
+
+def through_reloads(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """As many events, but nothing happens where a model reloads."""
+    return tuple(Switch() if isinstance(event, Reload) else event for event in events)

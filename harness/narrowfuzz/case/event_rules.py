@@ -1,0 +1,209 @@
+"""Which schedules are valid, and how one stays valid when an event is dropped.
+
+A valid schedule is one a user could have written: a backward has a forward whose graph still
+exists, weights are reused only while nothing changed them, the optimizer steps between graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from narrowfuzz.case.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Reload,
+    Step,
+    Switch,
+)
+from narrowfuzz.case.spec import Spec, fields_of
+from narrowfuzz.models.catalog import FIELDS_OF_CONVERTED
+
+
+@dataclass
+class Standing:
+    """Where a schedule stands after some events."""
+
+    #: Regions open, outermost first: enabled or not.
+    regions: list[bool] = field(default_factory=list)
+    forwards: int = 0
+    #: Forwards whose graph exists, and how many switches came before each.
+    live: dict[int, int] = field(default_factory=dict)
+    switches: int = 0
+    #: Branches whose weights are cast and kept; whatever changes weights or recipe forgets them.
+    cached: set[int] = field(default_factory=set)
+    #: Live forwards that ran on kept weights.
+    holding: set[int] = field(default_factory=set)
+    #: A gradient has been accumulated since the last step.
+    accumulated: bool = False
+
+    def objection(self, event: Event) -> str:
+        """Why ``event`` cannot come next; "" if it can."""
+        match event:
+            case Open() if len(self.regions) >= 2:
+                return "regions nest at most two deep"
+            case Close() if not self.regions:
+                return "there is no open region to close"
+            case Forward(first=False, path=path) if path not in self.cached:
+                return "no forward with first=True has cached the weights since they last changed"
+            case Forward(first=True) if self.holding:
+                return "an earlier forward's graph still needs the weights kept for it"
+            case Forward(first=first, mode=mode) if first is not None and mode != "train":
+                return "weights are cached by training forwards"
+            case Forward(first=first, inside=inside) if first is not None and not (
+                inside or (self.regions and self.regions[-1])
+            ):
+                return "weights are cached inside an enabled region"
+            case Backward(of=of) if len(set(of)) != len(of):
+                return "a forward is named twice"
+            case Backward(of=of) if not set(of) <= self.live.keys():
+                gone = sorted(set(of) - self.live.keys())[0]
+                return f"forward {gone} has no graph (not run, not in train mode, or already used)"
+            case Backward(of=of) if len({self.live[f] for f in of}) > 1:
+                return "it sums forwards that ran under different settings"
+            case Step() | Reload() if self.live:
+                return "a forward's graph still waits for its backward"
+            case Reload() if self.accumulated:
+                return "an accumulated gradient waits for the optimizer"
+            case Step() if not self.accumulated:
+                return "no gradient has been accumulated"
+            case Reload() | Switch() if self.regions:
+                return "a region is open"
+        return ""
+
+    def take(self, event: Event) -> None:
+        """Go on after ``event``, which nothing objects to."""
+        match event:
+            case Open(enabled=enabled):
+                self.regions.append(enabled)
+            case Close():
+                self.regions.pop()
+            case Forward(mode=mode, first=first, path=path):
+                if mode == "train":
+                    self.live[self.forwards] = self.switches
+                if first is not None:
+                    self.holding.add(self.forwards)
+                if first:
+                    self.cached.add(path)
+                self.forwards += 1
+            case Backward(of=of, retain=retain):
+                self.accumulated = True
+                for f in () if retain else of:
+                    del self.live[f]
+                    self.holding.discard(f)
+            case Step() | Reload():
+                self.cached, self.accumulated = set(), False
+            case Switch():
+                self.cached = set()
+                self.switches += 1
+
+
+def check_fields(spec: Spec, others: Collection[str], of: str) -> None:
+    """Raise ValueError naming a field that is set and would say nothing: one of the ``others``,
+    which are ``of`` another kind of model, or a number of steps beside events."""
+    for info in fields_of(Spec):
+        if info.name in others and (value := getattr(spec, info.name)) != info.default:
+            raise ValueError(
+                f"{info.name} {value!r} is of {of}, and {spec.recipe} has none: leave it out"
+            )
+    if spec.events and (spec.steps, spec.microbatches, spec.grad_mode) != (1, 1, "train"):
+        raise ValueError(
+            "events say what each step is: leave steps, microbatches and grad_mode at their "
+            "defaults"
+        )
+
+
+def check_order(events: Sequence[Event], refused: Callable[[Event, Standing], str]) -> None:
+    """Raise ValueError naming the first event that cannot come where it stands, or that is
+    ``refused`` there for a reason."""
+    standing = Standing()
+    for i, event in enumerate(events):
+        objection = standing.objection(event) or refused(event, standing)
+        if objection:
+            raise ValueError(f"event {i} ({type(event).__name__}) is not valid there: {objection}")
+        standing.take(event)
+
+
+def check_schedule(spec: Spec) -> None:
+    """Raise ValueError naming the first event that cannot come where it stands, or what does not
+    go together in a model of a library's layers."""
+    check_fields(spec, FIELDS_OF_CONVERTED, "a converted model")
+    check_order(spec.training, lambda event, standing: "")
+    if spec.layout != "branch" and any(isinstance(e, Forward) and e.path for e in spec.training):
+        raise ValueError("path 1 needs layout 'branch'")
+    if spec.depth > 1 and spec.layout != "chain":
+        raise ValueError(f"depth {spec.depth} needs layout 'chain'")
+    if spec.reentrant and spec.layout == "frozen_first":
+        raise ValueError(
+            "a reentrant checkpoint passes gradients only if its input needs them, and layout "
+            f"'frozen_first' is fed by one that needs none: no checkpoint {spec.checkpoint!r}"
+        )
+
+
+def repaired(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The events without those that cannot come where they stand; forwards keep their names."""
+    kept: list[Event] = []
+    standing = Standing()
+    renamed: dict[int, int] = {}
+    seen = 0
+    for event in events:
+        now = event
+        if isinstance(event, Backward):
+            of = tuple(renamed[f] for f in event.of if renamed.get(f) in standing.live)
+            if not of:
+                continue
+            now = msgspec.structs.replace(event, of=of)
+        if isinstance(now, Forward) and standing.objection(now) and now.first is not None:
+            now = msgspec.structs.replace(now, first=None)
+        if not standing.objection(now):
+            if isinstance(now, Forward):
+                renamed[seen] = standing.forwards
+            kept.append(now)
+            standing.take(now)
+        seen += isinstance(event, Forward)
+    return tuple(kept)
+
+
+def without(events: Sequence[Event], *dropped: int) -> tuple[Event, ...]:
+    """The events without some of them, and without what then has nothing to refer to."""
+    gone = {*dropped, *(_partner(events, i) for i in dropped)}
+    numbers = [i for i, event in enumerate(events) if isinstance(event, Forward)]
+    named = {old: new for new, old in enumerate(n for n, i in enumerate(numbers) if i not in gone)}
+    kept: list[Event] = []
+    for i, event in enumerate(events):
+        if i in gone:
+            continue
+        if isinstance(event, Backward):
+            of = tuple(named[f] for f in event.of if f in named)
+            if not of:
+                continue
+            event = msgspec.structs.replace(event, of=of)
+        kept.append(event)
+    return repaired(kept)
+
+
+def _partner(events: Sequence[Event], opened: int) -> int:
+    """The Close of this Open; -1 for any other event, or where it is never closed."""
+    if not isinstance(events[opened], Open):
+        return -1
+    depth = 0
+    for i in range(opened, len(events)):
+        depth += isinstance(events[i], Open) - isinstance(events[i], Close)
+        if depth == 0:
+            return i
+    return -1
+
+
+def simpler(event: Event) -> Iterator[Event]:
+    """The event with one field at its default, each in turn."""
+    for info in fields_of(type(event)):
+        if info.name == "of":
+            if len(event.of) > 1:  # type: ignore[union-attr]
+                yield msgspec.structs.replace(event, of=event.of[:1])  # type: ignore[union-attr]
+        elif getattr(event, info.name) != info.default:
+            yield msgspec.structs.replace(event, **{info.name: info.default})

@@ -1,0 +1,225 @@
+"""What a training exercises: features, each a question about its forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from narrowfuzz.case.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Reload,
+    Step,
+    Switch,
+    narrows,
+    with_regions,
+)
+from narrowfuzz.case.spec import Spec
+
+
+@dataclass
+class Run:
+    """One forward, where it stands, and the places of its backwards."""
+
+    at: int
+    event: Forward
+    #: Places of the Opens it stands in, outermost first, and whether each enables FP8.
+    regions: dict[int, bool]
+    #: It runs in FP8.
+    narrow: bool
+    backwards: list[int] = field(default_factory=list)
+
+    @property
+    def trains(self) -> bool:
+        """True for a training forward in FP8."""
+        return self.narrow and self.event.mode == "train"
+
+
+@dataclass
+class Story:
+    """A Spec's forwards, and when each region is left."""
+
+    spec: Spec
+    runs: list[Run] = field(default_factory=list)
+    #: The place of an Open to the place of its Close; never left: after the last event.
+    left: dict[int, int] = field(default_factory=dict)
+    #: The places of Backwards through an FP8 forward.
+    backwards: list[int] = field(default_factory=list)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happens; () where that is plain steps."""
+        return self.spec.events
+
+    def at(self, kind: type[Event]) -> list[int]:
+        """The places of all events of a kind."""
+        return [i for i, event in enumerate(self.events) if isinstance(event, kind)]
+
+    @property
+    def trained(self) -> list[Run]:
+        """The FP8 forwards that have a backward."""
+        return [run for run in self.runs if run.trains and run.backwards]
+
+    @property
+    def pairs(self) -> Iterator[tuple[Run, int]]:
+        """Each FP8 forward with each of its backwards."""
+        return ((run, at) for run in self.runs if run.trains for at in run.backwards)
+
+
+def story(spec: Spec) -> Story:
+    """Follow the forwards and regions of valid events. A library's layers quantise inside regions,
+    a converted model everywhere."""
+    training = Story(spec)
+    for i, (event, regions) in enumerate(with_regions(training.events)):
+        match event:
+            case Open():
+                training.left[i] = len(training.events)
+            case Close():
+                training.left[regions[-1][0]] = i
+            case Forward():
+                narrow = narrows(event, regions) or not spec.layer
+                training.runs.append(Run(i, event, dict(regions), narrow))
+            case Backward(of=of):
+                for f in of:
+                    training.runs[f].backwards.append(i)
+                if any(training.runs[f].trains for f in of):
+                    training.backwards.append(i)
+    return training
+
+
+def _interleaved(training: Story) -> bool:
+    return any(run.at < other.at < at for run, at in training.pairs for other in training.runs
+               if other.trains)  # fmt: skip
+
+
+def _evaluates(training: Story) -> bool:
+    trained = training.trained
+    return bool(trained) and any(
+        trained[0].at < run.at < training.backwards[-1]
+        for run in training.runs
+        if run.narrow and not run.trains
+    )
+
+
+def _left_early(training: Story) -> bool:
+    return any(training.left[i] < at for run, at in training.pairs for i in run.regions)
+
+
+def _inside(training: Story) -> bool:
+    return any(enabled and training.left[i] > at for run, at in training.pairs
+               for i, enabled in run.regions.items())  # fmt: skip
+
+
+def _elsewhere(training: Story) -> bool:
+    return any(
+        run.at < i < at < left for run, at in training.pairs for i, left in training.left.items()
+    )
+
+
+def _accumulated(training: Story) -> bool:
+    ends = [*training.at(Step), len(training.events)]
+    first = [run.backwards[0] for run in training.trained]
+    return any(len({at for at in first if start < at < end}) > 1
+               for start, end in zip([-1, *ends], ends, strict=False))  # fmt: skip
+
+
+def _around(training: Story, kind: type[Event]) -> bool:
+    backwards = training.backwards
+    return (
+        any(min(backwards) < i < max(backwards) for i in training.at(kind)) if backwards else False
+    )
+
+
+def _holds(training: Story, values: str) -> bool:
+    backwards = (training.events[i] for i in training.backwards)
+    return any(run.event.values == values for run in training.runs if run.narrow) or any(
+        isinstance(event, Backward) and event.values == values for event in backwards
+    )
+
+
+def _decaying(training: Story) -> bool:
+    """Inputs or gradients that never grow and end 2^-3 or less of what they were."""
+    backwards = [training.events[i] for i in training.backwards]
+    inputs = [run.event.shift for run in training.trained]
+    gradients = [event.shift for event in backwards if isinstance(event, Backward)]
+    return any(
+        len(shifts) > 1 and shifts == sorted(shifts, reverse=True) and shifts[-1] <= shifts[0] - 3
+        for shifts in (inputs, gradients)
+    )
+
+
+def _nested(training: Story) -> bool:
+    return any(sum(run.regions.values()) + run.event.inside > 1 for run in training.runs)
+
+
+def _shared(training: Story) -> bool:
+    """Two forwards that are narrowed in one outermost region."""
+    outermost = [
+        next(iter(run.regions)) for run in training.runs
+        if run.regions and narrows(run.event, tuple(run.regions.items()))
+    ]  # fmt: skip
+    return len(set(outermost)) < len(outermost)
+
+
+def _disabled(training: Story) -> bool:
+    return any(tuple(run.regions.values())[-2:] == (True, False) for run in training.runs)
+
+
+#: Each feature by name, as a question about a schedule's story.
+FEATURES: dict[str, Callable[[Story], bool]] = {
+    "checkpoint": lambda s: s.spec.region != "none" and bool(s.trained),
+    # in high precision, too: what a library keeps for recomputes it keeps there as well
+    "nested checkpoints": lambda s: (
+        s.spec.region == "nested"
+        and any(isinstance(event, Forward) and event.mode == "train" for event in s.events)
+    ),
+    "interleaved": _interleaved,
+    "eval between": _evaluates,
+    "left early": _left_early,
+    "backward inside": _inside,
+    "backward in another region": _elsewhere,
+    "nested": _nested,
+    "disabled inside": _disabled,
+    "shared region": _shared,
+    "inside autocast": lambda s: any(run.event.inside for run in s.trained),
+    "high precision": lambda s: any(not run.narrow for run in s.runs),
+    "accumulated": _accumulated,
+    "sum of forwards": lambda s: any(
+        len(event.of) > 1 for event in s.events if isinstance(event, Backward)
+    ),
+    "second backward": lambda s: any(len(run.backwards) > 1 for run in s.runs),
+    "forward dropped": lambda s: any(run.trains and not run.backwards for run in s.runs),
+    "reload": lambda s: _around(s, Reload),
+    "switch": lambda s: _around(s, Switch),
+    "cached weights": lambda s: any(run.event.first is False for run in s.runs),
+    "idle layer": lambda s: s.spec.layout == "branch",
+    "zero": lambda s: _holds(s, "zero"),
+    "spike": lambda s: _holds(s, "spike"),
+    "inf": lambda s: _holds(s, "inf"),
+    "decaying": _decaying,
+    "quantized init": lambda s: s.spec.quantized_init,
+    "short history": lambda s: s.spec.settings.history <= 2,
+    "margin": lambda s: s.spec.settings.margin != 0,
+    "unfused": lambda s: not s.spec.settings.fused,
+}
+#: Those that need regions, which are autocast's where a model is converted.
+OF_AUTOCAST = frozenset(
+    {"inside autocast", "left early", "nested", "disabled inside", "shared region"}
+)
+#: Those that a converted model's events may have; checkpointing is another dimension there.
+OF_CONVERTED = frozenset(
+    {
+        "interleaved", "eval between", "accumulated", "sum of forwards", "second backward",
+        "forward dropped", "reload", "zero", "spike", "inf", "decaying", *OF_AUTOCAST,
+    }
+)  # fmt: skip
+
+
+def features(spec: Spec) -> frozenset[str]:
+    """The features that a Spec's training has."""
+    training = story(spec)
+    found = frozenset(name for name, has in FEATURES.items() if has(training))
+    return found if spec.layer else found & OF_CONVERTED

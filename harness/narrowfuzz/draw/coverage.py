@@ -1,0 +1,171 @@
+"""Pairwise coverage: which recipe has met which model, rung, checkpoint, dtype and data class.
+
+Most bugs of this field need two things to meet, so pairs are what a campaign counts. A pair that
+the generator cannot draw is not in the universe; one that it can and has not, is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import get_args
+
+from narrowfuzz.case import features as story
+from narrowfuzz.case.arm import EAGER, EAGER_NATIVE, SHARDED
+from narrowfuzz.case.layout import shardable
+from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, ModelName, Spec
+from narrowfuzz.case.trainings import not_reentrant
+from narrowfuzz.draw.stimulus import possible
+from narrowfuzz.draw.strategies import EXACT, WILD
+from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, of_kind
+from narrowfuzz.recipe.stateful import Stateful
+
+#: (dimension, value).
+Feature = tuple[str, str]
+Pair = tuple[Feature, Feature]
+
+DIMENSIONS = ("recipe", "model", "rung", "checkpoint", "dtype", "data")
+
+
+def features(case: Case) -> tuple[Feature, ...]:
+    """One value of each dimension."""
+    spec, data = case.spec, case.data
+    return (
+        ("recipe", spec.recipe),
+        ("model", spec.model),
+        ("rung", _rung(spec)),
+        ("checkpoint", spec.checkpoint),
+        ("dtype", f"{spec.dtype}+autocast" if spec.narrowed else spec.dtype),
+        ("data", data.values if data.regime == "wild" else data.regime),
+    )
+
+
+def _rung(spec: Spec) -> str:
+    """The most expensive; in eager cases the one of PyTorch's own kernels, if it was climbed, and
+    that of ranks."""
+    if spec.sharded:
+        return SHARDED.name
+    if spec.compile != "none":
+        return spec.compile
+    return (EAGER if spec.kernels == "default" else EAGER_NATIVE).name
+
+
+def pairs(case: Case) -> tuple[Pair, ...]:
+    """Every pair of features that meets in this case; what happens in it meets its recipe."""
+    recipe = ("recipe", case.spec.recipe)
+    met = tuple((recipe, ("schedule", name)) for name in sorted(story.features(case.spec)))
+    return (*combinations(features(case), 2), *met)
+
+
+def universe(
+    recipes: Mapping[str, AnyRecipe],
+    rungs: Collection[Compile],
+    *,
+    native: bool = False,
+    sharded: bool = False,
+    models: Sequence[str] = get_args(ModelName),
+) -> frozenset[Pair]:
+    """All pairs that the generator can draw of these models; ``native``: on PyTorch's own kernels,
+    too; ``sharded``: on ranks."""
+    happening = frozenset(
+        (("recipe", name), ("schedule", feature))
+        for name, recipe in recipes.items()
+        for feature in _playable(recipe)
+    )
+    eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
+    taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
+    taken += [SHARDED.name] if sharded else []
+    found = _of_converted(of_kind(recipes, Recipe), taken, models) | happening
+    for recipe in of_kind(recipes, Stateful).values():
+        found |= _of_library(recipe)
+    return found
+
+
+def _playable(recipe: AnyRecipe) -> frozenset[str]:
+    """Features that a training may have under this recipe; an infinity is a converted model's
+    data's."""
+    if isinstance(recipe, Stateful):
+        return possible(recipe.carries())
+    lacking = {"inf"} | (set() if recipe.autocasts else story.OF_AUTOCAST)
+    return story.OF_CONVERTED - lacking
+
+
+def _of_library(recipe: Stateful) -> frozenset[Pair]:
+    """Pairs of a library's own layers, on normal values in eager."""
+    carries = recipe.carries()
+    values: dict[str, Sequence[str]] = {
+        "recipe": [recipe.name],
+        "model": [f"library_{layer}" for layer in carries.layers],
+        "rung": [EAGER.name],
+        "checkpoint": ["none", *carries.checkpoints],
+        "dtype": list(recipe.dtypes),
+        "data": [DataSpec().values],
+    }
+    return frozenset(_pairs(values))
+
+
+def _pairs(values: Mapping[str, Sequence[str]]) -> Iterator[Pair]:
+    """Any value of one dimension with any of another."""
+    return (
+        ((one, a), (two, b))
+        for one, two in combinations(DIMENSIONS, 2)
+        for a in values[one]
+        for b in values[two]
+    )
+
+
+def _of_converted(
+    recipes: Mapping[str, Recipe], rungs: list[str], models: Sequence[str]
+) -> frozenset[Pair]:
+    if not recipes:
+        return frozenset()
+    values: dict[str, Sequence[str]] = {
+        "recipe": list(recipes),
+        "model": models,
+        "rung": rungs,
+        "checkpoint": list(get_args(Checkpoint)),
+        "dtype": sorted({d for r in recipes.values() for d in _dtypes(r)}),
+        "data": [*EXACT, *WILD],
+    }
+    return frozenset(pair for pair in _pairs(values) if _possible(pair, recipes))
+
+
+def _dtypes(recipe: Recipe) -> list[str]:
+    return [*recipe.dtypes, *(["fp32+autocast"] if recipe.autocasts else [])]
+
+
+def _possible(pair: Pair, recipes: Mapping[str, Recipe]) -> bool:
+    chosen = dict(pair)
+    if chosen.get("rung") == SHARDED.name and not _on_ranks(chosen, recipes):
+        return False
+    if "recipe" in chosen and "dtype" in chosen:
+        return chosen["dtype"] in _dtypes(recipes[chosen["recipe"]])
+    if chosen.get("data") in EXACT:  # one linear, run once
+        return chosen.get("model", "linear") == "linear" and chosen.get("dtype") != "fp32+autocast"
+    if chosen.get("checkpoint") == "reentrant":
+        autocast = chosen.get("dtype") == "fp32+autocast"
+        return not not_reentrant(chosen.get("model", ""), autocast=autocast)
+    return True
+
+
+def _on_ranks(chosen: Mapping[str, str], recipes: Mapping[str, Recipe]) -> bool:
+    """Is what meets the ranks drawn on them?"""
+    shards = recipes[chosen["recipe"]].shards if "recipe" in chosen else ("fsdp",)
+    if chosen.get("dtype", "bf16") not in ("bf16", "fp32") or chosen.get("data") == "ladder":
+        return False
+    return shardable(chosen.get("model", "linear"), shards)
+
+
+def table(seen: Collection[Pair], whole: Collection[Pair]) -> list[tuple[str, int, int]]:
+    """(dimension x dimension, pairs seen, pairs there are), and their sum last."""
+    rows = []
+    for one, two in (*combinations(DIMENSIONS, 2), ("recipe", "schedule")):
+        there = [p for p in whole if (p[0][0], p[1][0]) == (one, two)]
+        if there:
+            rows.append((f"{one} x {two}", sum(p in seen for p in there), len(there)))
+    return [*rows, ("all", sum(r[1] for r in rows), sum(r[2] for r in rows))]
+
+
+def missing(seen: Collection[Pair], whole: Iterable[Pair]) -> list[str]:
+    """The pairs nobody has run, as text."""
+    return sorted(f"{a[1]} x {b[1]}" for a, b in whole if (a, b) not in seen)

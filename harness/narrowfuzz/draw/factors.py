@@ -1,0 +1,162 @@
+"""``narrowfuzz list coverage``: of each factor of a Spec and its data, what is drawn and how often.
+
+Counted in draws of the strategies that campaigns use, not read off their code: a value that the
+vocabulary has and no draw of a recipe brings is *not applicable*, where something says why, or a
+hole, listed as *not yet*. Pairs in which much went wrong are counted, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from narrowfuzz.case.features import OF_AUTOCAST, OF_CONVERTED, features
+from narrowfuzz.case.spec import Case, Checkpoint, Compile, ModelName, Spec, ValueClass
+from narrowfuzz.case.trainings import not_reentrant
+from narrowfuzz.draw.strategies import EXACT, cases
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+
+#: Eager cases, and cases of each compiled rung, that are drawn of a recipe.
+EAGER_DRAWS, COMPILED_DRAWS = 400, 160
+_LOT = 10
+_COMPILER = ("dynamic", "fullgraph", "memory_budget")
+#: Fields of a Spec with a few values, and what they are called where that says more.
+_FIELDS = (
+    "model", "dtype", "autocast", "grad_mode", "checkpoint", "wraps", "compile", "steps",
+    "microbatches", "optimizer", "lifecycle", "bias", "input_layout", "grad_layout", "heads",
+    "attention", "kernels",
+    *_COMPILER,
+)  # fmt: skip
+#: Numbers of which any is as good as another above one.
+_NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
+#: Models that are counted by another field, too.
+_PAIRS = tuple(
+    (name, field) for name, model in MODELS.items() if model.often > 1
+    for field in ("checkpoint", "compile")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """What is counted of a recipe's draws; ``why_not`` says of a value that it cannot come."""
+
+    name: str
+    of: Callable[[Case], str]
+    vocabulary: tuple[str, ...]
+    #: The draws in which it is of any consequence.
+    speaks: Callable[[Case], bool] = lambda case: True
+    why_not: Callable[[str], str] = lambda value: ""
+
+
+def rows(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, str, str, str, str]]:
+    """(recipe, factor, values with their share of the draws, values that do not apply and why,
+    values that are not drawn yet)."""
+    for recipe in recipes.values():
+        found = list(_drawn(recipe))
+        for factor in _factors(recipe):
+            counts = Counter(factor.of(case) for case in found if factor.speaks(case))
+            total = sum(counts.values())
+            shares = [f"{value} {100 * n / total:.0f}%" for value, n in counts.most_common()]
+            lacking = [value for value in factor.vocabulary if value not in counts]
+            reasons = [f"{value}: {why}" for value in lacking if (why := factor.why_not(value))]
+            left = [value for value in lacking if not factor.why_not(value)]
+            yield recipe.name, factor.name, ", ".join(shares), "; ".join(reasons), ", ".join(left)
+
+
+def _factors(recipe: Recipe) -> Iterator[_Factor]:
+    # a library's own layers have more
+    fewer = {"model": ModelName, "checkpoint": Checkpoint, "wraps": Literal["whole", "nested"]}
+    hints = get_type_hints(Spec) | fewer
+    yield _Factor("backend", lambda case: case.spec.backend or recipe.backends[0], recipe.backends)
+    for name in _FIELDS:
+        values = tuple(map(str, _values(name, hints[name])))
+        yield _Factor(name, _of(name), values, _speaks(name), _left_out(recipe, name))
+    yield _Factor("data", _data, (*EXACT, *get_args(ValueClass)))
+    for feature in sorted(OF_CONVERTED):
+        yield _Factor(
+            f"events: {feature}", _happens(feature), ("yes",), why_not=_never(recipe, feature)
+        )
+    for model, name in _PAIRS:
+        values = get_args(hints[name])
+        yield _Factor(f"{name} of {model}", _of(name), values, _is(model), _unfit(model))
+
+
+def _happens(feature: str) -> Callable[[Case], str]:
+    return lambda case: "yes" if feature in features(case.spec) else "no"
+
+
+def _never(recipe: Recipe, feature: str) -> Callable[[str], str]:
+    """Why events of this recipe's models do not have the feature."""
+    why = {"inf": "the data's own spikes are infinite"}
+    if not recipe.autocasts:
+        why |= dict.fromkeys(OF_AUTOCAST, "it is not drawn under autocast")
+    return lambda value: why.get(feature, "")
+
+
+def _speaks(name: str) -> Callable[[Case], bool]:
+    """Is this field's value of any consequence in a case?"""
+    return lambda case: name not in _COMPILER or case.spec.compile != "none"
+
+
+def _is(model: str) -> Callable[[Case], bool]:
+    return lambda case: case.spec.model == model
+
+
+def _left_out(recipe: Recipe, name: str) -> Callable[[str], str]:
+    """What the recipe itself says, and that autocast narrows nothing but fp32."""
+
+    def why(value: str) -> str:
+        if (name, value) == ("autocast", "True") and "fp32" not in recipe.dtypes:
+            return "it takes no fp32, which autocast narrows"
+        return recipe.leaves_out.get(f"{name}={value}", "")
+
+    return why
+
+
+def _unfit(model: str) -> Callable[[str], str]:
+    return lambda value: not_reentrant(model, autocast=False) if value == "reentrant" else ""
+
+
+def _of(name: str) -> Callable[[Case], str]:
+    return lambda case: str(getattr(case.spec, name))
+
+
+def _data(case: Case) -> str:
+    return case.data.values if case.data.regime == "wild" else case.data.regime
+
+
+def _values(name: str, hint: Any) -> tuple[Any, ...]:
+    """All values that a Spec's field may have."""
+    if name in _NUMBERS:
+        return _NUMBERS[name]
+    return (False, True) if hint is bool else get_args(hint)
+
+
+def _drawn(recipe: Recipe) -> Iterator[Case]:
+    """What is drawn of a recipe on every rung, in lots: Hypothesis draws variants of what it has
+    drawn before."""
+    for rung in get_args(Compile):
+        draws = EAGER_DRAWS if rung == "none" else COMPILED_DRAWS
+        for lot in range(draws // _LOT):
+            yield from _lot(recipe, rung, lot)
+
+
+def _lot(recipe: Recipe, rung: Compile, number: int) -> list[Case]:
+    found: list[Case] = []
+
+    @seed(number)
+    @settings(
+        max_examples=_LOT, phases=[Phase.generate], database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(cases([recipe], compile=rung))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found

@@ -1,0 +1,173 @@
+"""Hypothesis strategies for sharded Specs: how a model is laid out over ranks.
+
+What is drawn is what PyTorch and the recipe's library say that they run: rows that the ranks share
+evenly, as data loaders deal them, and parameters of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+from hypothesis import strategies as st
+
+from narrowfuzz.case.layout import contextual, fitting, pipelined, shardable
+from narrowfuzz.case.spec import ModelName, Sharding, Spec
+from narrowfuzz.draw.choices import one_of
+from narrowfuzz.draw.specs import specs
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+
+#: What may vary of a Spec that is sharded.
+FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", "model", "shape"})
+#: Ranks of a case.
+MOST = 4
+#: Data-parallel and tensor-parallel ranks, as often. What later steps leave is judged to the bit of
+#: one rank alone.
+_LAYOUTS = (
+    (2, 0), (2, 0), (4, 0), (3, 0), (1, 0), (1, 0), (0, 2), (0, 2), (0, 4), (0, 1), (2, 2), (2, 2),
+    (1, 2),
+)  # fmt: skip
+#: Steps, and microbatches of each.
+_SCHEDULES = ((1, 1), (1, 1), (2, 1), (2, 1), (1, 2))
+_STEPPED = ((2, 1), (2, 1), (3, 1), (1, 1))
+#: Models besides the linear that are drawn on ranks.
+SHARDABLE = tuple(name for name in MODELS if name != "linear" and shardable(name, ("fsdp",)))
+
+
+@st.composite
+def sharded_specs(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    models: tuple[ModelName, ...] = SHARDABLE,
+    *,
+    largest: int = 64,
+    gpus: int = 0,
+) -> Spec:
+    """A Spec of one of ``recipes``, laid out over ranks in a way that its recipe shards, or as the
+    stages of a pipeline. With so many ``gpus`` ranks are processes, and each has its own."""
+    plain = [recipe for recipe in recipes if not recipe.models_of]
+    if plain and draw(one_of(*[False] * 11, True)):
+        return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST))
+    # PyTorch's context parallelism knows a GPU's attention alone
+    able = [recipe for recipe in plain if "context" in recipe.shards] if gpus else []
+    if able and draw(one_of(*[False] * 11, True)):
+        return draw(_contexts(able, models, largest=largest, most=gpus))
+    recipe = draw(one_of(*recipes))
+    most = gpus or MOST
+    laid_out = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
+    data, tensor = draw(one_of(*(lay for lay in laid_out if _shards(recipe, *lay))))
+    recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))
+    these = tuple(m for m in models if recipe.takes(m) and (MODELS[m].shared or not tensor))
+    spec = draw(specs([recipe], vary=FACTORS, models=these or ("linear",), largest=largest))
+    if spec.dtype == "fp16":  # its gradients are divided before they are added
+        spec = msgspec.structs.replace(spec, dtype="bf16")
+    if tensor and not MODELS[spec.model].shared:
+        spec = msgspec.structs.replace(spec, model="linear")
+    codes = "codes" in recipe.shards
+    sequence = bool(tensor) and draw(one_of(False, True))
+    narrow = codes and bool(tensor) and draw(one_of(False, True))
+    sharding = Sharding(
+        data=data,
+        tensor=tensor,
+        style=draw(one_of("colwise", "rowwise"))
+        if tensor and spec.model == "linear"
+        else "colwise",
+        sequence=sequence,
+        narrow_styles=narrow,
+        local_output=not tensor or draw(one_of(True, True, False)),
+        gathers=draw(one_of("values", "codes", "precomputed")) if data and codes else "values",
+        units=draw(one_of("whole", "each")) if data else "whole",
+        reduces_fp32=bool(data) and draw(one_of(False, True)),
+        averages=not data or draw(one_of(True, True, False)),
+        processes=bool(gpus) or draw(one_of(*[False] * 9, True)),
+    )
+    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
+    # scales that are precomputed after a step are used in the next
+    schedules = _STEPPED if sharding.gathers == "precomputed" else _SCHEDULES
+    steps, microbatches = draw(one_of(*schedules))
+    if steps > 1:
+        resumes = draw(one_of("", *_resumes(spec.model, recipe, sharding)))
+        # of three ranks' pieces two ranks read parts; of two ranks' one reads both whole
+        three = (resumes, data, tensor) == ("fewer", 2, 0) and most > 2 and _shards(recipe, 3, 0)
+        ranks = draw(one_of(2, 3)) if three else data
+        sharding = msgspec.structs.replace(sharding, resumes=resumes, data=ranks)
+    return fitting(
+        msgspec.structs.replace(
+            spec, sharding=sharding, steps=steps, microbatches=microbatches, grad_mode="train",
+            optimizer=draw(one_of("sgd", "adamw")),
+            compile="aot_eager" if draw(one_of(*compiles)) else "none",
+        )
+    )  # fmt: skip
+
+
+#: Stages of a pipeline, the order of their microbatches, and how many there are of these.
+_PIPELINES: tuple[tuple[int, Literal["gpipe", "1f1b", "interleaved"], int], ...] = (
+    (2, "1f1b", 2), (3, "1f1b", 3), (2, "gpipe", 3), (3, "gpipe", 2), (4, "interleaved", 2),
+)  # fmt: skip
+
+
+@st.composite
+def _pipelines(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    models: tuple[ModelName, ...],
+    *,
+    largest: int,
+    most: int,
+) -> Spec:
+    able = tuple(model for model in models if pipelined(model))
+    spec = draw(specs(recipes, vary=FACTORS, models=able or ("linear",), largest=largest))
+    if not pipelined(spec.model):
+        spec = msgspec.structs.replace(spec, model="linear")
+    fit = (one for one in _PIPELINES if Sharding(stages=one[0], schedule=one[1]).ranks <= most)
+    stages, schedule, microbatches = draw(one_of(*fit))
+    sharding = Sharding(stages=stages, schedule=schedule)
+    compiles = [False] * 9 + [True] * MODELS[spec.model].compiled
+    return fitting(
+        msgspec.structs.replace(
+            spec, sharding=sharding, steps=draw(one_of(1, 2)), microbatches=microbatches,
+            grad_mode="train", optimizer=draw(one_of("sgd", "adamw")),
+            checkpoint="full" if spec.checkpoint == "reentrant" else spec.checkpoint,
+            compile="aot_eager" if draw(one_of(*compiles)) else "none",
+        )
+    )  # fmt: skip
+
+
+@st.composite
+def _contexts(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    models: tuple[ModelName, ...],
+    *,
+    largest: int,
+    most: int,
+) -> Spec:
+    able = tuple(filter(contextual, models)) or ("attention",)
+    spec = draw(specs(recipes, vary=FACTORS, models=able, largest=largest))
+    ranks = draw(one_of(*(n for n in (2, 2, 4, 1) if n <= most)))
+    sharding = Sharding(context=ranks, rotates=draw(one_of("allgather", "alltoall")))
+    steps, microbatches = draw(one_of(*_SCHEDULES))
+    return fitting(
+        msgspec.structs.replace(
+            spec, model=spec.model if contextual(spec.model) else "attention", sharding=sharding,
+            attention="flash", steps=steps, microbatches=microbatches, grad_mode="train",
+            optimizer=draw(one_of("sgd", "adamw")),
+        )
+    )  # fmt: skip
+
+
+def _shards(recipe: Recipe, data: int, tensor: int) -> bool:
+    asked = {"fsdp": data, "tensor": tensor}
+    few = not recipe.models_of or max(data, tensor) <= 2  # a package's own models are large
+    return few and all(by in recipe.shards for by, ranks in asked.items() if ranks)
+
+
+def _resumes(model: ModelName, recipe: Recipe, sharding: Sharding) -> tuple[str, ...]:
+    """The layouts on which such a training may resume."""
+    able = MODELS[model].shared and not MODELS[model].laid
+    both = able and _shards(recipe, sharding.tensor, sharding.data) and sharding.gathers == "values"
+    fewer = ("fewer",) if sharding.data > 1 else ()
+    return ("same", "alone", *fewer, *(("swapped",) if both else ()))

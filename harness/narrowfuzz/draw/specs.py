@@ -1,0 +1,275 @@
+"""Hypothesis strategies for Specs: what is built, and maybe compiled.
+
+Sizes are "multiple of q plus remainder", so aligned and misaligned dimensions both occur;
+deliberate nastiness (misalignment, empty dimensions) sits behind a branch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from narrowfuzz.case.altered import outside_autocast
+from narrowfuzz.case.spec import Compile, Kernels, ModelName, Spec
+from narrowfuzz.case.trainings import not_reentrant
+from narrowfuzz.draw.choices import between, one_of
+from narrowfuzz.draw.trainings import drawn_events
+from narrowfuzz.machine.machine import machine, onednn_stays
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import Recipe
+
+
+@st.composite
+def sizes(draw: st.DrawFn, alignment: int, *, aligned: bool, largest: int) -> int:
+    """A dimension: q * multiple (+ remainder where ``aligned`` is False)."""
+    q = draw(one_of(alignment, 32, *([128] if largest >= 128 else [])))
+    multiple = draw(between(1, max(1, largest // q)))
+    if aligned:
+        return q * multiple
+    remainder = draw(one_of(1, 0, 2, 7, 8, 15, 17, 31))
+    return q * draw(one_of(0, 1, multiple)) + remainder
+
+
+@cache
+def _sizes(alignment: int, aligned: bool, largest: int) -> st.SearchStrategy[int]:
+    return sizes(alignment, aligned=aligned, largest=largest)
+
+
+#: What a slice of a campaign may vary; the rest keeps its simplest value.
+FACTORS = frozenset(
+    {
+        "attention", "autocast", "backend", "batch", "bias", "checkpoint", "compiler", "dims",
+        "dtype", "grad_mode", "kernels", "layout", "lifecycle", "model", "schedule", "shape",
+    }
+)  # fmt: skip
+
+#: What may vary of a single linear, trained once: there every relation may apply.
+DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
+
+#: Models but the linear, as often as they are drawn; and those that are compiled with partial
+#: recompute, as often.
+WIDE = tuple(
+    name for times in (0, 1) for name, model in MODELS.items()
+    if model.kind != "linear" and model.often > times
+)  # fmt: skip
+FRAGILE = tuple(
+    name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times
+)  # fmt: skip
+
+#: Models of which one forward takes as long as ten of others.
+_LONG = frozenset(name for name, model in MODELS.items() if model.fragile)
+
+#: Steps, and microbatches of each.
+_SCHEDULES = ((2, 1), (1, 2), (3, 1), (1, 3), (5, 1), (2, 2), (3, 2), (2, 3))
+
+
+class _Choices:
+    """Draws of a Spec's factors; those that stand still keep their first value."""
+
+    def __init__(self, draw: st.DrawFn, vary: frozenset[str]) -> None:
+        self.draw, self.vary = draw, vary
+
+    def __call__(self, factor: str, *values: Any) -> Any:
+        return self.draw(one_of(*values)) if factor in self.vary else values[0]
+
+
+@st.composite
+def specs(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    *,
+    compile: Compile = "none",
+    largest: int = 128,
+    wild_shapes: bool = True,
+    vary: frozenset[str] = FACTORS,
+    models: tuple[ModelName, ...] = WIDE,
+    linears: bool = True,
+) -> Spec:
+    """A Spec of one of ``recipes``, differing from the simplest one in the factors it may vary.
+
+    ``wild_shapes`` allows misaligned and empty dimensions, of which compiled Specs have few.
+    ``models`` are those besides the linear; without ``linears`` it is one of them.
+    """
+    choose = _Choices(draw, vary)
+    if compile != "none":
+        wild_shapes = draw(one_of(False, False, True)) and wild_shapes
+    recipe = draw(one_of(*recipes))
+    linears = linears and recipe.takes("linear")
+    models = tuple(name for name in models if recipe.takes(name)) or models
+    backends = [b for b in recipe.backends if compile == "none" or b not in recipe.eager]
+    # half of all Specs are a single linear: it is judged by the most rules
+    wide = not linears or choose("model", False, True)
+    model: ModelName = draw(one_of(*models)) if wide else "linear"
+    fields = _shape(choose, recipe, wide, wild_shapes, largest)
+    fields |= _training(choose, recipe, model)
+    if compile != "none":
+        fields["dynamic"] = choose("compiler", False, False, True)
+        fields["fullgraph"] = choose("compiler", False, True)
+        if compile != "aot_eager":
+            fields["memory_budget"] = choose("compiler", 100, 100, 50, 0)
+    spec = Spec(
+        recipe=recipe.name,
+        backend=choose("backend", *backends),
+        model=model,
+        bias=choose("bias", False, True),
+        input_layout=choose("layout", "contiguous", "contiguous", "transposed", "strided"),
+        grad_layout=choose("layout", "contiguous", "contiguous", "transposed", "expanded"),
+        lifecycle=choose("lifecycle", *["none"] * 6, "deepcopy", "reload"),
+        compile=compile,
+        **fields,
+    )
+    spec = fixed(spec, recipe)
+    # there are regions only where a recipe runs under autocast
+    rarely = 20 if model in _LONG else 5 if recipe.autocasts and spec.dtype == "fp32" else 9
+    if spec.trains and not spec.scheduled and choose("schedule", *[False] * rarely, True):
+        spec = draw(trained(spec, recipe))
+    if compile == "none" and "kernels" in vary and not onednn_stays():
+        crawls = _crawls(recipe, spec)
+        kernels: Kernels = draw(one_of(*_SLOW if crawls else _USUAL))
+        if crawls and spec.events:
+            kernels = "native"  # a training multiplies a hundred times
+        return msgspec.structs.replace(spec, kernels=kernels)
+    return spec
+
+
+def fixed(spec: Spec, recipe: Recipe) -> Spec:
+    """The same Spec, but for what its model leaves no choice of."""
+    given = MODELS[spec.model].fixed
+    if not given:
+        return spec
+    if "dtype" in given and given["dtype"] not in recipe.dtypes:
+        given = {name: value for name, value in given.items() if name != "dtype"}
+    spec = msgspec.structs.replace(spec, **given)
+    narrow = spec.autocast and spec.dtype != "fp32"
+    return msgspec.structs.replace(spec, autocast=False) if narrow else spec
+
+
+@st.composite
+def trained(draw: st.DrawFn, spec: Spec, recipe: Recipe) -> Spec:
+    """The same Spec, whose model is trained by drawn events."""
+
+    def choose(factor: str, *values: Any) -> Any:
+        return draw(one_of(*values)) if len(values) > 1 else values[0]
+
+    events = drawn_events(choose, spec, autocasts=recipe.autocasts)
+    return msgspec.structs.replace(spec, events=events, optimizer=draw(one_of("sgd", "adamw")))
+
+
+@st.composite
+def trainings(draw: st.DrawFn, recipes: Sequence[Recipe]) -> Spec:
+    """An eager Spec with drawn events."""
+    spec = draw(specs(recipes, vary=FACTORS - {"schedule", "grad_mode"}))
+    return draw(trained(spec, next(r for r in recipes if r.name == spec.recipe)))
+
+
+#: Whose kernels multiply, as often as their cost allows: relations run again on the first of
+#: ``both`` only, so PyTorch's own are drawn alone, too.
+_USUAL: tuple[Kernels, ...] = (*("default",) * 4, "both", "native")
+_SLOW: tuple[Kernels, ...] = (*("native",) * 6, "both", "default")
+
+
+def _crawls(recipe: Recipe, spec: Spec) -> bool:
+    """Does this machine's oneDNN take so long for a multiply of these codes that PyTorch's own
+    kernels see many more cases?"""
+    gemms = recipe.plan(spec).gemms.values()
+    taken = [gemm for gemm in gemms if gemm.quantised and not gemm.dequantise_to]
+    by_tensor = any(gemm.a.granularity == gemm.b.granularity == "tensor" for gemm in taken)
+    return by_tensor and machine().crawls("fp8")
+
+
+@st.composite
+def partly_recomputed(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    *,
+    largest: int = 64,
+    vary: frozenset[str] = FACTORS,
+    blocks: tuple[ModelName, ...] = FRAGILE,
+) -> Spec:
+    """A Spec of a block that Inductor compiles and recomputes but for its attention: what it fuses
+    otherwise in backward, it computes otherwise."""
+    some = specs(
+        recipes, compile="inductor", largest=largest, vary=vary, models=blocks, linears=False
+    )
+    spec = draw(some)
+    recipe = next(r for r in recipes if r.name == spec.recipe)
+    # fp32 is rounded nowhere, and only the flash kernel keeps statistics
+    dtype = next((d for d in recipe.dtypes if d != "fp32"), spec.dtype)
+    return msgspec.structs.replace(
+        spec,
+        events=spec.events if dtype == "fp32" else outside_autocast(spec.events),
+        checkpoint="selective",
+        wraps="whole",
+        attention="flash",
+        grad_mode="train",
+        dtype=dtype,
+        autocast=spec.autocast and dtype == "fp32",
+    )
+
+
+@st.composite
+def of_rung(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    compile: Compile,
+    *,
+    largest: int = 64,
+    vary: frozenset[str] = FACTORS,
+) -> Spec:
+    """All that is worth running on a rung: on Inductor some blocks are recomputed in part."""
+    if compile == "inductor" and "model" in vary and draw(one_of(False, False, False, True)):
+        return draw(partly_recomputed(recipes, largest=largest, vary=vary))
+    return draw(specs(recipes, compile=compile, largest=largest, vary=vary))
+
+
+def _shape(
+    choose: _Choices, recipe: Recipe, wide: bool, wild_shapes: bool, largest: int
+) -> dict[str, Any]:
+    """Rows, features and batch."""
+    off = wild_shapes and choose("shape", False, False, True)
+    dims = dict.fromkeys(("m", "k", "n"), 32)  # every recipe runs it
+    if off or "dims" in choose.vary:
+        dims = _dims(choose.draw, recipe, off, min(largest, 64) if wide else largest)
+    if wide:
+        dims = {name: max(size, 1) for name, size in dims.items()}
+    batch = choose("batch", 0, 0, 2, 3)
+    if batch and recipe.alignment == 32 and not off and dims["m"] > 32:
+        dims["m"] //= 2
+        dims["m"] -= dims["m"] % (16 if batch == 2 else 32)
+    return {**dims, "batch": batch}
+
+
+def _training(choose: _Choices, recipe: Recipe, model: ModelName) -> dict[str, Any]:
+    """In which precision and mode it runs, and for how many steps."""
+    dtype = choose("dtype", *recipe.dtypes)
+    grad_mode = choose("grad_mode", *["train"] * 9, "no_grad", "inference")
+    checkpoint = choose("checkpoint", "none", "none", "full", "reentrant", "selective")
+    fields: dict[str, Any] = {}
+    if model in MODELS and MODELS[model].parts and checkpoint in ("full", "reentrant"):
+        fields["wraps"] = choose("checkpoint", "whole", "whole", "nested")
+    if model != "linear":
+        fields["heads"] = choose("attention", 1, 2, 4)
+        fields["attention"] = choose("attention", "flash", "flash", "math")
+    if grad_mode == "train" and choose("schedule", False, False, False, True):
+        fields["steps"], fields["microbatches"] = choose.draw(one_of(*_SCHEDULES))
+        fields["optimizer"] = choose.draw(one_of("sgd", "adamw"))
+    if dtype == "fp32" and recipe.autocasts:
+        fields["autocast"] = choose("autocast", False, False, False, True)
+    if checkpoint == "reentrant" and not_reentrant(model, autocast=fields.get("autocast", False)):
+        checkpoint = "full"
+    return {**fields, "dtype": dtype, "grad_mode": grad_mode, "checkpoint": checkpoint}
+
+
+def _dims(draw: st.DrawFn, recipe: Recipe, misaligned: bool, largest: int) -> dict[str, int]:
+    """m, k and n; where ``misaligned``, some of them off the grid, often one of them 0 or 1."""
+    dims: dict[str, int] = {}
+    for name in ("m", "k", "n"):
+        off = misaligned and draw(one_of(False, True))
+        dims[name] = draw(_sizes(recipe.alignment, not off, largest))
+    if misaligned and draw(one_of(False, True)):
+        dims[draw(one_of("m", "m", "k", "n"))] = draw(one_of(1, 0))
+    return dims

@@ -1,0 +1,252 @@
+"""Hypothesis strategies for cases: a Spec with its data, or with a schedule.
+
+A Spec is drawn rarely (it is built, maybe compiled), its DataSpecs often. Spikes sit behind a
+branch of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, get_args
+
+import msgspec
+from hypothesis import strategies as st
+
+from narrowfuzz.case.spec import Case, Compile, DataSpec, Gemm, Regime, Spec, Spike, ValueClass
+from narrowfuzz.draw.choices import between, one_of
+from narrowfuzz.draw.events import FACTORS as SCHEDULE_FACTORS
+from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS
+from narrowfuzz.draw.events import schedules
+from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.stateful import Stateful
+
+WILD: tuple[ValueClass, ...] = (
+    "gaussian",
+    "outlier",
+    "heavy_tail",
+    "zero_rows",
+    "binade_edges",
+    "mined",
+    "near_max",
+    "scale_ends",
+    "subnormal",
+    "inf_nan",
+)
+
+#: Regimes of one linear that runs once, whose sums are judged to the bit.
+EXACT: tuple[Regime, ...] = ("lattice", "ladder")
+
+#: Of direct Specs so many in a hundred have ladder data: where every addition is fp32's, and where
+#: not. They have fewer draws than others, and so a smaller share of the cases.
+RARELY, OFTEN = 8, 75
+#: Draws of an eager one: each has as many rungs as elements, and other shapes split K otherwise.
+_LADDER_DRAWS = 2
+#: Draws of an eager one with events: each takes as long as many that run once.
+_TRAINING_DRAWS = 2
+#: Products of a sum that a ladder is laid in: up to four runs between promotions.
+_LENGTHS = (32, 64, 128, 160, 256, 256, 384, 384, 384, 512, 512, 512)
+#: Other sizes of such a Spec at most, as far as they may shrink: rungs need no more rows.
+_LADDER_ROWS = 64
+
+#: fp32 patterns worth planting: Inf, NaN, extremes, and neighbours of 448 and of powers of two,
+#: torchao's EPS and far below it, and 2^80 (two of them overflow as a product).
+SPIKES = (
+    "0x7f800000", "0xff800000", "0x7fc00000",
+    "0x7f7fffff", "0x7f7f0000", "0xff7f0000", "0x00000001", "0x00800000", "0x80000000",
+    "0x43e00000", "0x43e00001", "0x43e80000", "0x43f00000", "0x3f7fffff", "0x3f800001",
+    "0x2b8cbccc", "0x1e3ce508", "0x67800000", "0xe7000000",
+)  # fmt: skip
+
+
+SPECIAL = SPIKES[:3]
+
+
+@st.composite
+def _spikes(draw: st.DrawFn, patterns: Sequence[str] = SPIKES) -> Spike:
+    return Spike(
+        draw(one_of("input", "weight", "grad_output", "bias")),
+        draw(between(0, 255)),
+        draw(between(0, 255)),
+        draw(one_of(*patterns)),
+    )
+
+
+_UP_TO_TWO_SPIKES = st.lists(_spikes(), max_size=2)
+_SPIKES = st.lists(_spikes(), min_size=1, max_size=3)
+_SPECIAL_SPIKE = _spikes(SPECIAL)
+
+
+@st.composite
+def data_specs(draw: st.DrawFn, *, lattice: bool = True) -> DataSpec:
+    """Half lattice (where the model allows it), half wild. Exponent windows stay where products
+    neither over- nor underflow."""
+    seed = draw(between(0, 2**32 - 1))
+    exponents: dict[str, Any] = {
+        f"{name}_exponent": draw(one_of(0, 0, 1, -3, 7, -9)) for name in ("input", "weight", "grad")
+    }
+    if lattice and draw(one_of(False, True)):
+        return DataSpec(regime="lattice", seed=seed, **exponents)
+    values = draw(one_of(*WILD))
+    if values in ("near_max", "scale_ends", "subnormal"):
+        exponents = {}
+    spikes: tuple[Spike, ...] = ()
+    if values == "inf_nan":
+        spikes = (draw(_SPECIAL_SPIKE), *draw(_UP_TO_TWO_SPIKES))
+    elif draw(one_of(False, False, False, False, True)):
+        spikes = tuple(draw(_SPIKES))
+    return DataSpec(regime="wild", values=values, seed=seed, spikes=spikes, **exponents)
+
+
+@st.composite
+def ladder_specs(draw: st.DrawFn, gemm: Gemm) -> DataSpec:
+    """Ladder data of one GEMM; the exponents leave every product and its last bits in range."""
+    return DataSpec(
+        regime="ladder",
+        gemm=gemm,
+        seed=draw(between(0, 2**32 - 1)),
+        input_exponent=draw(_LADDER_EXPONENT),
+        weight_exponent=draw(_LADDER_EXPONENT),
+        grad_exponent=draw(_LADDER_EXPONENT),
+    )
+
+
+_LADDER_EXPONENT = one_of(0, 0, 1, -3)
+
+
+@cache
+def _ladders(gemm: Gemm) -> st.SearchStrategy[DataSpec]:
+    return ladder_specs(gemm)
+
+
+@cache
+def _ladder_lists(draws: int, gemm: Gemm) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_ladders(gemm), min_size=draws, max_size=draws)
+
+
+def rarely(spec: Spec) -> int:
+    """For a device that adds in fp32, or in nobody knows which way."""
+    return RARELY
+
+
+def often(spec: Spec) -> int:
+    """For a device that is known to add otherwise."""
+    return OFTEN
+
+
+@st.composite
+def _grounds(
+    draw: st.DrawFn, specs: st.SearchStrategy[Spec], ladders: Callable[[Spec], int]
+) -> tuple[Spec, Gemm | None]:
+    """A Spec, and the GEMM that it is laid out for a ladder of, if it is."""
+    spec = draw(specs)
+    if not spec.direct or spec.sharded or draw(between(0, 99)) < 100 - ladders(spec):
+        return spec, None
+    gemm: Gemm = draw(one_of(*get_args(Gemm))) if spec.trains else "output"
+    return laid_out(spec, gemm, draw(one_of(*_LENGTHS))), gemm
+
+
+def laid_out(spec: Spec, gemm: Gemm, length: int) -> Spec:
+    """The Spec with about so many products in each sum of this GEMM, and few rows.
+
+    A size keeps what it is no multiple of: 16, 32 or 128, whichever it is one of.
+    """
+    contracted = {"output": "k", "grad_input": "n", "grad_weight": "m"}[gemm]
+    sizes = {name: _few(getattr(spec, name)) for name in ("m", "k", "n")}
+    sizes[contracted] = _long(getattr(spec, contracted), length)
+    changes: dict[str, Any] = {**sizes}
+    if gemm == "grad_weight":
+        changes["batch"] = 0
+    if spec.grad_layout == "expanded":  # rows that are all the same make no rungs
+        changes["grad_layout"] = "contiguous"
+    return msgspec.structs.replace(spec, **changes)
+
+
+def _few(size: int) -> int:
+    if size % 128 == 0 or size <= _LADDER_ROWS:
+        return size
+    return _LADDER_ROWS + size % 32
+
+
+def _long(size: int, length: int) -> int:
+    return -(-length // 128) * 128 if size % 128 == 0 else length + size % 32
+
+
+@cache
+def _data(lattice: bool) -> st.SearchStrategy[DataSpec]:
+    return data_specs(lattice=lattice)
+
+
+@cache
+def _data_lists(draws: int, lattice: bool) -> st.SearchStrategy[list[DataSpec]]:
+    return st.lists(_data(lattice), min_size=draws, max_size=draws)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    recipes: Sequence[Recipe],
+    *,
+    compile: Compile = "none",
+    largest: int = 64,
+    vary: frozenset[str] = FACTORS,
+    ladders: Callable[[Spec], int] = rarely,
+) -> Case:
+    """One Spec with one DataSpec, for property tests; in so many of a hundred direct ones it is
+    ladder data."""
+    some = of_rung(recipes, compile, largest=largest, vary=vary)
+    spec, gemm = draw(_grounds(some, ladders))
+    return Case(spec=spec, data=draw(_ladders(gemm) if gemm else _data(spec.direct)))
+
+
+def direct_cases(recipes: Sequence[Recipe], *, largest: int = 64) -> st.SearchStrategy[Case]:
+    """Cases of one linear, trained once."""
+    return cases(recipes, largest=largest, vary=DIRECT)
+
+
+@st.composite
+def batches(
+    draw: st.DrawFn,
+    specs: st.SearchStrategy[Spec],
+    *,
+    draws: int = 16,
+    ladders: Callable[[Spec], int] = rarely,
+) -> tuple[Case, ...]:
+    """One Spec with several DataSpecs; a dynamic one with several row counts. Of a hundred direct
+    Specs so many have ladder data."""
+    spec, gemm = draw(_grounds(specs, ladders))
+    if gemm and spec.compile == "none":
+        draws = min(draws, _LADDER_DRAWS)
+    if spec.events and spec.compile == "none":
+        draws = min(draws, _TRAINING_DRAWS)
+    drawn = []
+    some = _ladder_lists(draws, gemm) if gemm else _data_lists(draws, spec.direct)
+    for i, data in enumerate(draw(some)):
+        turned = msgspec.structs.replace(spec, m=spec.m * (1 + i % 3)) if spec.dynamic else spec
+        drawn.append(Case(spec=turned, data=data))
+    return tuple(drawn)
+
+
+@st.composite
+def schedule_cases(
+    draw: st.DrawFn,
+    recipes: Sequence[Stateful],
+    *,
+    vary: frozenset[str] = SCHEDULE_FACTORS,
+    ranks: tuple[int, ...] = RARELY_ON_RANKS,
+) -> Case:
+    """One case of a library's own layers: a training that its recipe carries, on a small model."""
+    recipe = draw(one_of(*recipes))
+    spec = draw(schedules(recipe.name, carries=recipe.carries(), vary=vary, ranks=ranks))
+    # a state's rules do not depend on how large the tensors are; time does
+    size = draw(one_of(32, 32, 32, 16, 64))
+    rows = draw(one_of(32, 32, 16))
+    spec = msgspec.structs.replace(
+        spec,
+        m=max(rows, recipe.alignment),
+        k=max(size, recipe.alignment),
+        dtype=draw(one_of(*recipe.dtypes)),
+        bias=draw(one_of(False, True)),
+    )
+    return Case(spec=spec, data=DataSpec(seed=draw(st.integers(0, 2**32 - 1))))

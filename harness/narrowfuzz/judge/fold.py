@@ -1,0 +1,92 @@
+"""A case's verdicts, each with what it follows from: what is left is what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.spec import Case
+from narrowfuzz.rules import rules_of
+from narrowfuzz.rules.causes import explained
+from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All verdicts of one case; ``causes`` are the first causes among the bad ones."""
+
+    case: Case
+    family: str
+    verdicts: tuple[Verdict, ...]
+    causes: tuple[Verdict, ...]
+    known: tuple[Verdict, ...]
+    #: False: the eager arm raised, and will on every data draw of this Spec.
+    ran: bool = True
+
+    def fingerprints(self) -> set[str]:
+        return {fingerprint(v, self.family) for v in self.causes}
+
+    def cause(self, wanted: str) -> Verdict | None:
+        """The first cause with this fingerprint."""
+        for verdict in self.causes:
+            if fingerprint(verdict, self.family) == wanted:
+                return verdict
+        return None
+
+    def shows(self, wanted: str) -> bool:
+        """Is this fingerprint among what is wrong, as a cause or as what follows from one?"""
+        return any(v.status in BAD and fingerprint(v, self.family) == wanted for v in self.verdicts)
+
+
+def fold(
+    case: Case,
+    family: str,
+    verdicts: Iterable[Verdict],
+    ran: bool,
+    *,
+    known_as: Callable[[Verdict], str],
+) -> Judgement:
+    """Keep first causes: a verdict explained by one upstream of it is its consequence.
+    ``known_as`` names the ledger's entry that explains a first cause, or ""."""
+    rules = rules_of(case.spec)
+    rung = {name: i for i, name in enumerate(ARMS)}
+    rank = {name: i for i, name in enumerate(rules)}
+    single = case.spec.model == "linear"
+    ordered = sorted(verdicts, key=lambda v: (rung.get(v.arm, 0), rank[v.oracle]))
+    roots: list[Verdict] = []
+    folded: list[Verdict] = []
+    for verdict in ordered:
+        if verdict.status == "known":
+            roots.append(verdict)
+        elif verdict.status in BAD:
+            root = explained(verdict, _above(verdict, roots, rules), rules, single=single)
+            if root is None:
+                entry = known_as(verdict)
+                verdict = verdict.known(entry) if entry else verdict
+                roots.append(verdict)
+            elif root.status == "known":
+                verdict = verdict.known(root.explained_by)
+            else:
+                folded.append(verdict)
+                continue
+        folded.append(verdict)
+    causes = tuple(v for v in roots if v.status in BAD)
+    known = tuple(v for v in roots if v.status == "known")
+    return Judgement(case, family, tuple(folded), causes, known, ran)
+
+
+def _above(
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
+) -> Sequence[Verdict]:
+    """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
+    of another: the ledger is asked of each."""
+    if rules[verdict.oracle].of != "sharded" or verdict.oracle == "contract":
+        return roots
+
+    def of_another(root: Verdict) -> bool:
+        known = (root.status, root.oracle) == ("known", verdict.oracle)
+        return known and (root.at.layer or root.at.name) != (verdict.at.layer or verdict.at.name)
+
+    return [root for root in roots if not of_another(root)]

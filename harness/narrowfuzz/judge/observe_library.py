@@ -1,0 +1,95 @@
+"""Run a case of a library's own layers on its arms: what its rules judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import msgspec
+
+from narrowfuzz.arms.library import run_library
+from narrowfuzz.arms.library_ranks import run_on_ranks
+from narrowfuzz.case.arm import BY_NAME, Arm
+from narrowfuzz.case.features import features
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.recipe.stateful import Subject
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.trace.trace import Trace
+
+#: Of cases with a focus one in so many is run again among the remains of the others.
+_COMPANY_EVERY = 4
+#: A training with such a forward always is: only the next model can meet what it leaves behind.
+_LEAVES = "forward dropped"
+
+
+#: Runs a case on ranks.
+OnRanks = Callable[[Case, Subject, Arm], Trace]
+
+
+def traces_of(
+    case: Case, subject: Subject, arms: Iterable[Arm], on_ranks: OnRanks
+) -> dict[str, Trace]:
+    """The case's traces, by arm; those of ranks are run by ``on_ranks``."""
+    traces: dict[str, Trace] = {}
+    for arm in arms:
+        if arm.sharded:
+            trace = on_ranks(case, subject, arm)
+        else:
+            trace = run_library(case, subject, arm.name, checkpointed=arm.recomputes)
+        traces[arm.name] = trace
+        if trace.error is not None:
+            break  # other arms would only say the same
+    return traces
+
+
+def observe_library(
+    case: Case,
+    subject: Subject,
+    arms: Iterable[Arm],
+    deviations: Mapping[str, str],
+    refusal: str,
+    focus: int | None = None,
+    on_ranks: OnRanks = run_on_ranks,
+) -> LibraryEvidence:
+    """The case, run on these arms; with a ``focus`` mostly without running it again among the
+    remains of other models. ``on_ranks`` runs an arm that is ranks."""
+    case = _with(case, _event_by_event(case.spec))
+    every = traces_of(case, subject, arms, on_ranks)
+    traces = {name: trace for name, trace in every.items() if not BY_NAME[name].sharded}
+    company: Callable[[], Trace] | None = None
+    whole = [arm for arm, trace in traces.items() if trace.error is None]
+    among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES in features(case.spec)
+    if whole and among:
+        company = partial(
+            run_library,
+            case,
+            subject,
+            whole[-1],
+            checkpointed=BY_NAME[whole[-1]].recomputes,
+            reset=False,
+        )
+    return LibraryEvidence(
+        case=case,
+        kind=subject.kind,
+        policy=subject.policy,
+        traces=traces,
+        deviations=deviations,
+        refusal=refusal,
+        company=company,
+        on_ranks={name: trace for name, trace in every.items() if name not in traces},
+        alone=lambda arm, rank: run_library(
+            case, subject, arm, checkpointed=BY_NAME[arm].recomputes, rank=rank
+        ),
+        run=lambda other: run_library(_with(case, other), subject, "eager", checkpointed=False),
+    )
+
+
+def _event_by_event(spec: Spec) -> Spec:
+    """Plain steps as the events that they are: rules name events by their places."""
+    return msgspec.structs.replace(
+        spec, events=spec.training, steps=1, microbatches=1, grad_mode="train"
+    )
+
+
+def _with(case: Case, spec: Spec) -> Case:
+    return msgspec.structs.replace(case, spec=spec)

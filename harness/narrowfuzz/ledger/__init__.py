@@ -1,0 +1,1 @@
+"""Known issues: entries, the facts that limit them, what mitigates them, how severe they are."""

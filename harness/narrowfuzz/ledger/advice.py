@@ -1,0 +1,81 @@
+"""What the ledger says of a configuration, whether a run meets it or not."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
+
+from narrowfuzz.case.arm import BY_NAME, COMPILED, Arm
+from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
+from narrowfuzz.ledger.ledger import Entry, stands
+from narrowfuzz.ledger.severity import SEVERITIES
+from narrowfuzz.machine.machine import Machine
+from narrowfuzz.recipe.recipe import AnyRecipe
+
+#: How the symptom of what only ranks show begins.
+_ON_RANKS = "fails only on ranks"
+
+
+def applying(
+    entries: Iterable[Entry],
+    recipes: Iterable[AnyRecipe],
+    arms: Iterable[Arm],
+    machine: Machine,
+    device: str = "cpu",
+    configuration: Mapping[str, Fact] = {},
+) -> list[Entry]:
+    """The entries that some case of these recipes may show on these arms, the worst first.
+
+    What an entry asks of the data, the model or the shape may always come, but for what the
+    ``configuration`` says. What is installed, the machine and the device must be such as it asks
+    for; of other versions it may hold as well.
+    """
+    here = {name: read(machine) for name, read in OF_MACHINE.items()}
+    known = [
+        {**here, "device": device, **configuration, **facts}
+        for recipe in recipes
+        for arm in arms
+        for facts in _facts(recipe, arm)
+    ]
+    found = [
+        entry
+        for entry in entries
+        if stands(entry, device) != "absent" and any(_may_show(entry, facts) for facts in known)
+    ]
+    return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
+
+
+def _facts(recipe: AnyRecipe, arm: Arm) -> Iterator[dict[str, Fact]]:
+    """What every case has that climbs to the arm, by what it is compiled with; in one process
+    nothing is sharded."""
+    alone: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)
+    rungs = [rung for rung, stages in COMPILED.items() if arm.stage in {a.name for a in stages}]
+    for name in dict.fromkeys((recipe.name, recipe.based_on or recipe.name)):
+        for rung in rungs or ["none"]:
+            checkpoint = arm.checkpoint or "none"
+            how = {"arm": arm.name, "compile": rung, "checkpoint": checkpoint}
+            yield {"recipe": name, **how, **alone}
+
+
+def _may_show(entry: Entry, facts: dict[str, Fact]) -> bool:
+    if not any(fnmatch.fnmatch(str(facts["recipe"]), glob) for glob in entry.recipes):
+        return False
+    # its cases climb lower rungs as well, and may show it there
+    cases = {name: fact for name, fact in facts.items() if name != "arm"}
+    if not may_hold(entry.when, cases):
+        return False
+    everywhere = bool(entry.deviation) or not entry.matches
+    arm = BY_NAME[str(facts["arm"])]
+    return everywhere or any(
+        may_hold(match.when, facts) and any(_on(arm, glob) for glob in match.fingerprints)
+        for match in entry.matches
+    )
+
+
+def _on(arm: Arm, fingerprint: str) -> bool:
+    """Can an arm show it? What fails on ranks only, no run in one process can."""
+    rule, _, arms, symptom, *_ = fingerprint.split("--")
+    if not arm.sharded and (symptom.startswith(_ON_RANKS) or rule.startswith("S")):
+        return False
+    # its cases climb lower rungs as well
+    return any(fnmatch.fnmatch(a.name, arms) for a in BY_NAME.values() if a.sharded <= arm.sharded)

@@ -1,0 +1,252 @@
+"""Facts of a case, of what was seen on it and of the machine, by name: what a predicate asks.
+
+A predicate is a table ``fact = condition``; it holds where every condition does. One that names an
+unknown fact is refused where it is read, so no predicate is silently never true.
+
+A condition is ``true`` or ``false``, a number, or a text: a glob, ``!=`` before a glob, ``<N <=N >N
+>=N``, ``odd``, ``even``, ``not multiple of N``. A list holds if any of its conditions does. Of a
+fact that is a set (features, events, cpu), ``"x"`` asks for a member, ``"!x"`` for none such, and
+a list for all it says.
+
+A case that resumes has two layouts over ranks, and each has facts of its own: a predicate holds of
+the case if it holds of one of them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import get_args
+
+import msgspec
+
+from narrowfuzz.case.events import Event, Settings
+from narrowfuzz.case.features import FEATURES, features
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.machine.machine import Machine
+from narrowfuzz.models.catalog import MODELS, Model
+from narrowfuzz.trace.verdict import Verdict
+
+Fact = str | int | float | bool | frozenset[str] | None
+Condition = str | int | float | bool | list[str | int | float | bool]
+#: fact -> condition.
+Predicate = Mapping[str, Condition]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a predicate is asked of."""
+
+    case: Case
+    machine: Machine
+    device: str = "cpu"
+    #: None: of the case alone, as a deviation of the reference asks.
+    verdict: Verdict | None = None
+
+
+def _of_spec(name: str) -> Callable[[Context], Fact]:
+    return lambda context: getattr(context.case.spec, name)
+
+
+def _of_library(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
+    """What only a library's own layers have."""
+    return lambda context: read(context.case.spec) if context.case.spec.layer else None
+
+
+def _of_sharding(read: Callable[[Spec], Fact]) -> Callable[[Context], Fact]:
+    """What only a case on ranks has."""
+    return lambda context: read(context.case.spec) if context.case.spec.sharded else None
+
+
+def _rows(spec: Spec) -> set[int]:
+    """Rows of the weights that FSDP's ranks share, after tensor parallelism has cut what it shares
+    by output features. A wide linear has n; other models lead back to k, which are rows as well."""
+    model, ranks = MODELS.get(spec.model), max(spec.sharding.tensor, 1)
+    if model is None:  # a library's own layers, which no rank shares
+        return set()
+    if not model.wide or model.takes_ids:
+        return {spec.n // ranks, spec.k}
+    return {spec.n // ranks if "colwise" in model.styles(spec).values() else spec.n}
+
+
+def _uneven(spec: Spec) -> bool:
+    """Has a linear of these features rows that FSDP's ranks do not share evenly?"""
+    data = spec.sharding.data
+    return data > 1 and any(rows % data for rows in _rows(spec))
+
+
+def _empty_shard(spec: Spec) -> bool:
+    """Does one of FSDP's ranks get no row of a linear? Each gets as many as the first, which is
+    rounded up, until none are left: of 4 rows the third of three ranks has none."""
+    data = spec.sharding.data
+    return data > 1 and any(-(-rows // data) * (data - 1) >= rows for rows in _rows(spec))
+
+
+def _model(context: Context, read: Callable[[Model], Fact]) -> Fact:
+    """Of the case's model; None where that is not known here."""
+    model = MODELS.get(context.case.spec.model)
+    return None if model is None else read(model)
+
+
+def _of_verdict(read: Callable[[Verdict], Fact]) -> Callable[[Context], Fact]:
+    return lambda context: None if context.verdict is None else read(context.verdict)
+
+
+def _of_machine(read: Callable[[Machine], Fact]) -> Callable[[Context], Fact]:
+    return lambda context: read(context.machine)
+
+
+#: Bits of the smallest fp32 that bf16, and so autocast, rounds to infinity; and of 2^64, whose
+#: square is none of fp32.
+_INFINITE_IN_BF16, _SQUARE_IS_INFINITE = 0x7F7F8000, 0x5F800000
+
+
+def _may_be_non_finite(case: Case) -> bool:
+    """True where the data hold an infinity or a NaN, or come near enough to make one: attention's
+    backward overflows already where the error of a score is large in an exponential."""
+    data = case.data
+    alone = case.spec.model == "linear"
+    near = data.values in ("inf_nan", "near_max", "scale_ends")
+    grows = not alone and data.values in ("outlier", "heavy_tail")
+    least = _INFINITE_IN_BF16 if alone else _SQUARE_IS_INFINITE
+    special = any((int(s.bits, 16) & 0x7FFFFFFF) >= least for s in data.spikes)
+    return near or grows or special
+
+
+def _kind(event: Event | type[Event]) -> str:
+    """What a case file calls an event of this kind."""
+    return str(event.__struct_config__.tag)
+
+
+#: The names of a fact that is a set of some of them.
+_NAMES = {"features": frozenset(FEATURES), "events": frozenset(map(_kind, get_args(Event)))}
+
+_SPEC = (
+    "recipe", "backend", "model", "m", "k", "n", "tokens", "batch", "bias", "dtype",
+    "input_layout", "grad_layout", "heads", "attention", "grad_mode", "steps",
+    "microbatches", "optimizer", "lifecycle", "checkpoint", "compile", "dynamic", "fullgraph",
+    "memory_budget", "kernels", "region", "reentrant",
+)  # fmt: skip
+#: Fact -> the field of a sharding.
+_OF_SHARDING = {
+    "fsdp_ranks": "data", "tensor_ranks": "tensor", "gathers": "gathers",
+    "narrow_styles": "narrow_styles", "context": "context", "stages": "stages", "units": "units",
+}  # fmt: skip
+#: Facts that only a case on ranks has.
+OF_RANKS = (*_OF_SHARDING, "uneven", "empty_shard")
+_OF_LIBRARY = ("layer", "layout", "depth", "checkpoint_by", "quantized_init")
+
+OF_MACHINE: dict[str, Callable[[Machine], Fact]] = {
+    "cpu": lambda machine: frozenset(machine.cpu),
+    "compiler": lambda machine: machine.compiler,
+    "onednn": lambda machine: machine.onednn,
+    "bf16_kernel": lambda machine: machine.kernels.get("bf16", ""),
+    "fp8_kernel": lambda machine: machine.kernels.get("fp8", ""),
+}
+
+FACTS: dict[str, Callable[[Context], Fact]] = {
+    **{name: _of_spec(name) for name in _SPEC},
+    "autocast": lambda context: bool(context.case.spec.narrowed),
+    "regime": lambda context: context.case.data.regime,
+    "values": lambda context: context.case.data.values,
+    "non_finite": lambda context: _may_be_non_finite(context.case),
+    **{name: _of_library(attrgetter(name)) for name in _OF_LIBRARY},
+    **{name: _of_library(attrgetter(f"settings.{name}")) for name in Settings.__struct_fields__},
+    **{name: _of_sharding(attrgetter(f"sharding.{of}")) for name, of in _OF_SHARDING.items()},
+    "uneven": _of_sharding(_uneven),
+    "empty_shard": _of_sharding(_empty_shard),
+    "features": lambda context: features(context.case.spec),
+    #: Kinds of events of the schedule, wherever they stand.
+    "events": lambda context: frozenset(map(_kind, context.case.spec.events)),
+    "arm": _of_verdict(lambda v: v.arm),
+    "message": _of_verdict(lambda v: v.got),
+    #: The result that it is about: output, embedding.weight.grad@1.
+    "result": _of_verdict(lambda v: v.at.name),
+    #: What a conversion changed is at modules that it replaced, as it was asked to.
+    "swapped": _of_verdict(lambda v: v.swapped),
+    #: The recipe's own rule that a refusal was for, in its words.
+    "rule": _of_verdict(attrgetter("rule")),
+    #: The model calls attention, or is a user's and may; its forward draws random numbers.
+    "attends": lambda context: _model(context, lambda model: model.attends),
+    "random": lambda context: _model(context, lambda model: model.random),
+    #: The operand of a product that it is about, a or b.
+    "side": _of_verdict(lambda v: v.at.side),
+    "device": lambda context: context.device,
+    **{name: _of_machine(read) for name, read in OF_MACHINE.items()},
+}
+
+_COMPARED = re.compile(r"(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)\Z")
+_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_MULTIPLE = re.compile(r"not multiple of (\d+)\Z")
+
+
+def check_predicate(predicate: Predicate) -> None:
+    """Raises ValueError naming a fact that does not exist, or a set of features that does not."""
+    for name, condition in predicate.items():
+        if name not in FACTS:
+            raise ValueError(f"unknown fact {name!r}: known are {', '.join(sorted(FACTS))}")
+        if name in _NAMES:
+            asked = condition if isinstance(condition, list) else [condition]
+            for one in asked:
+                if str(one).removeprefix("!") not in _NAMES[name]:
+                    raise ValueError(f"unknown {name.removesuffix('s')} {one!r} of a schedule")
+
+
+def holds(predicate: Predicate, context: Context) -> bool:
+    """True if every condition of the predicate holds, of one layout."""
+    return any(
+        all(_meets(FACTS[name](laid_out), wanted) for name, wanted in predicate.items())
+        for laid_out in _layouts(context)
+    )
+
+
+def _layouts(context: Context) -> Iterator[Context]:
+    """The same of a case as it begins and, if it does, as it resumes."""
+    yield context
+    spec = context.case.spec
+    if spec.sharding.resumes:
+        spec = msgspec.structs.replace(spec, sharding=spec.sharding.resumed)
+        yield replace(context, case=msgspec.structs.replace(context.case, spec=spec))
+
+
+def may_hold(predicate: Predicate, known: Mapping[str, Fact]) -> bool:
+    """False only if a condition on one of the facts that are ``known`` does not hold."""
+    return all(_meets(known[name], wanted) for name, wanted in predicate.items() if name in known)
+
+
+def _meets(fact: Fact, wanted: Condition) -> bool:
+    if fact is None:
+        return False
+    if isinstance(fact, frozenset):
+        asked = wanted if isinstance(wanted, list) else [wanted]
+        return all(_has(fact, str(one)) for one in asked)
+    if isinstance(wanted, list):
+        return any(_meets(fact, one) for one in wanted)
+    if isinstance(wanted, bool) or isinstance(fact, bool):
+        return fact is wanted
+    if isinstance(wanted, int | float):
+        return fact == wanted
+    return _fits(fact, wanted)
+
+
+def _has(members: frozenset[str], wanted: str) -> bool:
+    if wanted.startswith("!"):
+        return not _has(members, wanted[1:])
+    return any(fnmatch.fnmatchcase(member, wanted) for member in members)
+
+
+def _fits(fact: str | int | float, wanted: str) -> bool:
+    if wanted.startswith("!="):
+        return not fnmatch.fnmatchcase(str(fact), wanted[2:].strip())
+    if isinstance(fact, int | float):
+        if wanted in ("odd", "even"):
+            return fact % 2 == (wanted == "odd")
+        if found := _MULTIPLE.match(wanted):
+            return bool(fact % int(found.group(1)))
+        if found := _COMPARED.match(wanted):
+            return bool(_COMPARE[found.group(1)](fact, float(found.group(2))))
+    return fnmatch.fnmatchcase(str(fact), wanted)

@@ -1,0 +1,350 @@
+"""The ledger: divergences of released libraries that are known, each with its script.
+
+One TOML file each in ``reports/known/``; entries that one patch would cure name the same ``cause``.
+An entry explains findings by fingerprint *and* a predicate of the case, the machine and what was
+seen, or, better, by an *as-built deviation* that the reference then follows, so that every other
+rule stays sharp on the same case. It holds for the versions it names; on others it is tried: its
+script says whether it still shows.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from narrowfuzz.case.spec import Case
+from narrowfuzz.ledger.facts import Condition, Context, check_predicate, holds
+from narrowfuzz.ledger.filed import Issue
+from narrowfuzz.ledger.mitigations import CURES
+from narrowfuzz.ledger.severity import DATA, Severity, Symptom, Use, Weighed, weighed
+from narrowfuzz.machine.environment import checkout
+from narrowfuzz.machine.machine import machine
+from narrowfuzz.numerics.reference import DEVIATIONS
+from narrowfuzz.recipe.content import content_dir
+from narrowfuzz.trace.verdict import Verdict
+
+#: Deviations the oracles follow beyond those of the quantiser's reference.
+LAYER_DEVIATIONS = {
+    "autocast_ignored": "under autocast the layer returns the type of its input",
+    "bias_ignored": "the layer returns its output without the bias",
+    "bias_gradient_of_codes": "the bias' gradient is the sum of output gradients that were cast",
+    "bias_ignored_if_empty": "the same, but only where nothing is contracted (in_features = 0)",
+    "rescale_overflow": "1/s_a * 1/s_b overflows before it rescales a gradient",
+    "shards_scaled_apart": "a weight that ranks share has a scale for each rank's piece",
+}
+
+#: Deviations of the state machine that the rules of schedules follow.
+STATE_DEVIATIONS = {
+    "algorithm_of_last_region": "an update goes by the algorithm of the region entered last",
+    "checkpointed_region_keeps": "a region opened in a reentrant checkpoint ends without an update",
+    "disabled_region_keeps": "a region inside a disabled one ends without an update",
+    "evaluation_stages": "a forward without a graph leaves its maxima for the next update",
+    "first_layer_owns_update": "gradients update only if the first layer's backward runs",
+    "idle_windows_roll": "an update shifts windows of what has not run, too",
+    "inner_recompute_updates_forward": "a region inside a checkpoint updates again when recomputed",
+    "inner_region_owns_update": "an inner region makes another forward update gradients",
+    "loaded_layers_wait": "an update leaves out layers that have not run since they were loaded",
+    "margin_of_first_forward": "a layer keeps the margin it ran with first",
+    "recompute_leaves_ownership": "a recompute lets the next layer of its region update gradients",
+    "recompute_updates_forward": "each recompute updates the forward scales once more",
+    "saved_after_fp8_only": "state is saved only if the last forward was in FP8",
+    "segments_update_gradients": "each layer of a reentrant checkpoint updates all gradients",
+    "window_resized_at_its_newest_end": "another history cuts or pads the newest maxima",
+    "writing_parameters_updates_forward": "an optimizer step updates forward scales once more",
+}
+
+#: What an entry is to the maintainers of its library.
+Kind = Literal["", "bug", "arguable", "expected", "artefact"]
+KINDS: dict[Kind, str] = {
+    "bug": "a bug that a maintainer would mend",
+    "arguable": "a limitation, or arguable",
+    "expected": "documented, or expected",
+    "artefact": "of a CPU or an emulation alone",
+    "": "not said",
+}
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Findings that an entry explains."""
+
+    #: Globs of fingerprints.
+    fingerprints: tuple[str, ...]
+    #: What must hold besides: necessary conditions of the cause.
+    when: dict[str, Condition] = {}
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One known divergence."""
+
+    id: str
+    #: Ids of entries that were merged into this one: ``known`` still takes them.
+    formerly: tuple[str, ...] = ()
+    title: str
+    #: What happens and why, with the library's function.
+    explanation: str
+    #: What the library should do, in a sentence; what a user can do today.
+    expected: str
+    workaround: str
+    #: Upstream threads about exactly this, and what was searched.
+    links: tuple[str, ...]
+    searched: str = ""
+    #: What ``severity`` weighs: see narrowfuzz/ledger/severity.py.
+    symptom: Symptom
+    effect: float
+    data: str
+    use: Use
+    #: Where the library documents the use, quoted, or that it is silent about it.
+    documentation: str
+    #: The release or commit that cures it, "" if none is known.
+    cured: str = ""
+    #: What it was seen on, and the devices, as torch calls them, that it holds for untried.
+    hardware: tuple[str, ...]
+    devices: tuple[str, ...] = ("cpu",)
+    recipes: tuple[str, ...]
+    backends: tuple[str, ...] = ("*",)
+    #: Distribution -> version specifier.
+    versions: dict[str, str]
+    #: The same, of versions in which the script was tried and the divergence did not show.
+    absent_in: dict[str, str] = {}
+    #: Date to look again.
+    review: str
+    #: Stand-alone script beside the entry: exits 1 while the divergence is there.
+    script: str
+    deviation: str = ""
+    #: One of ``CURES``: what the case must no longer show under it, or the entry does not explain
+    #: it. "" where the predicates tell.
+    cure: str = ""
+    #: What must hold for the deviation, and for every match.
+    when: dict[str, Condition] = {}
+    #: None and no deviation: confirmed by hand, and no case expresses it yet.
+    matches: tuple[Match, ...] = ()
+    #: What it is to the library's maintainers, and what would be told to them.
+    kind: Kind = ""
+    issue: Issue | None = None
+    #: Entries that one patch would cure give the same name here; "": this one has its own cause.
+    cause: str = ""
+    #: Where its file is; the loader's to say.
+    folder: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Its script."""
+        return Path(self.folder) / self.script
+
+    @property
+    def reproduction(self) -> Path:
+        """The short script that an issue shows."""
+        return Path(self.folder) / f"{self.id}.issue.py"
+
+    @property
+    def one_cause(self) -> str:
+        """The name of its cause: its own, where it shares none."""
+        return self.cause or self.id
+
+    @property
+    def severity(self) -> Severity:
+        return self.weighed.severity
+
+    @property
+    def weighed(self) -> Weighed:
+        """Its severity, and why."""
+        return weighed(self.symptom, self.effect, self.data, self.use, cured=self.cured_by)
+
+    @property
+    def cured_by(self) -> str:
+        """The release that has cured it, with its package, "" if none has."""
+        package = " or ".join(self.versions)
+        return f"{package} {self.cured}" if self.cured[:1].isdigit() else self.cured
+
+    def fits(self, context: Context) -> bool:
+        """True if the case is one that the entry speaks of."""
+        spec = context.case.spec
+        return (
+            any(fnmatch.fnmatch(spec.recipe, glob) for glob in self.recipes)
+            and any(fnmatch.fnmatch(spec.backend, glob) for glob in self.backends)
+            and holds(self.when, context)
+        )
+
+    def explains(self, fingerprint: str, context: Context) -> bool:
+        """True if a finding with this fingerprint is the divergence of this entry."""
+        return self.fits(context) and any(
+            any(fnmatch.fnmatchcase(fingerprint, glob) for glob in match.fingerprints)
+            and holds(match.when, context)
+            for match in self.matches
+        )
+
+
+#: How an entry stands to what is installed: it names these versions, others, or nothing of it is
+#: there.
+Standing = Literal["named", "other", "absent"]
+
+
+class Installed(NamedTuple):
+    """A package that can be imported."""
+
+    version: str
+    #: False: not as its distribution brought it, but a checkout.
+    released: bool
+
+
+class Ledger:
+    """Entries that hold here: those that name what is installed, and of the others those that
+    ``shows`` says still show."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        *,
+        unnamed: Iterable[Entry] = (),
+        shows: Callable[[Entry], bool] = lambda entry: False,
+        device: str = "cpu",
+    ) -> None:
+        self.entries = tuple(entries)
+        #: Of other versions than are installed: asked for when they would explain something.
+        self.unnamed, self.shows, self.device = tuple(unnamed), shows, device
+
+    def deviations(self, case: Case) -> dict[str, str]:
+        """As-built deviations to follow for this case: deviation -> entry id."""
+        context = self._context(case, None)
+        return {
+            entry.deviation: entry.id
+            for entry in (*self.entries, *self.unnamed)
+            if entry.deviation and entry.fits(context) and self._holds(entry)
+        }
+
+    def match(
+        self, fingerprint: str, case: Case, verdict: Verdict, cured: Callable[[str], bool]
+    ) -> str:
+        """Id of the entry that explains a finding, or ""; ``cured`` says of an entry's cure whether
+        the finding is gone under it."""
+        context = self._context(case, verdict)
+        for entry in (*self.entries, *self.unnamed):
+            if not entry.explains(fingerprint, context) or not self._holds(entry):
+                continue
+            if not entry.cure or cured(entry.cure):
+                return entry.id
+        return ""
+
+    def _context(self, case: Case, verdict: Verdict | None) -> Context:
+        return Context(case, machine(), self.device, verdict)
+
+    def _holds(self, entry: Entry) -> bool:
+        return entry in self.entries or self.shows(entry)
+
+
+def known_dir() -> Path:
+    return content_dir("reports") / "known"
+
+
+def load_ledger(
+    shows: Callable[[Entry], bool] = lambda entry: False,
+    device: str = "cpu",
+    folders: Sequence[Path] = (),
+) -> Ledger:
+    """All entries for what is installed, those of a user's ``folders`` as well; ``shows`` is asked
+    of those that name other versions.
+
+    Raises ValueError naming a file that is not valid.
+    """
+    installed = functools.cache(_installed)  # entries speak of the same few packages
+    standing = [(entry, stands(entry, device, installed)) for entry in load_entries(folders)]
+    return Ledger(
+        [entry for entry, how in standing if how == "named"],
+        unnamed=[entry for entry, how in standing if how == "other"],
+        shows=shows,
+        device=device,
+    )
+
+
+def load_entries(folders: Sequence[Path] = ()) -> list[Entry]:
+    """Every entry, those of a user's ``folders`` first: they know what is changed on purpose.
+
+    Raises ValueError naming the file, and what is wrong in it, or a folder that has none.
+    """
+    found: list[Entry] = []
+    for folder in (*folders, known_dir()):
+        entries = [_load(path) for path in sorted(folder.glob("*.toml"))]
+        if not entries and folder in folders:
+            raise ValueError(f"--ledger {folder}: there is no entry, which is a TOML file, in it")
+        found += entries
+    merged = {old: entry.id for entry in found for old in entry.formerly}
+    for entry in found:
+        if entry.id in merged:
+            raise ValueError(
+                f"ledger entry {entry.id}: {merged[entry.id]} says that it was merged into that"
+            )
+    return found
+
+
+def _load(path: Path) -> Entry:
+    try:
+        entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
+        _check(entry)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"ledger entry {path.name}: {error}") from None
+    return msgspec.structs.replace(entry, folder=str(path.parent))
+
+
+def _check(entry: Entry) -> None:
+    every = DEVIATIONS | LAYER_DEVIATIONS | STATE_DEVIATIONS
+    if entry.deviation and entry.deviation not in every:
+        raise ValueError(f"no deviation {entry.deviation!r}")
+    if entry.cure and entry.cure not in CURES:
+        raise ValueError(f"no cure {entry.cure!r}: there are {', '.join(CURES)}")
+    if entry.data not in DATA:
+        raise ValueError(f"data {entry.data!r} is none of {', '.join(DATA)}")
+    if not (entry.links or entry.searched):
+        raise ValueError("no links, and searched does not say where a thread was looked for")
+    for name, predicate in [
+        ("when", entry.when),
+        *((f"matches[{i}].when", match.when) for i, match in enumerate(entry.matches)),
+    ]:
+        try:
+            check_predicate(predicate)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    for wanted in (*entry.versions.values(), *entry.absent_in.values()):
+        try:
+            SpecifierSet(wanted)
+        except InvalidSpecifier:
+            raise ValueError(f"bad version {wanted!r}") from None
+
+
+def stands(
+    entry: Entry,
+    device: str = "cpu",
+    installed: Callable[[str], Installed | None] | None = None,
+) -> Standing:
+    """How an entry stands to what is ``installed``, and to the device that the run is for."""
+    named = device in entry.devices
+    for package, wanted in entry.versions.items():
+        found = (installed or _installed)(package)
+        if found is None:
+            return "absent"
+        if not found.released:
+            named = False
+        elif package in entry.absent_in and _within(found.version, entry.absent_in[package]):
+            return "absent"
+        elif not _within(found.version, wanted):
+            named = False
+    return "named" if named else "other"
+
+
+def _installed(package: str) -> Installed | None:
+    """What is there of a package; None: nothing."""
+    try:
+        return Installed(importlib.metadata.version(package), not checkout(package))
+    except importlib.metadata.PackageNotFoundError:
+        return None if importlib.util.find_spec(package) is None else Installed("", False)
+
+
+def _within(version: str, wanted: str) -> bool:
+    return SpecifierSet(wanted).contains(version.split("+")[0], prereleases=True)

@@ -1,0 +1,100 @@
+"""Content that is loaded by path: where recipes/, properties/ and reports/ are, and how a file of
+recipes or plants is executed.
+
+The content of a checkout wins over the copy that a wheel, or an editable install, puts inside the
+package.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+import zlib
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from narrowfuzz.recipe.moved import outdated
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+#: The checkout that the package would lie in: <checkout>/harness/narrowfuzz.
+_CHECKOUT = _PACKAGE.parents[1]
+
+#: The modules that folders of content have been executed as: no process but this one has them.
+folders: list[ModuleType] = []
+
+T = TypeVar("T")
+
+
+def content_dir(name: str) -> Path:
+    """The folder of one kind of content. Raises ValueError if this installation lacks it."""
+    candidates = [_PACKAGE / "_content" / name]
+    if in_checkout():
+        candidates.insert(0, _CHECKOUT / name)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    raise ValueError(f"this installation has no {name}/ folder: reinstall narrowfuzz")
+
+
+def in_checkout() -> bool:
+    """True if the package runs from a source tree of its own."""
+    return (
+        _PACKAGE.parent.name == "harness"
+        and (_CHECKOUT / "pyproject.toml").is_file()
+        and (_CHECKOUT / "recipes").is_dir()
+    )
+
+
+def checkout() -> Path | None:
+    """The root of the source tree that the package runs from; None in an installation."""
+    return _CHECKOUT if in_checkout() else None
+
+
+def new_folder() -> Path:
+    """Where a run goes that is not told: into a checkout's reports, else below the place where the
+    user is."""
+    inside = in_checkout() and Path.cwd().resolve() == _CHECKOUT
+    home = Path("reports/runs" if inside else "narrowfuzz-runs")
+    return home / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...]) -> list[T]:
+    """The list called ``name`` that a Python file of this ``kind`` defines, all of ``types``.
+
+    A folder is a package whose module ``<kind>.py`` defines it. Raises ValueError naming the file
+    if it is missing, raises, or defines something else.
+    """
+    folder = file if file.is_dir() else None
+    if folder is not None:
+        file = folder / f"{kind}.py"
+        if not file.is_file():
+            raise ValueError(f"{kind} folder {folder} has no {file.name}, which must define {name}")
+    if not file.is_file():
+        raise ValueError(f"{kind} file {file} does not exist")
+    if found := outdated(file.read_bytes()):
+        raise ValueError(f"{kind} file {file} says {found[0]!r}: write {found[1]!r}")
+    try:
+        defined = _packaged(folder, file) if folder else runpy.run_path(str(file))
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{kind} file {file} raised {type(error).__name__}: {error}") from error
+    items = defined.get(name)
+    if not isinstance(items, list | tuple) or not all(isinstance(item, types) for item in items):
+        wanted = " or ".join(f"narrowfuzz.{kind.__name__}" for kind in types)
+        raise ValueError(f"{kind} file {file} must define {name}, a list of {wanted}")
+    return list(items)
+
+
+def _packaged(folder: Path, file: Path) -> dict[str, Any]:
+    """The module's globals, executed as the package that the folder is, under a name of its own."""
+    name = f"narrowfuzz_{file.stem}_{zlib.crc32(str(folder.resolve()).encode()):08x}"
+    spec = spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    folders.append(module)
+    return vars(module)

@@ -1,0 +1,349 @@
+"""A recipe: the plan, how to build it with the real library, and where its GEMM sites are.
+
+Recipe files are content, loaded by path: the shipped ``recipes/``, a user's ``--recipe-file``, or
+an entry point of group ``narrowfuzz.recipes`` that names a file. A file defines ``RECIPES``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib.metadata
+import importlib.util
+import inspect
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from packaging.requirements import Requirement
+
+from narrowfuzz.case.layout import check_sharding
+from narrowfuzz.case.spec import Dtype, Spec, TensorName
+from narrowfuzz.case.trainings import check_events
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.recipe.content import content_dir, load_definitions
+from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.trace.trace import ChangeKind
+
+T = TypeVar("T")
+K = TypeVar("K", bound="Recipe | Stateful")
+
+
+@dataclass(frozen=True)
+class Emit:
+    """What a recipe's tap calls with both operands of every GEMM, in the order they run."""
+
+    take: Callable[..., None]
+    #: False while nobody looks.
+    wanted: Callable[[], bool] = lambda: True
+
+    def __call__(
+        self, a: Any, a_scale: Any, b: Any, b_scale: Any, a_amax: Any = None, b_amax: Any = None
+    ) -> None:
+        """Codes [rows, C] of both operands and their scales, live; max|x| in the scale's shape
+        where the library tells it. A two-level scale is a pair: of blocks, and of the tensor."""
+        if self.wanted():
+            self.take(a, a_scale, b, b_scale, a_amax, b_amax)
+
+
+def no_tap(emit: Emit) -> AbstractContextManager[None]:
+    """For recipes that quantise nothing: the operands are the graph's inputs."""
+    return nullcontext()
+
+
+#: What a conversion to quantised GEMMs is for. At a module it converts, and nowhere else.
+MAY_CHANGE: frozenset[ChangeKind] = frozenset(
+    {"module type changed", "forward changed", "parameter type changed"}
+)
+
+
+def converts_nothing(module: Any) -> bool:
+    """For recipes that convert nothing: no module runs quantised GEMMs."""
+    return False
+
+
+def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
+    """For recipes that convert nothing: no module will."""
+    return False
+
+
+def nothing() -> None:
+    """For recipes that need nothing to be made ready."""
+
+
+def every_linear(module: Any, name: str, spec: Spec, *, only: tuple[str, ...] = ()) -> bool:
+    """nn.Linear and its subclasses: what a library that documents no exception converts."""
+    from torch import nn
+
+    return isinstance(module, nn.Linear) and named(name, only)
+
+
+def named(name: str, globs: tuple[str, ...]) -> bool:
+    """Is a layer of this dotted name, or its last part, among these globs? One that begins with !
+    leaves layers out; all are in where no other glob is. A user's names lack the "model." of what
+    holds the model."""
+    from fnmatch import fnmatchcase
+
+    names = (name, name.removeprefix("model."), name.rpartition(".")[2])
+    inside = [glob for glob in globs if not glob.startswith("!")]
+    outside = [glob[1:] for glob in globs if glob.startswith("!")]
+    wanted = not inside or any(fnmatchcase(n, glob) for n in names for glob in inside)
+    return wanted and not any(fnmatchcase(n, glob) for n in names for glob in outside)
+
+
+#: What F.linear rounds under autocast, wherever it runs; what a layer does that autocast passes by.
+ROUNDED: frozenset[TensorName] = frozenset({"input", "weight", "bias"})
+NOT_ROUNDED: frozenset[TensorName] = frozenset()
+
+
+def everywhere(backend: str, device: str) -> str:
+    """For recipes that run wherever their package does."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One thing under test."""
+
+    name: str
+    #: Findings of one family share fingerprints.
+    family: str
+    title: str
+    #: First one is the default.
+    backends: tuple[str, ...]
+    #: Distribution the recipe needs besides torch, and the releases whose names and rules it knows,
+    #: as pip writes them; "" for none.
+    package: str
+    plan: Callable[[Spec], Plan]
+    #: Convert a model with the real library. Called inside a planted fault. Scripts are made of the
+    #: source of this, ``tap``, ``converted`` and ``convertible``: functions of a file, or partials
+    #: of one with keywords that are literals, and nothing of narrowfuzz's in them but imports.
+    convert: Callable[[Any, Spec], Any]
+    #: (Spec, device) -> why the library may refuse it there, as the rule a clear message should
+    #: state; "" if it promises to run it.
+    refusal: Callable[[Spec, str], str]
+    #: Watch every quantised GEMM of an eager run.
+    tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
+    #: True: the scales that it shows are 1/s, as scaled-GEMM kernels take them.
+    inverse_scales: bool = False
+    #: Does this module, after conversion, run quantised GEMMs? None: no census is taken.
+    converted: Callable[[Any], bool] | None = None
+    #: Will conversion convert this module of this dotted name, as it is before? The library's
+    #: documented rule, and the user's own filter. What it leaves alone is judged unquantised.
+    convertible: Callable[[Any, str, Spec], bool] = promises_nothing
+    #: What may differ at a converted module.
+    may_change: frozenset[ChangeKind] = MAY_CHANGE
+    #: (backend, device) -> why this machine cannot run it, "" if it can.
+    unavailable: Callable[[str, str], str] = everywhere
+    #: Dimensions worth drawing multiples of.
+    alignment: int = 16
+    dtypes: tuple[Dtype, ...] = ("bf16", "fp32")
+    #: Device -> the tensors that a linear rounds to bf16 under autocast before it uses them; its
+    #: results are bf16 in any case. None: it is not drawn under autocast.
+    autocast: Callable[[str], frozenset[TensorName]] | None = None
+    #: True: a function is under test, and the layer around it is ours.
+    functional: bool = False
+    #: The shipped recipe that it is but for its filter or settings: what is known of that one is
+    #: known of this one.
+    based_on: str = ""
+    #: It is laid out over ranks by "fsdp" and "tensor" parallelism, which may communicate "codes"
+    #: of one scale a tensor; (): it is not drawn on ranks.
+    shards: tuple[Literal["fsdp", "tensor", "codes", "context"], ...] = ()
+    #: The package whose own models it runs; "": it runs those of no package.
+    models_of: str = ""
+    #: Backends that no compiler sees, and no ranks.
+    eager: tuple[str, ...] = ()
+    #: Backend -> what it is, in words that a finding shows.
+    backend_words: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: Variables that its scripts set before torch is imported.
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
+    leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: As of a library's own layers (``stateful.py``): the kind of process that it runs in, what is
+    #: called once before processes start, and once in each.
+    process: str = ""
+    provide: Callable[[], None] = nothing
+    prepare: Callable[[], None] = nothing
+
+    @property
+    def autocasts(self) -> bool:
+        """True where autocast is drawn: it narrows what is fp32."""
+        return self.autocast is not None and "fp32" in self.dtypes
+
+    @property
+    def filtered(self) -> tuple[str, ...]:
+        """Its functions that a filter of linears is put into; none if it takes no filter."""
+        taking = [
+            verb for verb in ("convert", "convertible", "refusal")
+            if "only" in inspect.signature(getattr(self, verb)).parameters
+        ]  # fmt: skip
+        return tuple(taking) if {"convert", "convertible"} <= {*taking} else ()
+
+    def backend(self, spec: Spec) -> str:
+        """The Spec's backend, checked. Raises ValueError with the nearest match."""
+        name = spec.backend or self.backends[0]
+        if name not in self.backends:
+            raise ValueError(unknown("backend", name, self.backends, of=self.name))
+        return name
+
+    def models(self, named: Collection[str]) -> tuple[str, ...]:
+        """Those that it runs of the models that a user names, or of all."""
+        some = named or [name for name, model in MODELS.items() if not model.own]
+        return tuple(name for name in some if self.takes(name))
+
+    def takes(self, model: str) -> bool:
+        """It converts any model, but those of packages are for their own recipes, and these run
+        what is theirs or a user's."""
+        row = MODELS.get(model)
+        return row is None or row.own or row.package == self.models_of
+
+    def check(self, spec: Spec) -> None:
+        """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
+        if spec.sharded and self.backend(spec) in self.eager:
+            raise ValueError(f"the backend {spec.backend!r} of {self.name} runs in one process")
+        self.backend(spec)
+        check_events(spec, autocasts=self.autocasts)
+        check_sharding(spec, self.shards)
+
+
+#: What converts a model, or runs a library's own layers.
+AnyRecipe = Recipe | Stateful
+
+
+#: Names that such a sentence has room for.
+_NAMED = 10
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
+    """The sentence for a name that does not exist, with the nearest match."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known[:_NAMED])}{more}"
+    return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
+
+
+def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, AnyRecipe]:
+    """All recipes by name, and those of these names that have a filter; each file is executed once.
+    Raises ValueError naming the file if one cannot be loaded, or for a filter nobody takes."""
+    found = {r.name: r for file in _files(extra_files) for r in _load_file(file)}
+    return found | {name: _filtered(found, name) for name in names if FILTERED in name}
+
+
+#: Between a recipe's name and globs of the linears that it converts: "name@feed_forward.*,!wo".
+FILTERED = "@"
+
+
+def _filtered(recipes: Mapping[str, AnyRecipe], name: str) -> Recipe:
+    base, _, globs = name.partition(FILTERED)
+    if base not in recipes:
+        raise ValueError(unknown("recipe", base, recipes))
+    recipe = recipes[base]
+    if not isinstance(recipe, Recipe) or not recipe.filtered:
+        raise ValueError(f"{base} takes no filter: its convert has no keyword `only`")
+    return with_filter(recipe, globs)
+
+
+def with_filter(recipe: Recipe, globs: str) -> Recipe:
+    """The recipe that converts the linears of these globs, with commas between, as ``named``."""
+    only = tuple(globs.split(","))
+    functions: dict[str, Any] = {
+        verb: partial(getattr(recipe, verb), only=only) for verb in recipe.filtered
+    }
+    name = f"{recipe.name}{FILTERED}{globs}"
+    return replace(recipe, name=name, based_on=recipe.based_on or recipe.name, **functions)
+
+
+def of_kind(recipes: Mapping[str, AnyRecipe], kind: type[K]) -> dict[str, K]:
+    """Those that are ``Recipe`` or ``Stateful``."""
+    return {name: r for name, r in recipes.items() if isinstance(r, kind)}
+
+
+def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
+    """All recipes that convert a model, by name. Raises ValueError as ``load_every``."""
+    return of_kind(load_every(extra_files, names), Recipe)
+
+
+def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
+    """All recipes that schedules run on, by name. Raises ValueError as ``load_every``."""
+    return of_kind(load_every(extra_files), Stateful)
+
+
+def _files(extra: Sequence[Path]) -> list[Path]:
+    shipped = sorted(content_dir("recipes").iterdir())
+    files = [path for path in shipped if path.suffix == ".py" or _is_folder(path)]
+    for entry in importlib.metadata.entry_points(group="narrowfuzz.recipes"):
+        files.append(Path(str(entry.load())))
+    return [*files, *extra]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith((".", "_"))
+
+
+def _load_file(file: Path) -> Sequence[AnyRecipe]:
+    return load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
+
+
+def lacks(recipe: AnyRecipe) -> str:
+    """Why what this recipe needs is not installed here, or not in a release whose names and rules
+    it knows; "" if it is."""
+    if not recipe.package:
+        return ""
+    needed = Requirement(recipe.package)
+    if importlib.util.find_spec(needed.name) is None:
+        return f"needs {needed}: pip install {shlex.quote(str(needed))}"
+    try:
+        here = importlib.metadata.version(needed.name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""  # a checkout on the path, of no release
+    old = not needed.specifier.contains(here, prereleases=True)
+    return f"needs {needed}, and {here} is installed" if old else ""
+
+
+def obstacles(recipe: AnyRecipe, device: str) -> dict[str, str]:
+    """Each backend that cannot run here, with the reason."""
+    if reason := lacks(recipe):
+        return dict.fromkeys(recipe.backends, reason)
+    reasons = {backend: recipe.unavailable(backend, device) for backend in recipe.backends}
+    return {backend: reason for backend, reason in reasons.items() if reason}
+
+
+def runnable(recipe: K, device: str) -> K | None:
+    """The recipe with the backends that run here only; None if none does."""
+    lacking = obstacles(recipe, device)
+    backends = tuple(b for b in recipe.backends if b not in lacking)
+    return replace(recipe, backends=backends) if backends else None  # type: ignore[return-value]
+
+
+def obstacle(recipe: AnyRecipe, device: str) -> str:
+    """Why none of it can run here, "" if some can; what it needs is fetched now."""
+    if runnable(recipe, device) is None:
+        return "; ".join(obstacles(recipe, device).values())
+    try:
+        recipe.provide()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def processes(recipes: Iterable[AnyRecipe]) -> list[str]:
+    """The kinds of process that these recipes need."""
+    return sorted({recipe.process for recipe in recipes})
+
+
+def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:
+    """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
+    nothing."""
+    chosen: dict[str, T] = {}
+    for glob in globs:
+        hits = [glob] if glob in recipes else fnmatch.filter(recipes, glob)
+        if not hits:
+            raise ValueError(unknown("recipe", glob, recipes))
+        chosen.update({name: recipes[name] for name in hits})
+    return chosen or dict(recipes)

@@ -1,0 +1,139 @@
+"""What a CI reads of a run: findings as lines of JSON, JUnit's XML, SARIF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+
+from narrowfuzz import __version__
+from narrowfuzz.ledger.severity import Severity
+from narrowfuzz.report.accepted import Accepted
+from narrowfuzz.report.glossary import explained
+from narrowfuzz.report.judged import Judged
+from narrowfuzz.report.store import Store
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.triage.finding import Finding, configuration_of, known_words
+
+#: Of ``findings.jsonl``; it grows when a field changes its sense, not when one is added.
+SCHEMA = 1
+_LEVELS: dict[Severity, str] = {"high": "error", "medium": "warning", "low": "note"}
+
+
+def write_formats(store: Store, share: Judged, accepted: Accepted, seconds: float) -> None:
+    """``findings.jsonl``, ``junit.xml`` and ``findings.sarif`` beside the rest of a run."""
+    found, suspected = store.findings(), store.suspected()
+    lines = [json.dumps(row(f, "new", accepted), sort_keys=True) for f in found]
+    lines += [json.dumps(row(f, "suspected", accepted), sort_keys=True) for f in suspected]
+    (store.out / "findings.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    junit = ElementTree(_junit(found, share, accepted, seconds))
+    indent(junit)
+    junit.write(store.out / "junit.xml", encoding="utf-8", xml_declaration=True)
+    (store.out / "findings.sarif").write_text(json.dumps(_sarif(found, accepted), indent=2) + "\n")
+
+
+def row(finding: Finding, status: str, accepted: Accepted) -> dict[str, Any]:
+    """A finding as one line of ``findings.jsonl``: ``status`` is new or suspected, ``counts`` says
+    whether it makes the run fail, paths are below the run's folder."""
+    spec = finding.minimal.spec
+    return {
+        "schema": SCHEMA,
+        "id": finding.id,
+        "fingerprint": finding.fingerprint,
+        "status": status,
+        "counts": status == "new" and not accepted.why(finding),
+        "accepted": accepted.why(finding),
+        "why_suspected": finding.why_suspected,
+        "severity": finding.severity,
+        "why_severity": finding.why_severity,
+        "known_issue": finding.known_issue or "",
+        "rule": finding.oracle,
+        "strength": finding.strength,
+        "sentence": finding.sentence,
+        "recipe": finding.recipe,
+        "backend": spec.backend,
+        "arm": finding.arm,
+        "model": spec.model,
+        "device": finding.device,
+        "needs": finding.needs,
+        "needless": finding.needless,
+        "first_bad": finding.first_bad,
+        "avoided": finding.avoided,
+        "repeats": finding.flake,
+        "case": f"findings/{finding.id}/case.json",
+        "script": f"findings/{finding.id}/repro.py",
+        "versions": finding.environment.get("versions", {}),
+    }
+
+
+def _junit(found: Sequence[Finding], share: Judged, accepted: Accepted, seconds: float) -> Element:
+    """A test for each recipe, arm and model: failed with what was found there, skipped where a run
+    has never judged it."""
+    failing: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in accepted.counting(found):
+        place = finding.recipe, finding.arm, finding.minimal.spec.model
+        failing.setdefault(place, []).append(finding)
+    places = sorted({*share.met, *share.never, *failing})
+    suite = Element(
+        "testsuite", name="narrowfuzz", tests=str(len(places)), failures=str(len(failing)),
+        skipped=str(len({*share.never} - failing.keys())), errors="0", time=f"{seconds:.1f}",
+    )  # fmt: skip
+    for place in places:
+        recipe, arm, model = place
+        test = SubElement(suite, "testcase", classname=recipe, name=f"{arm} / {model}")
+        for finding in failing.get(place, ()):
+            said = SubElement(test, "failure", message=finding.sentence, type=finding.oracle)
+            known = f"{known_words(finding.known_issue)}\n" if finding.known_issue else ""
+            said.text = (
+                f"{known}severity {finding.severity}, {configuration_of(finding)}\n"
+                f"findings/{finding.id}/repro.py reproduces it\n"
+                f"found by: narrowfuzz rule {finding.oracle}"
+            )
+        if place in share.never and place not in failing:
+            SubElement(test, "skipped", message="not checked in this run")
+    return suite
+
+
+def _sarif(found: Sequence[Finding], accepted: Accepted) -> dict[str, Any]:
+    """SARIF 2.1.0, which code hosts show beside a change; each result stands at its script."""
+    rules = sorted({finding.oracle for finding in found})
+    return {
+        "version": "2.1.0",
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "narrowfuzz",
+                        "version": __version__,
+                        "rules": [
+                            {
+                                "id": name,
+                                "shortDescription": {"text": BY_NAME[name].title},
+                                "fullDescription": {"text": explained(name)},
+                            }
+                            for name in rules
+                        ],
+                    }
+                },
+                "results": [_result(finding, accepted) for finding in found],
+            }
+        ],
+    }
+
+
+def _result(finding: Finding, accepted: Accepted) -> dict[str, Any]:
+    script = {"uri": f"findings/{finding.id}/repro.py"}
+    result: dict[str, Any] = {
+        "ruleId": finding.oracle,
+        "level": _LEVELS[finding.severity],
+        "message": {"text": f"{finding.sentence} ({configuration_of(finding)})"},
+        "partialFingerprints": {"narrowfuzz/v1": finding.fingerprint},
+        "locations": [
+            {"physicalLocation": {"artifactLocation": script, "region": {"startLine": 1}}}
+        ],
+    }
+    if why := accepted.why(finding):
+        result["suppressions"] = [{"kind": "external", "justification": why}]
+    return result

@@ -1,0 +1,62 @@
+"""Words of a report that explain themselves where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.rules import BY_NAME
+from narrowfuzz.rules.explained import rows_of
+from narrowfuzz.triage.finding import Finding
+
+#: What a reader who has read nothing else needs to know of each.
+WORDS: dict[str, str] = {
+    "arm": "A way to run a model: eager, with checkpointing, compiled, without oneDNN.",
+    "recipe": "A way to train in narrow precision: how the library converts a model.",
+    "configuration": "What was converted, and how it was run.",
+    "first shown by": "The ways to run it, from plain to compiled; the marked one is the first "
+    "that shows the bug.",
+    "suspected": "A rule shows it, and no script of its own reproduces it in a fresh process: kept "
+    "and counted, not a finding.",
+    "fingerprint": "The identity of a finding, for baselines and suppressions: rule, role, arm, "
+    "symptom and family of recipes.",
+    "checked": "A rule about a cast or a multiply has said something of this recipe, arm and "
+    "model, or one that compares ranks with one process or with each other.",
+    "bound 3.2": "How far the sum of the products of given operands may be off in any order of "
+    "additions; the proof is in docs/rules.md.",
+    "bound 3.3": "The same, with what quantising may cost; the proof is in docs/rules.md.",
+    "still fails without": "What the example had when it was first found, and does not need.",
+    "required to reproduce": "What the smallest example has besides what every example has.",
+}
+
+#: Of a run that lists known issues among its findings, where known issues stand.
+NOT_FILTERED = (
+    "Known issues are listed among the findings of this run (--no-ledger): each finding that is "
+    "one names it."
+)
+
+
+def plural(n: int, noun: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def new_and_known(found: Sequence[Finding]) -> str:
+    """Of a run that lists known issues among its findings: how many are new, and how many are not;
+    of what an older release found, or what no time was left for, nobody knows."""
+    known = [one.known_issue for one in found if one.known_issue]
+    unasked = sum(one.known_issue is None for one in found)
+    said = f"{len(found) - len(known) - unasked} new, {len(known)} known"
+    if known:
+        said += f" ({plural(len({*known}), 'issue')}, listed because of --no-ledger)"
+    return f"{said}, {unasked} not compared with known issues" if unasked else said
+
+
+def explained(word: str) -> str:
+    """What a word, or the name of a rule or an arm, means; "" for one that explains nothing."""
+    if word in ARMS:
+        return f"{ARMS[word].title[:1].upper()}{ARMS[word].title[1:]}."
+    if word not in BY_NAME:
+        return WORDS.get(word, "")
+    row = rows_of(word)[0]
+    return f"{row.says[:1].upper()}{row.says[1:]}. {row.why}"

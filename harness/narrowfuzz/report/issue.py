@@ -1,0 +1,157 @@
+"""``narrowfuzz report``: a finding as text; ``--issue``: as its library's maintainers want it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.ledger.ledger import load_entries
+from narrowfuzz.ledger.severity import LARGE
+from narrowfuzz.models.catalog import title_of
+from narrowfuzz.report.glossary import explained
+from narrowfuzz.report.lookup import kept
+from narrowfuzz.rules import own_functions
+from narrowfuzz.triage.finding import (
+    FLAKE_WORDS,
+    Finding,
+    effect_words,
+    needed,
+    replay_command,
+    report,
+    seen_on,
+)
+
+#: Lines of a script that an issue shows; a longer one is to be attached.
+_SHOWN = 220
+
+
+def report_command(target: str, *, issue: bool) -> int:
+    """Print a finding; returns the exit code. Raises ValueError if the target is none."""
+    if not Path(target).exists() and any(entry.id == target for entry in load_entries()):
+        asked = " --issue" if issue else ""
+        raise ValueError(
+            f"{target!r} is a known issue: `narrowfuzz known {target}{asked}` shows it"
+        )
+    found = kept(target)
+    if found.finding is None or found.folder is None:
+        raise ValueError(f"{target!r} is a bare case: report wants a finding's folder or id")
+    if not issue:
+        print(report(found.finding, replay_of(found.finding, found.folder)))
+        return 0
+    print(issue_text(found.finding, (found.folder / "repro.py").read_text()))
+    return 0
+
+
+def replay_of(finding: Finding, folder: Path, files: Sequence[Path] = ()) -> str:
+    """The command, with these files of recipes, and with a user's own model by its title: where its
+    file is, the user knows."""
+    title = title_of(finding.minimal.spec.model)
+    given = [text for file in files for text in ("--recipe-file", str(file))]
+    return replay_command(folder, [*given, *(("--model", title) if title else ())])
+
+
+def issue_text(finding: Finding, script: str) -> str:
+    """Markdown: the claim, what shows it, what is expected, where it was seen, and what is open."""
+    sections = {
+        "Known already": _known(finding),
+        "What happens": _what(finding),
+        "To reproduce": _script(finding, script),
+        "What was expected": _expected(finding),
+        "Where it was seen": _where(finding),
+        "Known beside it": _beside(finding),
+    }
+    body = "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items() if text)
+    subject = title_of(finding.minimal.spec.model) if _of_function(finding) else finding.recipe
+    return f"# {subject}: {finding.sentence}\n\n{body}\n"
+
+
+def _of_function(finding: Finding) -> bool:
+    """Is it about a user's autograd.Function, which no recipe has a part in?"""
+    return finding.oracle == own_functions.NAME
+
+
+def _what(finding: Finding) -> str:
+    spec = finding.minimal.spec
+    how = {"cpu": "on a CPU"}.get(finding.device, f"on {finding.device}")
+    backend = f" ({spec.backend})" if spec.backend else ""
+    ran = f"`{finding.recipe}`{backend}, run {BY_NAME[finding.arm].words} {how}"
+    if _of_function(finding):
+        ran = f"The function's backward, against differences of its forward in float64 {how}"
+    lines = [f"{ran}, {seen_on(finding)}.", f"Seen: {finding.sentence}."]
+    if float(finding.effect) >= LARGE:
+        worst = effect_words(finding)
+        lines.append(f"{worst[0].upper()}{worst[1:]}.")
+    if needs := needed(finding):
+        lines.append(f"Required to reproduce: {needs}.")
+    if finding.first_bad:
+        told = "\n".join(finding.first_bad)
+        lines.append(f"Where its first bad value stands:\n\n```\n{told}\n```\n")
+    lines += [f"It does not happen with: {what}." for what in finding.avoided]
+    if finding.flake != "always":
+        lines.append(f"It reproduces {FLAKE_WORDS[finding.flake]}.")
+    if finding.why_suspected:
+        lines.append(f"**No script reproduces it yet: {finding.why_suspected}.**")
+    return "\n".join(lines)
+
+
+def _script(finding: Finding, script: str) -> str:
+    title, count = title_of(finding.minimal.spec.model), len(script.splitlines())
+    said = f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1." if (
+        finding.script_output.strip()
+    ) else "It exits 1 while the divergence shows, 0 once it is gone."  # fmt: skip
+    if count > _SHOWN:
+        alone = f"and {title}, which is to be attached, too" if title else "alone"
+        return f"The attached `repro.py` ({count} lines; torch, the library {alone}). {said}"
+    return f"{said}\n\n```python\n{script.rstrip()}\n```"
+
+
+def _expected(finding: Finding) -> str:
+    return f"The rule: {explained(finding.oracle)}"
+
+
+def _where(finding: Finding) -> str:
+    environment = finding.environment
+    versions = environment.get("versions", {})
+    machine = environment.get("machine", {})
+    lines = [f"- {name} {version}" for name, version in versions.items() if version != "absent"]
+    lines += [
+        f"- {environment.get('platform', '')}",
+        f"- CPU: {', '.join(machine.get('cpu', ()))}; oneDNN {machine.get('onednn') or 'absent'}",
+    ]
+    if machine.get("compiler") and BY_NAME[finding.arm].compiler == "inductor":
+        lines.append(f"- C++ compiler: {machine['compiler']}")
+    lines += [
+        f"- **{package} is no release, but a checkout or a changed copy**"
+        for package in environment.get("checkouts", {})
+    ]
+    if not environment.get("cuda"):
+        lines.append("- not tried on a GPU")
+    return "\n".join(lines)
+
+
+def _known(finding: Finding) -> str:
+    """The entry of the ledger that it is, so that nobody files it twice."""
+    entry = next((entry for entry in load_entries() if entry.id == finding.known_issue), None)
+    if entry is None:
+        return ""
+    links = "".join(f" ({link})" for link in entry.links)
+    return f"- {entry.title}{links}; `narrowfuzz known {entry.id}` says more"
+
+
+def _beside(finding: Finding) -> str:
+    """Entries of the ledger about the same recipe and rule: near, but not this."""
+    near = [
+        entry
+        for entry in load_entries()
+        if entry.id != finding.known_issue
+        and any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
+        and any(
+            glob.startswith(f"{finding.oracle}--")
+            for match in entry.matches for glob in match.fingerprints
+        )
+    ]  # fmt: skip
+    return "\n".join(
+        f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}" for entry in near
+    )

@@ -1,0 +1,161 @@
+"""How much of what was asked for a run has judged: a green end means as much as that.
+
+A recipe, arm and model have been judged together once a rule about quantising or multiplying said
+anything of them, "as promised" or not, or one that holds ranks to one process or to each other.
+What cannot run here is not counted, it is listed apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from narrowfuzz.arms.ladder import unavailable
+from narrowfuzz.case.arm import EAGER, LADDER, REFERENCE, SHARDED_CONTEXT
+from narrowfuzz.case.events import Forward, Reload, Step
+from narrowfuzz.case.layout import contextual, shardable
+from narrowfuzz.case.spec import Case
+from narrowfuzz.case.trainings import not_reentrant
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.recipe.recipe import AnyRecipe
+from narrowfuzz.rules import ORACLES
+from narrowfuzz.trace.verdict import Verdict
+
+#: The rules that look at a cast, or hold a multiply to its operands, or ranks to one process.
+RULES = frozenset(
+    rule.name
+    for rule in ORACLES
+    if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
+)
+#: What the contract says of an arm that fails.
+_HINDERED = frozenset({"not_applicable", "known", "crashed"})
+JUDGED = frozenset({"ok", "diverged", "crashed", "known"})
+#: Recipe, arm, model.
+Combination = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was judged, and what was not, of all that can run here."""
+
+    met: frozenset[Combination]
+    never: tuple[Combination, ...]
+    #: The layers that rules looked at one by one; of a compiled graph, others are multiplies of it.
+    layers: Mapping[Combination, frozenset[str]] = field(default_factory=dict)
+    #: The classes of values that any of it was judged on, the most steps in a row, and what else
+    #: happened in a training, in words.
+    values: frozenset[str] = frozenset()
+    steps: int = 0
+    events: tuple[str, ...] = ()
+    #: Why some were never judged, where a case said so.
+    why: Mapping[Combination, str] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Per cent; 100 where there is nothing to judge."""
+        whole = len(self.met) + len(self.never)
+        return 100.0 * len(self.met) / whole if whole else 100.0
+
+
+def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+    """("judged", recipe, arm, model, layer) for each call of a layer that a rule judged; of a whole
+    model the layer is ""."""
+    return {
+        ("judged", recipe, verdict.arm, model, verdict.at.layer)
+        for verdict in verdicts
+        if verdict.oracle in RULES and verdict.status in JUDGED
+    }
+
+
+def hindered(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple[str, ...]]:
+    """("hindered", recipe, arm, model, why) for each arm of which the contract says why it does not
+    run."""
+    return {
+        ("hindered", recipe, verdict.arm, model, _hindrance(verdict))
+        for verdict in verdicts
+        if verdict.oracle == "contract" and verdict.status in _HINDERED
+    }
+
+
+def _in_the_way(one: Combination, whys: Mapping[Combination, str]) -> str:
+    """What stops this combination, or its eager run, without which nothing else is run."""
+    recipe, _, model = one
+    return whys.get(one) or whys.get((recipe, EAGER.name, model), "")
+
+
+def _hindrance(verdict: Verdict) -> str:
+    if verdict.status == "not_applicable":
+        return verdict.why
+    by = verdict.explained_by
+    return known_issue(by) if by else "it fails: see findings"
+
+
+def known_issue(entry: str) -> str:
+    """What stops a case, where that is in the ledger."""
+    return f"known issue {entry}"
+
+
+#: What may happen in a training besides steps, and how a sentence says it.
+_EVENTS = {"reload": "a reload", "eval": "an evaluation in between", "accumulated": "microbatches"}
+
+
+def happened(case: Case) -> set[tuple[Any, ...]]:
+    """("met", (kind, what)) for what a case was judged on: its class of values, how many steps it
+    took, and what else happened."""
+    spec = case.spec
+    found: list[tuple[str, Any]] = [
+        ("values", case.data.values if case.data.regime == "wild" else case.data.regime)
+    ]
+    found.append(("steps", sum(isinstance(event, Step) for event in spec.training)))
+    reloads = spec.lifecycle == "reload" or any(isinstance(e, Reload) for e in spec.training)
+    evaluates = any(isinstance(e, Forward) and e.mode == "eval" for e in spec.training)
+    kinds = {"reload": reloads, "eval": evaluates, "accumulated": spec.microbatches > 1}
+    found += [("event", kind) for kind, there in kinds.items() if there]
+    return {("met", one) for one in found}
+
+
+def judged(
+    counts: Collection[Any],
+    recipes: Mapping[str, AnyRecipe],
+    arms: Collection[str],
+    models: Collection[str],
+    device: str,
+) -> Judged:
+    """Of these recipes and arms, and these models or all, what the counts say was judged."""
+    seen: defaultdict[Combination, set[str]] = defaultdict(set)
+    for key in counts:
+        if isinstance(key, tuple) and key[0] == "judged":
+            seen[key[1:4]].add(key[4])
+    met, layers = set(seen), {one: frozenset(names - {""}) for one, names in seen.items()}
+    whole = set(_asked(recipes, arms, models, device))
+    whys = {key[1:4]: key[4] for key in counts if isinstance(key, tuple) and key[0] == "hindered"}
+    with_what = [key[1] for key in counts if isinstance(key, tuple) and key[0] == "met"]
+    return Judged(
+        frozenset(met & whole),
+        tuple(sorted(whole - met)),
+        layers,
+        values=frozenset(what for kind, what in with_what if kind == "values"),
+        steps=max((what for kind, what in with_what if kind == "steps"), default=0),
+        events=tuple(_EVENTS[kind] for kind in _EVENTS if ("event", kind) in with_what),
+        why={one: why for one in whole - met if (why := _in_the_way(one, whys))},
+    )
+
+
+def _asked(
+    recipes: Mapping[str, AnyRecipe], arms: Collection[str], models: Collection[str], device: str
+) -> Iterable[Combination]:
+    able = [a for a in LADDER if a != REFERENCE and a.name in arms and not unavailable(a, device)]
+    for name, recipe in recipes.items():
+        for model in recipe.models(models):
+            if model in MODELS and not MODELS[model].by_default:
+                continue  # a neighbour of what is asked for
+            mine = able if model in MODELS else [EAGER]
+            if model not in MODELS or not shardable(model, getattr(recipe, "shards", ())):
+                mine = [arm for arm in mine if not arm.sharded]
+            if "context" not in getattr(recipe, "shards", ()) or not contextual(model):
+                mine = [arm for arm in mine if arm.stage != SHARDED_CONTEXT.name]
+            if not_reentrant(model, autocast=False):
+                mine = [arm for arm in mine if arm.checkpoint != "reentrant"]
+            yield from ((name, arm.name, model) for arm in mine)

@@ -1,0 +1,225 @@
+"""``narrowfuzz list`` and ``narrowfuzz known``: records of what there is, and tables of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from narrowfuzz.machine.environment import prepare
+from narrowfuzz.recipe.recipe import unknown
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What there is of one kind."""
+
+    records: Sequence[Record]
+    #: Title of a table's column -> the field that it shows.
+    columns: Mapping[str, str]
+    #: A sentence to people about all of it.
+    sentence: str = ""
+
+
+def listed(
+    what: str,
+    files: tuple[Path, ...] = (),
+    recipes: tuple[str, ...] = (),
+    arms: tuple[str, ...] = (),
+) -> Listing:
+    """One kind of thing; of what is known that which these recipes may show on these arms.
+
+    Raises ValueError for a kind, a recipe or an arm that does not exist.
+    """
+    if what in _FORMERLY:
+        print(f"list {what} is deprecated: use list {_FORMERLY[what]}", file=sys.stderr)
+        what = _FORMERLY[what]
+    if what not in _KINDS:
+        raise ValueError(unknown("list", what, _KINDS))
+    if (recipes or arms) and what != "known":
+        raise ValueError(f"--recipe and --arm choose from what is known: list {what} takes none")
+    prepare()
+    make = partial(_known, recipes=recipes, arms=arms) if what == "known" else _KINDS[what]
+    return make(files)
+
+
+def print_listing(listing: Listing) -> None:
+    """As a table."""
+    table = Table(box=None, pad_edge=False)
+    for i, title in enumerate(listing.columns):
+        table.add_column(title, overflow="fold", no_wrap=i == 0)
+    for record in listing.records:
+        table.add_row(*(_cell(record[name]) for name in listing.columns.values()))
+    width = None if sys.stdout.isatty() else 160
+    console = Console(highlight=False, markup=False, width=width)
+    console.print(table)
+    if listing.sentence:
+        console.print(f"\n{listing.sentence}", soft_wrap=True)
+
+
+def _cell(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else ", ".join(value) or "-"
+
+
+def _recipes(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.recipe.recipe import load_every, obstacles
+
+    records = []
+    for r in load_every(files).values():
+        lacking = obstacles(r, "cpu")
+        reasons = [f"not {backend}: {why}" if backend else why for backend, why in lacking.items()]
+        records.append(
+            {
+                "id": r.name, "backends": [*filter(None, r.backends)], "title": r.title,
+                "here": "\n".join(reasons) or "available", "lacking": lacking,
+            }
+        )  # fmt: skip
+    columns = {"recipe": "id", "backends": "backends", "what": "title", "here": "here"}
+    return Listing(records, columns)
+
+
+def _models(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.models.catalog import MODELS
+
+    records = [{"id": m.name, "title": m.title} for m in MODELS.values()]
+    return Listing(records, {"model": "id", "what": "title"})
+
+
+def _arms(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.arms.ladder import unavailable
+    from narrowfuzz.case.arm import LADDER
+
+    records = [
+        {"id": a.name, "title": a.title, "here": unavailable(a) or "available"} for a in LADDER
+    ]
+    return Listing(records, {"arm": "id", "what": "title", "here": "here"})
+
+
+def _rules(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.rules import BY_NAME
+
+    records = [
+        {
+            "id": o.name, "title": o.title, "strength": o.strength, "level": o.level,
+            "precondition": o.precondition,
+        }
+        for o in BY_NAME.values()
+    ]  # fmt: skip
+    columns = {"rule": "id", "what": "title", "strength": "strength"}
+    return Listing(records, {**columns, "applies where": "precondition"})
+
+
+def _plants(files: tuple[Path, ...], *, kind: str, legal: bool) -> Listing:
+    from narrowfuzz.plants.registry import builtin_plants
+
+    records = [
+        {"id": p.id, "family": p.family, "title": p.title, "recipes": p.recipes, "needs": p.needs}
+        for p in builtin_plants().values()
+        if p.legal == legal
+    ]
+    columns = {"family": "family", "what": "title", "recipes": "recipes", "needs": "needs"}
+    return Listing(records, {kind: "id", **columns})
+
+
+def _coverage(files: tuple[Path, ...]) -> Listing:
+    from narrowfuzz.draw.factors import rows
+    from narrowfuzz.recipe.recipe import load_recipes, runnable
+
+    able = {n: r for n, x in load_recipes(files).items() if (r := runnable(x, "cpu"))}
+    names = ("recipe", "factor", "drawn", "not_applicable", "not_yet")
+    records = [dict(zip(names, row, strict=True)) for row in rows(able)]
+    return Listing(records, {name.replace("_", " "): name for name in names})
+
+
+def _known(
+    files: tuple[Path, ...], recipes: tuple[str, ...] = (), arms: tuple[str, ...] = ()
+) -> Listing:
+    from narrowfuzz.arms.ladder import select_arms
+    from narrowfuzz.case.arm import BY_NAME
+    from narrowfuzz.ledger.advice import applying
+    from narrowfuzz.ledger.causes import by_cause, counted, same_cause
+    from narrowfuzz.ledger.ledger import load_entries
+    from narrowfuzz.machine.machine import machine
+    from narrowfuzz.recipe.recipe import load_every, select
+
+    entries = load_entries()
+    if recipes or arms:
+        chosen = select(load_every(files, recipes), recipes).values()
+        entries = applying(entries, chosen, [BY_NAME[n] for n in select_arms(arms)], machine())
+    records = [
+        {
+            "id": e.id, "severity": e.severity, "recipes": e.recipes, "title": e.title,
+            "workaround": e.workaround, "links": e.links, "kind": e.kind, "cause": e.one_cause,
+            "same_cause": same_cause(e, entries),
+        }
+        for together in by_cause(entries).values() for e in together
+    ]  # fmt: skip
+    columns = {
+        "known issue": "id", "severity": "severity", "kind": "kind", "what": "title",
+        "what helps": "workaround",
+    }  # fmt: skip
+    return Listing(records, columns, counted(entries))
+
+
+_KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
+    "recipes": _recipes,
+    "models": _models,
+    "arms": _arms,
+    "rules": _rules,
+    "faults": partial(_plants, kind="fault", legal=False),
+    "controls": partial(_plants, kind="control", legal=True),
+    "known": _known,
+    "coverage": _coverage,
+}
+
+
+#: Names that kinds had before.
+_FORMERLY = {"oracles": "rules"}
+
+
+def known_command(id: str, *, issue: bool = False) -> None:
+    """Print a known issue, or the text to file. Raises ValueError with the nearest match, or with
+    what the entry lacks for an issue."""
+    from narrowfuzz.ledger.causes import same_cause
+    from narrowfuzz.ledger.ledger import KINDS, load_entries
+
+    entries = {entry.id: entry for entry in load_entries()}
+    merged = {old: entry for entry in entries.values() for old in entry.formerly}
+    if id not in entries and id not in merged:
+        raise ValueError(unknown("known issue", id, entries))
+    entry = entries.get(id) or merged[id]
+    if issue:
+        from narrowfuzz.report.known_issue import issue_text  # imports torch
+
+        print(issue_text(entry))
+        return
+    console = Console(highlight=False, markup=False)
+    if id in merged:
+        console.print(f"{id} was merged into {entry.id}:\n", soft_wrap=True)
+    versions_ = ", ".join(f"{name} {wanted}" for name, wanted in entry.versions.items())
+    parts = {
+        "": f"{entry.title}\n\n{entry.explanation.strip()}",
+        "severity": f"{entry.severity} ({entry.symptom}, the use is {entry.use})",
+        "kind": KINDS[entry.kind],
+        "same cause as": ", ".join(same_cause(entry, [*entries.values()])) or "no other entry",
+        "expected": entry.expected,
+        "what helps": entry.workaround,
+        "cured": entry.cured or "in no version that was tried",
+        "recipes": ", ".join(entry.recipes),
+        "versions": versions_,
+        "seen on": ", ".join(entry.hardware),
+        "documentation": entry.documentation,
+        "links": " ".join(entry.links) or f"none: {entry.searched}",
+        "script": str(entry.path),
+        **({"to file": f"narrowfuzz known {id} --issue"} if entry.issue else {}),
+    }
+    for name, text in parts.items():
+        console.print(f"{name}: {text}" if name else f"{text}\n", soft_wrap=True)

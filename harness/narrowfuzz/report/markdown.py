@@ -1,0 +1,78 @@
+"""``summary.md``: a run for a pull request, as Markdown of the kind that code hosts show."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.report.glossary import NOT_FILTERED, plural
+from narrowfuzz.triage.finding import Finding, configuration_of
+
+if TYPE_CHECKING:
+    from narrowfuzz.report.outcome import Ended
+
+#: What makes mark-up wherever it stands, and what does where a line begins.
+_ANYWHERE = re.compile(r"([\\`*_\[\]<>#|~&$])")
+_FIRST = re.compile(r"^(\d*)([-+=.)])")
+
+
+def write_markdown(ended: Ended) -> None:
+    """Write it beside the rest of a run."""
+    (ended.store.out / "summary.md").write_text("\n\n".join(_parts(ended)) + "\n")
+
+
+def plain(text: str) -> str:
+    """Text that stands as it is, in a cell of a table, too: no mark-up, no line of its own, and
+    nobody is mentioned."""
+    escaped = _FIRST.sub(r"\1\\\2", _ANYWHERE.sub(r"\\\1", " ".join(text.split())))
+    return escaped.replace("@", "@<!-- -->")
+
+
+def _parts(ended: Ended) -> Iterator[str]:
+    yield f"## narrowfuzz: {plain(ended.soundness() or ended.verdict())}"
+    if ended.subject:
+        yield plain(ended.verdict())
+    yield plain(ended.judged())
+    if found := ended.store.findings():
+        head = "| severity | finding | recipe | run | replay |\n| --- | --- | --- | --- | --- |"
+        yield "\n".join([head, *(_row(ended, finding) for finding in found)])
+    if suspected := ended.store.suspected():
+        lines = (f"{one.sentence} ({configuration_of(one)})" for one in suspected)
+        yield "Not reproduced in a fresh process:\n\n" + _list(lines)
+    if not ended.filtered:
+        yield plain(NOT_FILTERED)
+    if ended.known:
+        lines = (
+            f"{entry.id} ({entry.severity}): {entry.title}. What helps: {entry.workaround}"
+            for entry, _ in ended.known
+        )
+        yield "Known issues that showed:\n\n" + _list(lines)
+    if ended.notes:
+        yield _list(f"Note: {note}" for note in ended.notes)
+    if never := ended.share.never:
+        head = f"<details>\n<summary>Not checked: {len(never)}</summary>"
+        yield f"{head}\n\n{_list(_unchecked(ended))}\n\n</details>"
+
+
+def _unchecked(ended: Ended) -> Iterator[str]:
+    """Of each way to run how much was not checked, in a line."""
+    met = Counter(arm for _, arm, _ in ended.share.met)
+    for arm, count in Counter(arm for _, arm, _ in ended.share.never).items():
+        whole = met[arm] + count
+        yield f"{arm}: {count} of {plural(whole, 'combination')} of recipe and model"
+
+
+def _row(ended: Ended, finding: Finding) -> str:
+    why = ended.accepted.why(finding)
+    notes = filter(None, (f"does not count: {why}" if why else "", ended.like(finding)))
+    sentence = finding.sentence + "".join(f" ({note})" for note in notes)
+    cells = (finding.severity, sentence, finding.recipe, BY_NAME[finding.arm].words)
+    replay = f"<code>{plain(ended.replay(finding))}</code>"
+    return f"| {' | '.join([*map(plain, cells), replay])} |"
+
+
+def _list(lines: Iterator[str]) -> str:
+    return "\n".join(f"- {plain(line)}" for line in lines)

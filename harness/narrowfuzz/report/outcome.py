@@ -1,0 +1,248 @@
+"""A run that has ended: what came of it, in sentences that terminal and Markdown share."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from narrowfuzz.case.arm import LADDER, Arm
+from narrowfuzz.draw.coverage import Pair
+from narrowfuzz.ledger.ledger import Entry, Ledger
+from narrowfuzz.ledger.severity import SEVERITIES
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.report.accepted import Accepted
+from narrowfuzz.report.glossary import new_and_known
+from narrowfuzz.report.judged import Combination, Judged, known_issue
+from narrowfuzz.report.nearest import looks_like, nearest
+from narrowfuzz.report.own_functions import said_of_functions
+from narrowfuzz.report.store import Store
+from narrowfuzz.report.tally import Tally
+from narrowfuzz.triage.finding import OUT_OF_TIME, Finding, known_words, replay_command
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a run, and what it was asked for."""
+
+    tally: Tally
+    store: Store
+    ledger: Ledger
+    #: What was judged of what was asked for and can run here.
+    share: Judged
+    #: What does not make it fail.
+    accepted: Accepted
+    #: The pairs of features that the chosen recipes and arms could have met.
+    whole: frozenset[Pair] = frozenset()
+    #: What a replay needs besides the finding's folder.
+    options: Sequence[str] = ()
+    #: The entries that what was asked for may show, and the command that lists them.
+    applying: Sequence[Entry] = ()
+    list_known: str = "narrowfuzz list known"
+    #: The number of cases was given, so that another run may have the same.
+    counted: bool = False
+    #: Per cent of the combinations that were to be judged.
+    min_judged: float = 0.0
+    #: The user's model that it is about, and how many cases come before others.
+    subject: str = ""
+    first: int = 0
+    #: False: --no-ledger, and known issues count as new.
+    filtered: bool = True
+    #: What a finding may resemble.
+    entries: Sequence[Entry] = ()
+
+    @property
+    def known(self) -> list[tuple[Entry, int]]:
+        """The entries that explained something, and how often."""
+        hits = hits_of(self.tally.counts)
+        entries = (*self.ledger.entries, *self.ledger.unnamed)
+        return [(entry, hits[entry.id]) for entry in entries if entry.id in hits]
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be done, and what of the file of accepted findings is out of date."""
+        cut = ["cut off: not all that was asked for was judged"] * self.tally.interrupted
+        return [*cut, *self.tally.notes, *self.accepted.stale(self.seen)]
+
+    @property
+    def seen(self) -> list[Finding]:
+        """All that was found and suspected."""
+        return [*self.store.findings(), *self.store.suspected()]
+
+    def replay(self, finding: Finding) -> str:
+        """The command that runs a finding again."""
+        return replay_command(self.store.out / "findings" / finding.id, self.options)
+
+    def soundness(self) -> str:
+        """What was found in the user's model, or what was compared with what and showed nothing, or
+        why that is not enough to say so; "" without a model."""
+        subject, counts = self.subject, self.tally.counts
+        if not subject:
+            return ""
+        if found := self.accepted.counting(self.store.findings()):
+            more = f"; and {len(found) - 1} more below" if len(found) > 1 else ""
+            head = f"Found {_many(len(found), 'problem')} in {subject} ({_severities(found)})"
+            return f"{head}: {found[0].sentence}{more}"
+        if not counts["cases"]:
+            return f"{subject}: nothing was checked. Give it more --minutes"
+        if counts["first stopped"] and not (self.share.met and self.first_ran):
+            return f"{subject} does not run: {'; '.join(self.lacking)}"
+        if self.lacking:
+            return f"No problems found in {subject} so far, but {'; '.join(self.lacking)}"
+        if self.store.findings():
+            return f"No problems found in {subject} but those that are accepted. {self.compared()}"
+        if hits := hits_of(counts):
+            known = ", ".join(sorted(hits))
+            return f"No problems found in {subject} but known ones ({known}). {self.compared()}"
+        return f"No problems found in {subject}. {self.compared()}"
+
+    @property
+    def lacking(self) -> list[str]:
+        """Why finding nothing does not say that a user's model is right, with what helps."""
+        counts, found = self.tally.counts, []
+        if not self.subject:
+            return []
+        if unstable := [one for one in self.accepted.counting(self.store.suspected())
+                        if one.oracle == "O1"]:  # fmt: skip
+            found.append(f"a run was not repeated by the next: {unstable[0].sentence}")
+        if late := [one for one in self.accepted.counting(self.store.suspected())
+                    if one.why_suspected == OUT_OF_TIME]:  # fmt: skip
+            problems = _many(len(late), "possible problem")
+            found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
+        if counts["first"] < self.first:
+            ran = f"{counts['first']} of its first {_many(self.first, 'case')} ran"
+            more = "--cases" if self.counted else "--minutes"
+            found.append(f"only {ran}: give it more {more}")
+        stopped = counts["first stopped"]
+        if stopped and (self.share.never or not self.first_ran):
+            raised = f"{stopped} of its first {_many(self.first, 'case')} raised"
+            # where rules have judged what ran before an error, no arm is there to say why
+            found.append(raised if self.share.never else f"{raised}: {', '.join(self._errors())}")
+        if not self.share.met and not self.share.why:
+            found.append("no rule could judge any of it: narrowfuzz check -v says which tried")
+        elif self.share.share < self.min_judged:
+            found += self._never_judged()
+        return found
+
+    @property
+    def first_ran(self) -> int:
+        """How many of the first cases ran to their end; others raised, or had no time."""
+        return self.tally.counts["first"] - self.tally.counts["first stopped"]
+
+    def _errors(self) -> list[str]:
+        """What the contract says of runs that raised, without known issues where there is more."""
+        keys = (key for key in self.tally.counts if isinstance(key, tuple))
+        whys = sorted({key[4] for key in keys if key[0] == "hindered"})
+        return [why for why in whys if not why.startswith(known_issue(""))] or whys
+
+    def _never_judged(self) -> Iterator[str]:
+        """The arms that were never judged, by what is in the way."""
+        by_reason: defaultdict[str, set[str]] = defaultdict(set)
+        more = f"give it more --{'cases' if self.counted else 'minutes'}"
+        for one in self.share.never:
+            by_reason[self.share.why.get(one, more)].add(one[1])
+        titles = {
+            known_issue(e.id): f": {e.title}. What helps: {e.workaround}" for e, _ in self.known
+        }
+        for why, arms in sorted(by_reason.items()):
+            yield f"never judged on {', '.join(sorted(arms))}: {why}{titles.get(why, '')}"
+
+    def compared(self) -> str:
+        """What of the user's model was compared with what, and on what, and what was not."""
+        share = self.share
+        own = [one for one in sorted(share.met) if MODELS[one[2]].by_default]
+        arms = [arm for arm in LADDER if any(one[1] == arm.name for one in own)]
+        recipes = ", ".join(dict.fromkeys(recipe for recipe, _, _ in own))
+        ways = [*dict.fromkeys(how for arm in arms for how in _ways(arm))]
+        said = f"Checked with {recipes}: {_linears(share, own)}"
+        if ways:
+            said += f"; {_listed(ways)}, against the eager run"
+        said += f". On {_many(len(share.values), 'kind')} of data"
+        trained = [f"over {_many(share.steps, 'step')}"] * (share.steps > 0)
+        trained += [f"with {_listed(share.events)}"] if share.events else []
+        if trained:  # a compiled arm may not have seen these
+            said += f", eager runs also {', '.join(trained)}"
+        if functions := said_of_functions(self.tally.counts):
+            said += f". {functions}"
+        return (
+            f"{said}. Not checked: formulas of its own between the linears (norms, activations, "
+            "masks, losses) as such: what is wrong in them in the same way in every run is not seen"
+        )
+
+    def verdict(self) -> str:
+        """How much was found."""
+        found, suspected = self.store.findings(), self.store.suspected()
+        left = sum(bool(self.accepted.why(finding)) for finding in self.seen)
+        words = _severities(found)
+        words = f" ({words})" if words else ""
+        counted = f"New findings: {len(found)}{words}, known issues met: {len(self.known)}"
+        if not self.filtered:
+            counted = f"{_many(len(found), 'finding')}{words}: {new_and_known(found)}"
+        return (
+            f"{counted}; "
+            f"suspected, without a script that shows them: {len(suspected)}."
+            f"{f' {left} of them do not count.' if left else ''}"
+        )
+
+    def like(self, finding: Finding) -> str:
+        """That a finding is a known issue, or what it looks like where nobody asked."""
+        if finding.known_issue:
+            return known_words(finding.known_issue)
+        unasked = not self.filtered and finding.known_issue is None
+        known = looks_like(nearest(finding, self.entries)) if unasked else ""
+        return f"looks like the known issue {known}" if known else ""
+
+    def _too_little(self) -> str:
+        enough = self.share.share >= self.min_judged
+        return "" if enough else f", and --min-judged asks for {self.min_judged:g}"
+
+    def judged(self) -> str:
+        """How much was judged."""
+        met, share = len(self.share.met), self.share
+        said = (
+            f"Judged: {met} of {met + len(share.never)} combinations of recipe, arm and model that "
+            f"can run here ({share.share:.0f} %{self._too_little()})"
+        )
+        if self.subject:
+            said += f"; {self.first_ran} of {_many(self.first, 'first case')} ran"
+        if self.tally.counts["cases"]:
+            return said
+        return f"Nothing was judged: this run says nothing. {said}"
+
+
+def hits_of(counts: Mapping[Any, int]) -> dict[str, int]:
+    """How often each entry explained something."""
+    return {key[1]: n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "known"}
+
+
+def _severities(findings: Sequence[Finding]) -> str:
+    """How many of each."""
+    counted = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{counted[s]} {s}" for s in SEVERITIES if counted[s])
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """One, two and three."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _ways(arm: Arm) -> Sequence[str]:
+    """What an arm does that an eager run does not."""
+    how = f"recomputed ({arm.checkpoint})" if arm.checkpoint else ""
+    made = f"compiled ({arm.stage})" if arm.compiler else ""
+    return [" and ".join(filter(None, (made, how)))] if made or how else []
+
+
+def _linears(share: Judged, own: Sequence[Combination]) -> str:
+    """How many of the linears of a user's model rules have looked at one by one."""
+    every = {name: MODELS[name].linears for _, _, name in own}
+    seen = {(name, layer) for one in own for name in one[2:] for layer in share.layers.get(one, ())}
+    known = [layer for name, layers in every.items() for layer in layers if (name, layer) in seen]
+    whole = _many(sum(map(len, every.values())), "linear")
+    return f"{len(known)} of {whole} one by one, their casts and products"

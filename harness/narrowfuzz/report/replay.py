@@ -1,0 +1,185 @@
+"""``narrowfuzz replay``: one case again; fixed, sound, still failing, or cannot tell here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+
+from narrowfuzz.arms.ladder import select_arms, unavailable
+from narrowfuzz.arms.lost import DeviceLost
+from narrowfuzz.case.arm import BY_NAME, climb
+from narrowfuzz.case.spec import Case
+from narrowfuzz.machine.device import check_device, choose, enter
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.models.catalog import title_of
+from narrowfuzz.report.lookup import kept
+from narrowfuzz.trace.verdict import fingerprint
+
+if TYPE_CHECKING:
+    from narrowfuzz.judge.judge import Judge, Judgement
+    from narrowfuzz.triage.finding import Finding
+
+Outcome = Literal["fixed", "sound", "still failing", "diverges otherwise", "cannot tell"]
+#: Exit codes.
+CODES: dict[Outcome, int] = {
+    "fixed": 0, "sound": 0, "still failing": 1, "diverges otherwise": 1, "cannot tell": 125,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a case shows now; of several divergences what it was kept for, or the first."""
+
+    case: str
+    outcome: Outcome
+    recipe: str = ""
+    #: What diverges, in the words of a finding; "" if nothing does.
+    sentence: str = ""
+    rule: str = ""
+    arm: str = ""
+    fingerprint: str = ""
+    #: The ledger's entries that explain it, "" without one.
+    entry: str = ""
+    #: Why nothing can be told; of what is sound on which arms.
+    reason: str = ""
+    #: What else diverges.
+    others: tuple[Replayed, ...] = ()
+
+    @property
+    def code(self) -> int:
+        return CODES[self.outcome]
+
+
+def replay(
+    target: str,
+    arms: tuple[str, ...],
+    files: tuple[Path, ...],
+    te_version: str = "",
+    device: str = "",
+    models: tuple[str, ...] = (),
+) -> Replayed:
+    """Replay a case file, a finding's folder or a finding's id. ``device``: "" is the finding's
+    own, the CPU for a bare case. ``models``: a user's own that it is about.
+
+    Raises ValueError if the target is none of these, its case is not valid, or there is no such
+    device here.
+    """
+    chosen = select_arms(arms)
+    found = kept(target)
+    case, finding = found.case, found.finding
+    name = device or (finding.device if finding else "cpu")
+    check_device(name)
+    choose(name)
+    prepare()
+    if te_version:
+        from te_on_cpu import environment as te
+
+        te.choose(te_version)
+    from narrowfuzz.judge.judge import Judge
+    from narrowfuzz.ledger.ledger import Ledger, load_ledger
+    from narrowfuzz.recipe.recipe import load_every
+    from narrowfuzz.triage.trials import Trials
+
+    recipes = load_every(files, case.recipes)
+    _register(case, models)
+    settle()
+    there = enter(name)
+    judge = Judge(recipes, Ledger([]), chosen, device=there)
+    if obstacles := _obstacles(judge, case, chosen):
+        return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
+    try:
+        judgement = judge.judge(case)
+    except DeviceLost as lost:
+        same = finding is None or finding.symptom == "loses the device"
+        outcome: Outcome = "still failing" if same else "diverges otherwise"
+        return Replayed(case.id, outcome, case.spec.recipe, f"the case loses the device: {lost}")
+    if judgement.causes:
+        ledger = load_ledger(Trials(device=name), there.torch)
+        again = Judge(recipes, ledger, chosen, device=there)
+        return _diverged(again, judgement, finding.fingerprint if finding else "")
+    if reason := _not_judged(judgement, finding):
+        return Replayed(case.id, "cannot tell", reason=reason)
+    outcome = "fixed" if finding else "sound"
+    return Replayed(case.id, outcome, reason=f"no divergence on {_arms(judge, case)}")
+
+
+def print_replayed(replayed: Replayed) -> None:
+    """For people."""
+    console = Console(highlight=False, markup=False)
+    if not replayed.sentence:
+        of = "" if replayed.outcome == "cannot tell" else f"case {replayed.case} shows "
+        console.print(f"{replayed.outcome}: {of}{replayed.reason}", soft_wrap=True)
+    for one in (replayed, *replayed.others) if replayed.sentence else ():
+        now = " now" if one.outcome == "diverges otherwise" else ""
+        console.print(f"{one.outcome}{now}: {one.sentence}", soft_wrap=True)
+        if one.rule:
+            words = BY_NAME[one.arm].words
+            found_by = f"found by: narrowfuzz rule {one.rule}"
+            console.print(f"  {one.recipe}, {words}; {found_by}", soft_wrap=True)
+            console.print(f"  fingerprint: {one.fingerprint}", soft_wrap=True)
+        if one.entry:
+            console.print(f"  known issue: {one.entry}", soft_wrap=True)
+
+
+def _diverged(judge: Judge, judgement: Judgement, wanted: str) -> Replayed:
+    """What diverges now, first what the finding was kept for; ``judge`` knows the ledger."""
+    explained = {v.explained_by for v in judge.judge(judgement.case).known}
+    found = {fingerprint(v, judgement.family): v for v in judgement.causes}
+    case = judgement.case
+    first, *others = (
+        Replayed(
+            case.id, "diverges otherwise" if wanted and name != wanted else "still failing",
+            case.spec.recipe, verdict.sentence(), verdict.oracle, verdict.arm, name,
+            judge.known_as(case, verdict) or ", ".join(sorted(explained)),
+        )
+        for name, verdict in sorted(found.items(), key=lambda item: item[0] != wanted)
+    )  # fmt: skip
+    return replace(first, others=tuple(others))
+
+
+def _not_judged(judgement: Judgement, finding: Finding | None) -> str:
+    """Why a case without a divergence says nothing: the rule that the finding is about has not
+    looked at the rung it is about, or no rule at anything; "" if one has."""
+    place = (finding.oracle, finding.arm) if finding else None
+    mine = [v for v in judgement.verdicts if place in (None, (v.oracle, v.arm))]
+    if any(v.status in ("ok", "known") for v in mine):
+        return ""
+    reasons = dict.fromkeys(v.why for v in mine if v.why)
+    what = f"{finding.oracle} on {finding.arm}" if finding else "any rule"
+    return f"no verdict of {what}: {'; '.join(reasons) or 'it was not judged'}"
+
+
+def _arms(judge: Judge, case: Case) -> str:
+    return ", ".join(arm.name for arm in judge.rungs(case.spec))
+
+
+def _obstacles(judge: Judge, case: Case, chosen: frozenset[str]) -> list[str]:
+    from narrowfuzz.recipe.recipe import obstacles
+
+    recipe = judge.recipe(case.spec)
+    lacking = obstacles(recipe, judge.device.torch)
+    if not lacking:
+        recipe.provide()
+    backend = recipe.backend(case.spec)
+    found = [f"{recipe.name} {reason}" for name, reason in lacking.items() if name == backend]
+    for arm in climb(case.spec):
+        if arm.name in chosen and (reason := unavailable(arm, judge.device.name)):
+            found.append(f"{arm.name}: {reason}")
+    return found
+
+
+def _register(case: Case, models: tuple[str, ...]) -> None:
+    """The user's models that a case is about, if the command line names them, too: as their files
+    are now, which may have changed since."""
+    from narrowfuzz.own_models import known_as, source_of
+
+    named = {source_of(text).title: text for text in models}
+    for name in {spec.model for spec in (case.spec, *(c.spec for c in case.history))}:
+        title = title_of(name)
+        if title in named:
+            known_as(name, named[title])
+        elif title and named:
+            raise ValueError(f"the case is about {title}, not about {', '.join(named)}")

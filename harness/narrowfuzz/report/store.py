@@ -1,0 +1,231 @@
+"""The findings of one run on disk: a SQLite table, a folder per finding, claims between workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from narrowfuzz.case.spec import Case, dump_case, load_case
+from narrowfuzz.ledger.severity import Severity
+from narrowfuzz.triage.finding import Finding
+from narrowfuzz.triage.picture import draw_state
+
+#: How what was seen counts.
+Status = Literal["new", "sighting", "suspected"]
+
+_SCHEMA = """
+create table if not exists findings (
+    id text primary key, fingerprint text, severity text, status text, recipe text,
+    oracle text, arm text, role text, symptom text, sentence text, reach text, flake text,
+    case_id text, minimal_id text, why_suspected text, sighting_of text,
+    found_at text default current_timestamp
+)
+"""
+
+
+class Store:
+    """One output folder. Only the supervisor writes to the database."""
+
+    def __init__(self, out: Path) -> None:
+        """Raises ValueError if ``out`` cannot be a folder we write to."""
+        self.out = out
+        try:
+            (out / "findings").mkdir(parents=True, exist_ok=True)
+            (out / "claims").mkdir(exist_ok=True)
+            (out / "journal").mkdir(exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cannot write to {out}: {error.strerror}") from None
+        try:
+            with closing(self._connect()) as db, db:
+                db.execute(_SCHEMA)
+                db.execute("create table if not exists runs (started_at text)")
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"cannot write to {out / 'findings.db'}: {error}") from None
+
+    def begin(self) -> int:
+        """Note that a run starts here; returns how many there were before."""
+        with closing(self._connect()) as db, db:
+            (runs,) = db.execute("select count(*) from runs").fetchone()
+            db.execute("insert into runs values (current_timestamp)")
+        return int(runs)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.out / "findings.db")
+
+    def add(self, finding: Finding, script: str) -> Status:
+        """Keep a finding; how it counts: as new, as one more sighting of a cause that was found
+        before, or as suspected, where no script shows it. Nothing is ever dropped."""
+        cause = self._cause_of(finding)
+        status: Status = "suspected" if finding.why_suspected else "sighting" if cause else "new"
+        folder = self.out / "findings" / finding.id
+        folder.mkdir(exist_ok=True)
+        if (folder / "explain.json").is_file():  # chance may have shown itself as something else
+            both = [*load_finding(folder).seen_as, *finding.seen_as]
+            finding = msgspec.structs.replace(finding, seen_as=list(dict.fromkeys(both)))
+        (folder / "case.json").write_bytes(dump_case(finding.minimal))
+        (folder / "repro.py").write_text(script)
+        raw = msgspec.json.format(msgspec.json.encode(finding), indent=2)
+        (folder / "explain.json").write_bytes(raw)
+        if finding.story is not None and finding.story.slot:
+            draw_state(finding.story, folder / "state.svg")
+        row = {
+            "id": finding.id, "fingerprint": finding.fingerprint, "severity": finding.severity,
+            "status": status, "recipe": finding.recipe, "oracle": finding.oracle,
+            "arm": finding.arm, "role": finding.role, "symptom": finding.symptom,
+            "sentence": finding.sentence, "reach": finding.reach, "flake": finding.flake,
+            "case_id": finding.case.id, "minimal_id": finding.minimal.id,
+            "why_suspected": finding.why_suspected, "sighting_of": cause,
+        }  # fmt: skip
+        marks = ", ".join("?" * len(row))
+        with closing(self._connect()) as db, db:
+            db.execute(
+                f"insert or replace into findings ({', '.join(row)}) values ({marks})",
+                tuple(row.values()),
+            )
+            if status != "suspected":  # what another case did not show is shown now
+                db.execute(
+                    "update findings set status = 'sighting', sighting_of = ? "
+                    "where status = 'suspected' and fingerprint = ?",
+                    (cause or finding.id, finding.fingerprint),
+                )
+        if status == "new":
+            self._gather(finding)
+        return status
+
+    def replace(self, name: str, finding: Finding, script: str) -> Status:
+        """Keep a finding in the place of the one of this name, of which it is a smaller case."""
+        status = self.add(finding, script)
+        if name != finding.id:
+            cause = self._cause_of(finding) or finding.id
+            with closing(self._connect()) as db, db:
+                db.execute("delete from findings where id = ?", (name,))
+                db.execute(
+                    "update findings set sighting_of = ? where sighting_of = ?", (cause, name)
+                )
+            shutil.rmtree(self.out / "findings" / name)
+        return status
+
+    def _cause_of(self, finding: Finding) -> str:
+        """The new finding that this one is a sighting of; "" if there is none."""
+        others = (other for other in self.findings() if other.id != finding.id)
+        return next((other.id for other in others if same_cause(finding, other)), "")
+
+    def _gather(self, finding: Finding) -> None:
+        """What was new and needs more than this one is a sighting of it."""
+        others = [o for o in self.findings() if o.id != finding.id and same_cause(o, finding)]
+        with closing(self._connect()) as db, db:
+            for other in others:
+                db.execute(
+                    "update findings set status = 'sighting', sighting_of = ? "
+                    "where id = ? or sighting_of = ?",
+                    (finding.id, other.id, other.id),
+                )
+
+    def sight(self, finding_id: str, case: Case) -> None:
+        """Keep one more case of a finding that has its minimal one already."""
+        (self.out / "findings" / finding_id / f"also-{case.id}.json").write_bytes(dump_case(case))
+
+    def sightings(self, finding_id: str) -> list[Finding]:
+        """What else was seen of a finding's cause."""
+        return [f for f in self.findings("sighting") if self._sighting_of(f.id) == finding_id]
+
+    def _sighting_of(self, finding_id: str) -> str:
+        with closing(self._connect()) as db:
+            row = db.execute(
+                "select sighting_of from findings where id = ?", (finding_id,)
+            ).fetchone()
+        return str(row[0]) if row else ""
+
+    def findings(self, status: Status = "new") -> list[Finding]:
+        """Stored findings, most severe first; one is as severe as its severest sighting, but for a
+        known issue, which has a severity of its own."""
+        with closing(self._connect()) as db:
+            ids = db.execute("select id from findings where status = ?", (status,)).fetchall()
+            seen = db.execute("select sighting_of, severity from findings").fetchall()
+        order: dict[Severity, int] = {"high": 0, "medium": 1, "low": 2}
+        loaded = []
+        for (name,) in ids:
+            finding = load_finding(self.out / "findings" / name)
+            severities = [finding.severity, *(how for of, how in seen if of == name)]
+            most = min(severities, key=order.__getitem__)
+            if most != finding.severity and not finding.known_issue:
+                finding.severity, finding.why_severity = most, "that of its severest sighting"
+            loaded.append(finding)
+        return sorted(loaded, key=lambda f: (order[f.severity], f.fingerprint))
+
+    def fingerprints(self) -> frozenset[str]:
+        """Of everything that was seen, however it counts."""
+        with closing(self._connect()) as db:
+            return frozenset(row[0] for row in db.execute("select fingerprint from findings"))
+
+    def suspected(self) -> list[Finding]:
+        """One case of each divergence that no script shows."""
+        return list({f.fingerprint: f for f in self.findings("suspected")}.values())
+
+    def write_json(self, name: str, value: Any) -> None:
+        (self.out / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def same_cause(finding: Finding, other: Finding) -> bool:
+    """True if ``finding`` is a sighting of ``other``: of the same recipe and rung, its minimal case
+    needs the same, more than nothing; or it breaks the same rule in the same role and needs all
+    that ``other`` needs, and more. What is a known issue is no sighting of what is another, or
+    none."""
+    if not other.needs or (finding.recipe, finding.arm) != (other.recipe, other.arm):
+        return False
+    issues = {finding.known_issue, other.known_issue} - {None}  # None: nobody asked
+    if len(issues) > 1:
+        return False
+    alike = (finding.oracle, finding.role) == (other.oracle, other.role)
+    needs, least = set(finding.needs), set(other.needs)
+    return needs == least or (alike and needs > least)
+
+
+def load_finding(folder: Path) -> Finding:
+    """Read one finding's folder. Raises ValueError if it is not one."""
+    try:
+        fields = msgspec.json.decode((folder / "explain.json").read_bytes())
+        cases = {name: _case(fields[name]) for name in ("case", "minimal") if name in fields}
+        finding = msgspec.convert(fields | cases, Finding)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder} is not a finding: {error}") from None
+    return finding
+
+
+def _case(fields: Any) -> Any:
+    """A case of any schema, as plain data of today's."""
+    return msgspec.to_builtins(load_case(msgspec.json.encode(fields)))
+
+
+#: Cases that a fingerprint is triaged on until a script shows it: one may show it where another
+#: cannot.
+_TRIES = 3
+
+
+def claim(out: Path, fingerprint: str) -> bool:
+    """True for the one worker that may triage this fingerprint."""
+    try:
+        os.close(os.open(_claim(out, fingerprint), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def release(out: Path, fingerprint: str) -> None:
+    """The case that was triaged does not show it: another may, unless enough were tried."""
+    path = _claim(out, fingerprint)
+    tried = len(list(path.parent.glob(f"{path.name}.*"))) + 1
+    if tried < _TRIES:
+        path.rename(path.with_name(f"{path.name}.{tried}"))
+
+
+def _claim(out: Path, fingerprint: str) -> Path:
+    return out / "claims" / hashlib.sha256(fingerprint.encode()).hexdigest()

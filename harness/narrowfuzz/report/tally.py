@@ -1,0 +1,67 @@
+"""The totals of a run, from its first case to its last."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from narrowfuzz.triage.finding import Finding
+
+
+@dataclass(frozen=True)
+class Found:
+    """One confirmed finding, and how far the campaign was when a script first showed it."""
+
+    finding: Finding
+    cases: int
+    #: Since the campaign began.
+    seconds: float
+
+
+@dataclass
+class Tally:
+    """Running totals of a campaign."""
+
+    counts: Counter[Any] = field(default_factory=Counter)
+    #: Confirmed findings in the order they came, each with the cases judged and the time by then.
+    found: list[Found] = field(default_factory=list)
+    lost_workers: int = 0
+    interrupted: bool = False
+    #: A worker ended by an exception of ours: what it found stands, but the run is not complete.
+    broken: bool = False
+    started: float = field(default_factory=time.monotonic)
+    #: When the first worker had its libraries, its fault and its recipes ready; 0: none had.
+    ready: float = 0.0
+    first_verdict: float = 0.0
+    #: As many are found as were asked for: what is not looked into yet stays so.
+    enough: bool = False
+    #: A hash of the ids of the cases of each process that came to its end: worker, generation.
+    digests: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: Worker -> what it compiles, and since when on the monotonic clock.
+    compiling: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: Worker -> what it does about a finding, and since when.
+    confirming: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: Worker -> the case that it runs for long, and since when.
+    running: dict[int, tuple[str, float]] = field(default_factory=dict)
+    #: What could not be done, in sentences.
+    notes: list[str] = field(default_factory=list)
+    losses: list[threading.Thread] = field(default_factory=list)
+    #: Held while a loss is looked into: the next may be the same.
+    looking: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def new(self) -> int:
+        return len(self.found)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all cases: worker by worker, each in the order in which it judged them."""
+        return hashlib.sha256(repr(sorted(self.digests.items())).encode()).hexdigest()[:16]
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started

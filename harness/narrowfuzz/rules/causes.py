@@ -1,0 +1,71 @@
+"""Causes and consequences: which of several divergences explains another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.rules.evidence import EAGER
+from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.quantiser import LEVEL_B
+from narrowfuzz.trace.verdict import FOLLOWED, Verdict
+
+
+def explained(
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle], *, single: bool = False
+) -> Verdict | None:
+    """The cause, among those found so far, that this divergence is a consequence of; None if it is
+    a cause itself. A known wrong output of a ``single`` linear explains none of its gradients."""
+    oracle = rules[verdict.oracle]
+    upstream = oracle.upstream
+    for root in roots:
+        if single and _apart(root, verdict):
+            continue
+        if root.role == FOLLOWED:  # nothing diverged, so it explains only that the arms differ
+            if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
+                return root
+            continue
+        if oracle.scope == "case" and verdict.oracle != "contract":
+            again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
+            beneath = _beneath(root, verdict) or (
+                oracle.of == "library" and _on_ranks(root, verdict)
+            )
+            if again or (beneath and root.oracle in upstream):
+                return root
+        if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
+            continue
+        # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
+        symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
+        same = root.oracle == verdict.oracle and root.symptom in symptoms
+        if root.role == verdict.role and (same or root.oracle in upstream):
+            return root
+        if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
+            return root
+    return None
+
+
+def _beneath(root: Verdict, verdict: Verdict) -> bool:
+    """Is this a divergence of the same arm, or of what PyTorch's own kernels are compared with?"""
+    other = BY_NAME[verdict.arm].native and verdict.oracle in ("O8", "O9")
+    return root.arm == verdict.arm or (other and root.arm == EAGER)
+
+
+def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
+    """Did one process diverge already, where a library's layers diverge on ranks?"""
+    return BY_NAME[verdict.arm].sharded and not BY_NAME[root.arm].sharded
+
+
+def _apart(root: Verdict, verdict: Verdict) -> bool:
+    """Is this a gradient, and known what is wrong with an output that nothing recomputed?"""
+    recomputed = root.oracle in ("O12", "O13")
+    output = root.status == "known" and root.role == "output" and not recomputed
+    return output and verdict.role.startswith("grad_")
+
+
+def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
+    """Was this deviation followed on no other arm in the same way?"""
+    return not any(
+        root.role == FOLLOWED and root.arm != followed.arm
+        and (root.explained_by, root.why) == (followed.explained_by, followed.why)
+        for root in roots
+    )  # fmt: skip

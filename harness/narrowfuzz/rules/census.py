@@ -1,0 +1,52 @@
+"""The census: conversion leaves everything alone that it was not asked to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Own
+from narrowfuzz.trace.trace import Change, ChangeKind
+from narrowfuzz.trace.verdict import Verdict
+
+ROLE = "convert"
+
+
+def check_census(evidence: Evidence) -> Iterator[Verdict]:
+    """One verdict for each class of change, at the first module that shows it.
+
+    Conversion is the same on every arm, so one speaks for all.
+    """
+    arm = evidence.base
+    trace = evidence.traces.get(arm)
+    if trace is None:
+        return
+    if trace.census is None:
+        why = "the recipe does not say what it converts"
+        yield plain("census", arm, ROLE, "not_applicable", why)
+        return
+    by_kind: dict[ChangeKind, list[Change]] = {}
+    changes = tuple(trace.census.changes)
+    if evidence.unread is not None and any(change.attributes for change in changes):
+        changes = tuple(filter(None, map(evidence.unread, changes)))
+    for change in changes:
+        by_kind.setdefault(change.kind, []).append(change)
+    if not by_kind:
+        none = not trace.census.changes
+        yield plain("census", arm, ROLE, "ok", "" if none else "what was lost is read by nobody")
+    for kind, of_kind in by_kind.items():
+        yield _verdict(arm, kind, of_kind)
+
+
+def _verdict(arm: str, kind: ChangeKind, changes: list[Change]) -> Verdict:
+    """At the first module that conversion had no business with, if there is one."""
+    first = next((change for change in changes if not change.swapped), changes[0])
+    more = f" (and at {len(changes) - 1} more)" if len(changes) > 1 else ""
+    return Verdict(
+        "census", arm, ROLE, "diverged", kind,
+        At(what="module", name=first.module or "the root"),
+        (first.after or "nothing") + more,
+        Own(first.before or "nothing"), swapped=first.swapped,
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""The contract: what conversion accepts runs forward and backward on every rung, and under autocast
+returns its type; what is refused is refused at conversion or first call, by an error that names the
+layer, its shape and the rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.whole import role_of
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Lacking, Present, Refuses, Runs, Typed
+from narrowfuzz.trace.meaning import shortened
+from narrowfuzz.trace.trace import RunError, Trace
+from narrowfuzz.trace.verdict import FOLLOWED, Verdict
+
+#: Words in which a refusal states the rule that was broken; and those of a rule about something
+#: else than sizes.
+RULE = re.compile(
+    r"multipl|divisib|align|must be|must have|only support|at least|only .{0,80}\bsupported", re.I
+)
+#: What torch.utils.checkpoint.create_selective_checkpoint_contexts raises, as documented, unless
+#: allow_cache_entry_mutation is set; and what that means to whoever wrote the model.
+_MUTATED = "Tensor cached during selective activation checkpoint has been mutated"
+CHANGED_IN_PLACE = (
+    "PyTorch refuses a selective checkpoint of this model, which changes in place a result that "
+    "the checkpoint saves: compute out of place, as ReLU(inplace=False) does, or checkpoint in full"
+)
+_NO_SIZE = re.compile(r"only .{0,80}\bsupported", re.I)
+
+
+def check_contract(evidence: Evidence) -> Iterator[Verdict]:
+    """Judges every arm's error, or its absence and the completeness of its gradients; of eager the
+    type of what each linear returns under autocast."""
+    base = evidence.traces.get(evidence.base)
+    if evidence.spec.narrowed and base is not None and base.error is None:
+        yield _narrowed(evidence, base)
+    base_fails = base is not None and base.error is not None
+    for arm, trace in evidence.traces.items():
+        if trace.error is None:
+            yield _complete(evidence, arm)
+            continue
+        if arm != evidence.base and base_fails and evidence.refusal:
+            yield plain("contract", arm, trace.error.phase, "not_applicable", "eager refuses too")
+            continue
+        if why := _of_the_model(evidence, arm, trace.error, base_fails):
+            yield plain("contract", arm, trace.error.phase, "not_applicable", why)
+            continue
+        problem = _problem(evidence, arm, trace.error, base_fails)
+        if problem:
+            error = trace.error
+            words, lacking = problem
+            expect = Refuses(evidence.refusal, error.type, lacking) if lacking else Runs(error.type)
+            yield Verdict(
+                "contract", arm, error.phase, "crashed",
+                f"{words} ({error.type} in {error.where.rsplit('.', 1)[-1]})",
+                At(what="error", layer=error.layer, phase=error.phase, name=error.where),
+                f"{error.type}: {_first_line(error.message)}", expect,
+            )  # fmt: skip
+        else:
+            yield plain("contract", arm, trace.error.phase, "ok", "clear refusal")
+
+
+def _of_the_model(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> str:
+    """Why this is no word about a library: torch refuses to checkpoint the user's model, as
+    documented, or the model raises the same without any conversion. "": it may be one."""
+    changed = _MUTATED in error.message
+    if evidence.unconverted_error is None or not (base_fails or changed):
+        return ""
+    own = evidence.unconverted_error(arm)
+    if own is None:
+        return ""
+    if changed and _MUTATED in own.message:
+        return CHANGED_IN_PLACE
+    if (own.type, own.message) != (error.type, error.message):
+        return ""
+    return f"the model itself, unconverted, raises {own.type}: {_first_line(own.message)}"
+
+
+def _complete(evidence: Evidence, arm: str) -> Verdict:
+    expected = evidence.gradients | {"output"}
+    absent = frozenset(expected - set(evidence.traces[arm].outputs))
+    if absent and evidence.excused is not None:
+        absent -= evidence.excused(absent)
+    missing = sorted(absent)
+    census = evidence.traces[arm].census
+    if missing and census and any(c.kind == "requires_grad changed" for c in census.changes):
+        why = "conversion changed which parameters require one: the census says so"
+        return plain("contract", arm, "backward", "not_applicable", why)
+    if not missing:
+        return plain("contract", arm, "backward", "ok")
+    biases = {"grad_bias", *(f"{layer}.bias.grad" for layer in evidence.layers)}
+    if biases.issuperset(missing) and "bias_ignored" in evidence.deviations:
+        known = evidence.deviations["bias_ignored"]
+        return plain("contract", arm, "backward", "ok").known(known)
+    return Verdict(
+        "contract", arm, "backward", "diverged",
+        f"no {' and no '.join(dict.fromkeys(role_of(name) for name in missing))}",
+        At(name=missing[0]), f"None for {', '.join(missing)}", Present(tuple(missing)),
+    )  # fmt: skip
+
+
+def _narrowed(evidence: Evidence, base: Trace) -> Verdict:
+    """Under autocast a linear returns autocast's type, as the nn.Linear that it stands for does."""
+    narrowed = evidence.spec.narrowed
+    calls = [c for c in base.calls if c.phase == "forward" and c.forward in narrowed]
+    if not calls:
+        return plain("contract", evidence.base, "output", "not_applicable", "no linear was watched")
+    wide = next((call for call in calls if call.dtype != "bf16"), None)
+    if wide is None:
+        return plain("contract", evidence.base, "output", "ok")
+    if "autocast_ignored" in evidence.deviations:
+        # every other rule then judges the layer by the type it has
+        passed = plain("contract", evidence.base, FOLLOWED, "ok", "autocast_ignored")
+        return passed.known(evidence.deviations["autocast_ignored"])
+    at = At(what="result", name="output", layer=wide.module, call=wide.index, phase="forward")
+    return Verdict(
+        "contract", evidence.base, "output", "diverged", "type under autocast", at, wide.dtype,
+        Typed("bf16"),
+    )  # fmt: skip
+
+
+#: What is wrong in words, and what of a refusal is lacking; "": it should not refuse at all.
+_Problem = tuple[str, Lacking | Literal[""]]
+
+
+def _problem(evidence: Evidence, arm: str, error: RunError, base_fails: bool) -> _Problem | None:
+    """What is wrong with this refusal; None if it is as clear as it should be."""
+    spec = evidence.spec
+    if arm != evidence.base and not base_fails:
+        other = "under compile" if evidence.compiled(arm) else "in recompute"
+        stage = evidence.traces.get(BY_NAME[arm].stage)
+        native = evidence.native(arm) and (stage is None or stage.error is not None)
+        return f"fails only {'on other kernels' if native else other}", ""
+    states_rule = RULE.search(error.message)
+    if 0 in (spec.tokens, spec.k, spec.n) and not (evidence.refusal and states_rule):
+        return "unclear refusal of an empty dimension", "clarity"
+    if not evidence.refusal:
+        return "fails although nothing forbids it", ""
+    if error.phase == "backward" and evidence.layers:  # a function's own call may come there
+        return "refused only in backward", "time"
+    if not states_rule:
+        return "refusal states no rule", "rule"
+    refused = error.sizes if error.sizes is not None else (spec.k, spec.n, spec.tokens)
+    sizes = rf"(?<!\d)({'|'.join(map(str, refused))})(?!\d)"
+    if not (_NO_SIZE.search(error.message) or re.search(sizes, error.message)):
+        return "refusal names no shape", "shape"
+    layers = map(_called, evidence.layers)
+    if evidence.layers and not any(name in error.message for name in layers):
+        return "refusal names no layer", "layer"
+    return None
+
+
+def _called(layer: str) -> str:
+    """How a message may call a linear: a number, of a list, says nothing without the list."""
+    *_, parent, name = "", *layer.split(".")
+    return f"{parent}.{name}" if name.isdecimal() and parent else name
+
+
+def accepted(arm: str, case: str, rule: str) -> Verdict:
+    """The library ran a shape that its plan has no blocks for: nothing else can be judged of it."""
+    return Verdict(
+        "contract", arm, "output", "diverged", "accepts what its blocks do not divide",
+        At(what="error", name=case), "a result", Refuses(rule),
+    )  # fmt: skip
+
+
+def _first_line(message: str) -> str:
+    return shortened((message.strip() or "(no message)").splitlines()[0], 200)

@@ -1,0 +1,274 @@
+"""What oracles look at: the case, its reference and the arms' traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case import arm as arms
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.accumulator import CPU, Accumulators
+from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
+from narrowfuzz.numerics.plan import Plan, Role
+from narrowfuzz.numerics.reference import Quantised, Scale
+from narrowfuzz.rules.reference import Reference, alone
+from narrowfuzz.trace.expect import Given
+from narrowfuzz.trace.trace import Change, Derivative, RunError, Seen, Trace
+
+#: Runs the eager arm again on other tensors, possibly of another Spec, possibly after an event of
+#: a relation ("" for none).
+Rerun = Callable[[dict[str, F32], Spec, str], Trace]
+
+
+#: The eager arms that recompute nothing: on oneDNN's kernels, and on PyTorch's own.
+EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
+
+
+@dataclass
+class Evidence:
+    """Everything about one judged case. Traces are by arm name, in ladder order."""
+
+    case: Case
+    plan: Plan
+    tensors: dict[str, F32]
+    traces: dict[str, Trace]
+    #: Second runs of the same arm on the same case, untapped.
+    repeats: dict[str, Trace]
+    #: Arms whose inner roundings may be left out.
+    elides: frozenset[str]
+    #: As-built deviations switched on, each with the ledger entry that documents it.
+    deviations: Mapping[str, str]
+    #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
+    refusal: str
+    rerun: Rerun | None = None
+    #: The reference of this very plan and these tensors, if somebody has one.
+    prepared: Reference | None = None
+    #: Which of several things is looked at, this many-th in turn; None: all of them.
+    focus: int | None = None
+    #: Runs the float64 twin; None where it would draw other random numbers.
+    twin: Callable[[], dict[str, F64]] | None = None
+    #: Plan of a layer that was converted, of another Spec of a single linear.
+    plan_of: Callable[[Spec], Plan] | None = None
+    plan_of_other: Callable[[Spec], Plan] | None = None
+    #: Parameters that are another one under a second name -> its first name.
+    tied: Mapping[str, str] = field(default_factory=dict)
+    #: How the device adds what it multiplies.
+    accumulators: Accumulators = field(default_factory=lambda: CPU)
+    #: Dotted names of the linears that conversion was given; none where a function is under test.
+    layers: tuple[str, ...] = ("proj",)
+    #: Gradients a backward must leave.
+    gradients: frozenset[str] = frozenset()
+    #: Of gradients that are not there, those that need not be; None: all that are named must be.
+    excused: Callable[[frozenset[str]], frozenset[str]] | None = None
+    #: The error of a user's unconverted model on an arm; None where the model is no user's.
+    unconverted_error: Callable[[str], RunError | None] | None = None
+    #: A change of the census without the lost attributes that nobody reads, None if nothing is left
+    #: of it; None: nobody can be asked.
+    unread: Callable[[Change], Change | None] | None = None
+    #: True: nothing but linears and pointwise operations.
+    pointwise: bool = True
+    #: The linear that makes the model's output, used once and by nothing else; "" if none does.
+    last: str = ""
+    #: Parts of the model that a checkpoint recomputes one by one; none: the model is one part.
+    regions: tuple[str, ...] = ()
+    #: Other recipes that run this Spec with power-of-two scales, and their plans.
+    peers: Callable[[], dict[str, Plan]] = dict
+    #: What a result of a model's layer rests on, by the result's name.
+    given: Callable[[str], tuple[Given, ...]] = lambda role: ()
+    #: Arms whose generated code may divide by approximation.
+    approximate: frozenset[str] = frozenset()
+    #: Arms that did not do what their name says, and why; they have no trace.
+    void: Mapping[str, str] = field(default_factory=dict)
+    #: Derivatives of a user's own autograd.Functions; None where the model is no user's.
+    functions: Callable[[], tuple[Derivative, ...]] | None = None
+    #: True of a single linear that conversion leaves alone.
+    unconverted: bool = False
+
+    @property
+    def left(self) -> dict[str, Trace]:
+        """What every arm left."""
+        return self.traces
+
+    @property
+    def ran(self) -> bool:
+        """True if the cheapest arm came to its end."""
+        cheapest = next(iter(self.traces.values()), None)
+        return cheapest is not None and cheapest.error is None
+
+    @property
+    def base(self) -> str:
+        """The arm that others, and runs on other data, are compared with."""
+        return NATIVE if self.spec.native else EAGER
+
+    @property
+    def plain(self) -> dict[str, Trace]:
+        """The eager runs that recomputed nothing and came to their end."""
+        found = {arm: self.traces.get(arm) for arm in (EAGER, NATIVE)}
+        return {arm: run for arm, run in found.items() if run is not None and run.error is None}
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The plan of this case, executed: alone, unless that was prepared for several draws."""
+        made = self.prepared
+        if made is not None and made.of(self.plan, self.tensors):
+            return made
+        return alone(self.plan, self.spec.dtype, self.tensors)
+
+    @cached_property
+    def _rounded_from(self) -> dict[tuple[int, str], tuple[F32, tuple[F64, F64] | None]]:
+        return {}
+
+    def rounded_from(self, got: F32, fmt: Format) -> tuple[F64, F64] | None:
+        """What rounds to a result; None where it is no value of the format. Several rules ask it of
+        the same."""
+        key = id(got), fmt.name
+        if key not in self._rounded_from:  # the result stays alive, and so its id its own
+            self._rounded_from[key] = got, rounded_from(got, fmt)
+        return self._rounded_from[key][1]
+
+    @cached_property
+    def exact(self) -> dict[str, F64]:
+        """The twin's results."""
+        assert self.twin is not None
+        return self.twin()
+
+    def not_strict(self, arm: str) -> str:
+        """Why this arm need not leave eager's bits, or "" if it must."""
+        asked = BY_NAME[arm]
+        if self.twin is None:
+            return "random numbers are drawn in another order"
+        if self.spec.narrowed:
+            return "eager autocast casts a leaf once and keeps it, a graph casts at each use"
+        if self.spec.grad_layout != "contiguous":
+            return "a graph takes its output gradients contiguous, and sums follow strides"
+        if self.spec.sums_forwards:
+            return "a graph adds up the gradients of each forward first"
+        if arm in self.approximate:
+            return "its code divides by approximation"
+        if asked.reorders and not self.pointwise:
+            return "a float sum may be re-ordered"
+        if asked.fuses == "chains":
+            return "default Inductor keeps fused chains unrounded"
+        if asked.fuses == "bias" and self.spec.bias:
+            return "mm and bias become one addmm"
+        return ""
+
+    def promised(self, other: Spec) -> Plan:
+        """The plan of another Spec: conversion may leave a linear of other sizes alone."""
+        return self.plan if self.plan_of_other is None else self.plan_of_other(other)
+
+    def left_alone(self, arm: str, layer: str) -> bool:
+        """True for a linear that conversion was given and did not convert."""
+        census = self.traces[arm].census
+        return census is not None and bool(self.layers) and layer not in census.converted
+
+    @property
+    def unseen(self) -> str | None:
+        """Why the eager run's tap saw nothing of what the plan quantises; "" if it saw some of it,
+        None if there was nothing to see."""
+        trace = self.traces.get(self.base)
+        if trace is None or trace.error is not None or not self.plan.quantised:
+            return None
+        calls = [c for c in trace.calls if not self.left_alone(self.base, c.module)]
+        if not (self.spec.direct or calls):
+            return None
+        if trace.sites or any(c.sites for c in calls):
+            return ""
+        return next((w for w in (trace.unobserved, *(c.unobserved for c in calls)) if w), "")
+
+    def backward_of(self, role: Role) -> bool:
+        """False for gradients where there was no backward."""
+        return role == "output" or self.spec.trains
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    def by_chance(self, role: str) -> bool:
+        """True where a second run may differ: an operand of this GEMM is rounded stochastically."""
+        return any(name == role and gemm.stochastic for name, gemm in self.plan.gemms.items())
+
+    def compiled(self, arm: str) -> bool:
+        return BY_NAME[arm].compiled
+
+    def native(self, arm: str) -> bool:
+        """True for arms on which PyTorch's own kernels multiply."""
+        return BY_NAME[arm].native
+
+    def compared(self, arm: str) -> bool:
+        """True for arms that do eager's work by other code."""
+        return self.compiled(arm) or (self.native(arm) and self.base == EAGER)
+
+    def seen_values(self, role: Role, side: str, seen: Seen) -> F64 | None:
+        """The operand that was really multiplied, or None where that is not observable."""
+        operand = self.reference.operand(role, side)
+        gemm, dtype = self.plan.gemms[role], self.spec.dtype
+        if operand.plan.format is None:
+            return operand.x.astype(np.float64)
+        if seen.values is not None:
+            return seen.values.astype(np.float64)
+        if seen.codes is None:
+            return None
+        if seen.scale is not None and seen.scale_is_inverse and not gemm.post_scale:
+            decoded = decode(seen.codes, operand.plan.format)
+            with np.errstate(all="ignore"):
+                return decoded * reference.spread(seen.scale, operand.plan).astype(np.float64)
+        scale = self.seen_scale(role, side, seen)
+        if scale is None:
+            return None
+        planned = operand.quantised
+        assert planned is not None
+        if identical(seen.codes, planned.codes) and identical(scale, planned.scale):
+            return self.reference.values(role, side)
+        return reference.multiplied(reference.values(seen.codes, scale, operand.plan), gemm, dtype)
+
+    def seen_scale(self, role: Role, side: str, seen: Seen) -> Scale | None:
+        """The scale the codes were made with, or None where it cannot be known.
+
+        A kernel that takes inverses fixes s where 1/s is exact or agrees with the reference's. One
+        that runs on unit scales shows none: then s is the plan's, unless a known deviation of the
+        library leaves two candidates.
+        """
+        quantised = self.reference.operand(role, side).quantised
+        assert quantised is not None
+        if seen.scale is not None and not seen.scale_is_inverse:
+            return seen.scale
+        planned = quantised.scale
+        if self.scale_hidden(role, seen):
+            return None if self._ambiguous(role, side, quantised) else planned
+        assert seen.scale is not None
+        with np.errstate(all="ignore"):
+            inverse = np.float32(1.0) / planned
+            if identical(inverse, seen.scale) or same_bits(inverse, seen.scale).all():
+                return planned
+            exact = (np.float32(1.0) / seen.scale).astype(np.float32)
+            return exact if (np.frexp(seen.scale)[0] == 0.5).all() else None
+
+    def _ambiguous(self, role: Role, side: str, quantised: Quantised) -> bool:
+        plan = self.reference.operand(role, side).plan
+        others = (reference.scale_as_built(quantised.amax, plan, d) for d in reference.DEVIATIONS)
+        rule = quantised.scale
+        return any(o is not None and not same_bits(o, rule).all() for o in others)
+
+    def scale_hidden(self, role: Role, seen: Seen) -> bool:
+        """True where the kernel runs on unit scales and rescales afterwards, out of sight."""
+        return seen.scale is None or (self.plan.gemms[role].post_scale and seen.scale_is_inverse)
+
+
+def identical(x: Any, y: Any) -> bool:
+    """The same bytes in the same shape: then no element needs a look."""
+    return bool(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
+
+
+def same_bits(x: Any, y: Any) -> Any:
+    """Elementwise equality with NaN equal to NaN and -0 equal to +0; of records, in every field."""
+    if getattr(x, "dtype", None) is not None and x.dtype.names:
+        return np.logical_and.reduce([same_bits(x[field], y[field]) for field in x.dtype.names])
+    with np.errstate(invalid="ignore"):
+        return (x == y) | (np.isnan(x) & np.isnan(y))

@@ -1,0 +1,112 @@
+"""What each rule says and why it may be believed: ``narrowfuzz rule``, and the tables of the docs.
+
+``python -m narrowfuzz.rules.explained docs`` writes the tables between their markers.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+Page = Literal["rules", "sharding", "schedules"]
+#: What stands around a table of a page.
+_BEGIN, _END = "<!-- rules: {} -->", "<!-- end of rules -->"
+_HEADS = {
+    "rules": ("rule", "claim", "strength", "precondition"),
+    "sharding": ("rule", "what it says", "strength"),
+    "schedules": ("rule", "claim on a schedule"),
+}
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A row of a page about some rules that say one thing."""
+
+    names: tuple[str, ...]
+    says: str
+    page: Page = "rules"
+    #: Which table of the page.
+    table: str = "models"
+    where: str = ""
+    #: As the table prints it.
+    strength: str = ""
+    #: Why it is exact, or what is proven; "" where another row of the same name says it.
+    why: str = ""
+    #: What it cannot see.
+    blind: str = ""
+    #: Rule -> an injected bug that it catches, or a sentence about one in a user's file.
+    caught: dict[str, str] | None = None
+    #: Heading on the page.
+    section: str = ""
+
+    def row(self) -> tuple[str, ...]:
+        """The cells of its table."""
+        cells = (", ".join(self.names), self.says, self.strength, self.where)
+        return tuple(cell.replace("|", "\\|") for cell in cells[: len(_HEADS[self.page])])
+
+
+@cache
+def explained() -> tuple[Explained, ...]:
+    """Every row, as the pages have them."""
+    text = files(__package__).joinpath("rules.toml").read_text()
+    return tuple(_read(record) for record in tomllib.loads(text)["rule"])
+
+
+def _read(record: dict[str, Any]) -> Explained:
+    names, caught = tuple(record["names"]), record.get("caught", {})
+    if isinstance(caught, str):
+        caught = dict.fromkeys(names, caught)
+    return Explained(**{**record, "names": names, "caught": caught})
+
+
+def rows_of(name: str) -> tuple[Explained, ...]:
+    """What is written of a rule: first the row that says why, then its sense elsewhere."""
+    found = [row for row in explained() if name in row.names]
+    return tuple(sorted(found, key=lambda row: not row.why))
+
+
+def table(page: Page, which: str = "models") -> str:
+    """A table of a page, as Markdown."""
+    head = _HEADS[page]
+    rows = [row.row() for row in explained() if (row.page, row.table) == (page, which)]
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def pages() -> Iterator[tuple[Page, str]]:
+    """Each table of each page."""
+    yield from dict.fromkeys((row.page, row.table) for row in explained())
+
+
+def with_tables(page: Page, text: str) -> str:
+    """The text of a page with its tables as they should be. Raises ValueError where a marker is
+    missing."""
+    for owner, which in pages():
+        if owner != page:
+            continue
+        begin = _BEGIN.format(which)
+        if text.count(begin) != 1:
+            raise ValueError(f"docs/{page}.md needs the line {begin!r} once")
+        before, _, rest = text.partition(begin)
+        _, end, after = rest.partition(_END)
+        if not end:
+            raise ValueError(f"docs/{page}.md needs the line {_END!r} behind {begin!r}")
+        text = f"{before}{begin}\n\n{table(page, which)}\n\n{_END}{after}"
+    return text
+
+
+def main(folder: Path) -> None:
+    """Write the tables of every page in the folder."""
+    for page in dict.fromkeys(owner for owner, _ in pages()):
+        path = folder / f"{page}.md"
+        path.write_text(with_tables(page, path.read_text()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

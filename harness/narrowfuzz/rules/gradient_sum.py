@@ -1,0 +1,126 @@
+"""O21: a parameter's gradient is the sum of what the calls of its layer computed.
+
+Where a linear is called once, O15 holds its gradient to the operands that were multiplied. Where a
+weight is used several times, autograd adds what the calls gave, and no call's own share is seen:
+the sum is held to all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from narrowfuzz.case.events import last_gradients
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F64, FORMATS, round_to
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.gemm import NOTHING, centre_and_radius, interval, observed, rescaled
+from narrowfuzz.rules.layers import given_of, layer_evidence
+from narrowfuzz.rules.oracle import first, plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Within, bits, number
+from narrowfuzz.trace.trace import LayerCall, Trace
+from narrowfuzz.trace.verdict import Verdict
+
+_NAME, _ROLE = "O21", "grad_parameter"
+
+
+def check_gradient_sum(evidence: Evidence) -> Iterator[Verdict]:
+    """Every weight of a linear that several calls of the last step used."""
+    if not evidence.plain or not evidence.spec.trains:
+        yield plain(_NAME, evidence.base, _ROLE, "not_applicable")
+        return
+    for arm, trace in evidence.plain.items():
+        used = {n: calls for n, calls in _last_step(evidence, trace).items() if len(calls) > 1}
+        if not used:
+            yield plain(_NAME, arm, _ROLE, "not_applicable", "no linear is called twice in a step")
+        for layer, calls in used.items():
+            yield _judge(evidence, trace, layer, calls)
+
+
+def _last_step(evidence: Evidence, trace: Trace) -> dict[str, list[LayerCall]]:
+    """The calls of each linear in the forwards that made the gradients that are left, where a
+    gradient came back to all; a weight that something else uses, too, is left out, and a graph that
+    ran backward twice: of it the last gradient is seen."""
+    made = last_gradients(evidence.spec.training)
+    if len(set(made)) < len(made):
+        return {}
+    calls: dict[str, list[LayerCall]] = defaultdict(list)
+    for call in trace.calls:
+        if call.phase == "forward" and call.forward in made:
+            calls[call.module].append(call)
+    shared = {*evidence.tied, *evidence.tied.values()}
+    return {
+        layer: mine
+        for layer, mine in calls.items()
+        if f"{layer}.weight" not in shared and all("grad_output" in c.tensors for c in mine)
+    }
+
+
+def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCall]) -> Verdict:
+    """The sum's interval: each call's by bound 3.2, then additions in any order.
+
+    Proof. The share of call i lies in [lo_i, hi_i]. n - 1 rounded additions in any order err by at
+    most gamma_{n-1} of the sum of magnitudes (Higham 4.2), with the unit roundoff of the narrower
+    of both dtypes, and the stored sum is one more rounding of it.
+    """
+    name = f"{layer}.weight.grad"
+    arm, got = trace.arm, trace.outputs.get(name)
+    if got is None:
+        return plain(_NAME, arm, _ROLE, "not_applicable", "the weight has no gradient")
+    shares = [_share(evidence, arm, call) for call in calls]
+    seen = [share for share in shares if share is not None]
+    if len(seen) < len(shares):
+        return plain(_NAME, arm, _ROLE, "inconclusive", "operands were not seen")
+    dtype = FORMATS[evidence.spec.dtype]
+    unit = max(dtype.unit_roundoff, *(FORMATS[call.dtype].unit_roundoff for call in calls))
+    with np.errstate(all="ignore"):
+        low = np.sum([share.low for share in seen], axis=0)
+        high = np.sum([share.high for share in seen], axis=0)
+        size = np.sum([np.maximum(np.abs(s.low), np.abs(s.high)) for s in seen], axis=0)
+        slack = len(seen) * unit / (1.0 - len(seen) * unit) * size
+        lo, hi = (round_to(end, dtype, overflow="ieee") for end in (low - slack, high + slack))
+        skip = np.logical_or.reduce([share.unknown for share in seen]) | ~(size < dtype.max * 0.5)
+    if got.size and skip.all():
+        return plain(_NAME, arm, _ROLE, "inconclusive", "every sum may overflow or is NaN")
+    bad = ~(bounds.contains(lo, hi, got) | skip)
+    if not bad.any():
+        told = (bounds.excludes_zero(lo, hi) & ~skip).any()
+        return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive", "" if told else NOTHING)
+    excused = [share.rescaled for share in seen if share.rescaled is not None]
+    if excused and not (bad & ~np.logical_or.reduce(excused)).any():
+        return plain(_NAME, arm, _ROLE, "ok").known(evidence.deviations["rescale_overflow"])
+    at = first(bad)
+    middle, radius = (low[at] + high[at]) / 2, (high[at] - low[at]) / 2 + slack[at]
+    return Verdict(
+        _NAME, arm, _ROLE, "diverged", "is not the sum of its layer's calls",
+        At(name=name, index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
+        given=tuple(g for call in calls for g in given_of(call, "grad_weight")),
+        factor=abs(float(got[at]) - middle) / radius if radius else 0.0,
+    )  # fmt: skip
+
+
+class _Share(NamedTuple):
+    """What one call may have added to the weight's gradient."""
+
+    low: F64
+    high: F64
+    #: Where nothing is known of it.
+    unknown: Any
+    #: Where its factor of both scales may be Inf; None where the reference does not follow that.
+    rescaled: Any
+
+
+def _share(evidence: Evidence, arm: str, call: LayerCall) -> _Share | None:
+    """None where the call's operands were not seen."""
+    layer = layer_evidence(evidence, arm, call)
+    a, b = observed(layer, layer.traces[arm], "grad_weight")
+    if a is None or b is None:
+        return None
+    centre, radius = centre_and_radius(layer, "grad_weight", a, b)
+    lo, hi = interval(layer, arm, "grad_weight", centre, radius, None)
+    unknown = layer.reference.may_overflow("grad_weight") | np.isnan(centre)
+    return _Share(lo, hi, unknown, rescaled(layer, "grad_weight"))

@@ -1,0 +1,239 @@
+"""What compiled graphs of a model hand to kernels, where fused code leaves no layer to look at.
+
+Every multiply is held to bound 3.2 of the operands it really got. A weight is a graph input, so its
+quantised copy must be the plan's, under any compiler setting: that much of O2 and O3 is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.numerics import bounds, reference
+from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
+from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
+from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.gemm import NOTHING
+from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.quantiser import judge_cast, judge_scale
+from narrowfuzz.rules.reference import Operand
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.trace import Multiplied, Seen, Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: Multiplies judged per arm and case where one has a focus.
+MULTIPLIES = 6
+#: Weights of which a quantised copy is judged, per arm and case.
+COPIES = 2
+#: The symptom of a product that leaves its bound.
+WRONG_PRODUCT = "kernel multiplies wrongly"
+#: What is at least so like a weight, by the cosine, is meant to be its copy: rounding leaves a copy
+#: above 0.9, and a random matrix of 256 elements lies eight standard deviations below this. Of
+#: codes no likeness is asked: in a forward only converted linears multiply by any.
+_A_COPY = 0.5
+#: Any kernel: two inverse scales, each rounded and applied.
+_KERNEL = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=4)
+
+
+def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
+    """O5 and O15 on what compiled arms multiplied."""
+    for arm, trace in _compiled(evidence):
+        if not trace.multiplied:
+            yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
+        for one in _some(trace.multiplied, evidence.focus):
+            yield _multiply(evidence.accumulators, arm, one)
+
+
+def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
+    for arm, trace in evidence.traces.items():
+        if evidence.compiled(arm) and trace.error is None:
+            yield arm, trace
+
+
+def _some(items: tuple[Multiplied, ...], focus: int | None) -> tuple[Multiplied, ...]:
+    if focus is None:
+        return items
+    start = focus % max(1, len(items))
+    return (items[start:] + items[:start])[:MULTIPLIES]
+
+
+def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
+    oracle, role = ("O5", "output") if one.phase == "forward" else ("O15", "gradient")
+    a, b = _dequantised(one.a), _dequantised(one.b)
+    centre = reference.product(a, b)
+    radius = _radius(accumulators, one, a, b)
+    with np.errstate(all="ignore"):
+        risky = _may_overflow(one, a, b) | np.isnan(centre)
+        if one.bias is not None:
+            bias = np.ascontiguousarray(np.broadcast_to(one.bias, centre.shape))
+            risky |= ~np.isfinite(bias)
+            lo, hi = _with_bias(one, centre, radius, bias)
+        else:
+            lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype)
+    if risky.all():
+        return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
+    bad = ~(bounds.contains(lo, hi, one.result) | risky)
+    if not bad.any():
+        if not (bounds.excludes_zero(lo, hi) & ~risky).any():
+            return plain(oracle, arm, role, "inconclusive", NOTHING)
+        return plain(oracle, arm, role, "ok")
+    at = first(bad)
+    return Verdict(
+        oracle, arm, role, "diverged", WRONG_PRODUCT,
+        At(what="product", phase=one.phase, index=at), number(one.result[at]),
+        Within(bits(lo[at]), bits(hi[at])),
+        factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]),
+    )  # fmt: skip
+
+
+def _radius(accumulators: Accumulators, one: Multiplied, a: F64, b: F64) -> F64:
+    """Bound 3.2 by whichever accumulation the kernel was asked for."""
+    kinds = (one.dtype,) if one.a.codes is None else ("fp8", "fp8 fast")
+    least = _least(one.a, one.dtype), _least(one.b, one.dtype)
+    gemms = [replace(_KERNEL, accumulator=accumulators.get(kind, UNKNOWN)) for kind in kinds]
+    return np.asarray(np.max([bounds.gemm_radius(a, b, gemm, least) for gemm in gemms], axis=0))
+
+
+def _least(seen: Seen, dtype: str) -> F64 | float:
+    """The smallest normal number of each row, as the kernel reads it."""
+    if seen.codes is None:
+        return FORMATS[dtype].min_normal
+    assert seen.scale is not None
+    unit = np.broadcast_to(seen.scale.astype(np.float64), seen.codes.shape)
+    return np.asarray(FORMATS[seen.format].min_normal * np.max(unit, axis=1, initial=0.0))
+
+
+def _may_overflow(one: Multiplied, a: F64, b: F64) -> NDArray[np.bool_]:
+    """Elements whose sums, or sums with only one operand's scale applied, may leave the range."""
+    limit = FORMATS[one.dtype].max * 0.5
+    risky = ~(np.abs(a) @ np.abs(b).T < limit)
+    for seen, other, axis in ((one.b, a, 1), (one.a, b, 0)):
+        if seen.codes is not None:
+            reach = np.abs(other).sum(axis=1) * FORMATS[seen.format].max
+            risky |= np.expand_dims(~(reach < limit), axis)
+    return np.asarray(risky)
+
+
+def _with_bias(one: Multiplied, centre: F64, radius: F64, bias: F32) -> tuple[F64, F64]:
+    """addmm adds before it rounds, or rounds, adds and rounds again: the hull of both."""
+    lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype, bias=bias)
+    fused = bounds.fused_bias_radius(centre, radius, bias, _contracted(one.a))
+    low, high = bounds.interval(
+        centre, fused.reshape(centre.shape), bounds.unrounded(_KERNEL), one.dtype, bias=bias
+    )
+    return np.minimum(lo, low), np.maximum(hi, high)
+
+
+def _contracted(seen: Seen) -> int:
+    array = seen.codes if seen.codes is not None else seen.values
+    assert array is not None
+    return int(array.shape[1])
+
+
+def _dequantised(seen: Seen) -> F64:
+    """An operand as the kernel reads it: codes times inverse scales, or plain values."""
+    if seen.codes is None:
+        assert seen.values is not None
+        return seen.values.astype(np.float64)
+    assert seen.scale is not None and seen.scale_is_inverse
+    with np.errstate(all="ignore"):
+        return decode(seen.codes, FORMATS[seen.format]) * seen.scale.astype(np.float64)
+
+
+def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
+    """O2 and O3 on the weights of compiled arms: each forward GEMM's second operand is the plan's
+    quantised copy of one of the model's weights."""
+    if not evidence.plan.quantised or evidence.plan_of is None or evidence.spec.optimizes:
+        return  # after an optimizer step the weights are no longer the case's
+    for arm, trace in _compiled(evidence):
+        forward = tuple(m for m in trace.multiplied if m.phase == "forward")
+        judged = 0
+        for one in _some(forward, evidence.focus):
+            verdicts = list(_weight(evidence, arm, one.b))
+            yield from verdicts
+            judged += any(v.status in ("ok", "diverged") for v in verdicts)
+            if judged == COPIES:
+                break
+
+
+def _weight(evidence: Evidence, arm: str, seen: Seen) -> Iterator[Verdict]:
+    array = seen.codes if seen.codes is not None else seen.values
+    assert array is not None
+    weights = {
+        name: t
+        for name, t in evidence.tensors.items()
+        if name not in ("input", "grad_output") and t.shape == array.shape
+    }
+    converted = _converted(evidence)
+    candidates = [_of_weight(evidence, name, t) for name, t in weights.items() if name in converted]
+    if any(np.array_equal(array, t) for name, t in weights.items() if name not in converted):
+        yield plain("O2", arm, "output", "not_applicable", "this layer is not quantised")
+        return
+    if not candidates:
+        yield plain("O2", arm, "output", "inconclusive", "no weight of that shape")
+        return
+    judged = [list(_judge_copy(e, name, arm, seen)) for name, e in candidates]
+    clean = [vs for vs in judged if all(v.status != "diverged" for v in vs)]
+    if clean:
+        yield from clean[0]
+        return
+    # none fits: the one that it is most like is the one it should have been
+    likeness = [_likeness(seen, e) for _, e in candidates]
+    if seen.codes is None and max(likeness) < _A_COPY:
+        why = "it is like none of the weights of its shape: what else a model multiplies by"
+        yield plain("O2", arm, "output", "inconclusive", why)
+        return
+    yield from judged[int(np.argmax(likeness))]
+
+
+def _converted(evidence: Evidence) -> frozenset[str]:
+    """Weights of the layers that conversion converted and eager runs called, under every name they
+    have; all of them where no census was taken. A module whose weight alone is read, as that of
+    nn.MultiheadAttention's out_proj, quantises nothing."""
+    census = next((t.census for t in evidence.traces.values() if t.census is not None), None)
+    if census is None:
+        return frozenset(evidence.tensors)
+    called = {call.module for trace in evidence.plain.values() for call in trace.calls}
+    names = {f"{module}.weight" for module in census.converted if module in called or not called}
+    return frozenset(names | {evidence.tied[name] for name in names if name in evidence.tied})
+
+
+def _of_weight(evidence: Evidence, name: str, weight: F32) -> tuple[str, Evidence]:
+    spec = Spec(
+        recipe=evidence.spec.recipe, backend=evidence.spec.backend, m=1, k=weight.shape[1],
+        n=weight.shape[0], dtype=evidence.spec.dtype,
+    )  # fmt: skip
+    assert evidence.plan_of is not None
+    nothing = np.zeros((1, weight.shape[1]), dtype=np.float32)
+    case = msgspec.structs.replace(evidence.case, spec=spec)
+    tensors = {"input": nothing, "weight": weight}
+    return name, replace(evidence, case=case, plan=evidence.plan_of(spec), tensors=tensors)
+
+
+def _judge_copy(evidence: Evidence, name: str, arm: str, seen: Seen) -> Iterator[Verdict]:
+    operand: Operand = evidence.reference.operand("output", "b")
+    if operand.plan.format is None:
+        return
+    for judge in (judge_scale, judge_cast):
+        verdict = judge(evidence, arm, "output", "b", seen, operand)
+        at = msgspec.structs.replace(verdict.at, layer=name.removesuffix(".weight"))
+        yield replace(verdict, at=at)
+
+
+def _likeness(seen: Seen, evidence: Evidence) -> float:
+    """The cosine between what was multiplied and a weight, which no scale changes: near 1 for a
+    copy of it, however wrongly rounded or scaled, and near 0 for any other matrix."""
+    with np.errstate(all="ignore"):
+        got, weight = (
+            np.nan_to_num(t, posinf=0.0, neginf=0.0).ravel().astype(np.float64)
+            for t in (_dequantised(seen), evidence.tensors["weight"])
+        )
+        size = float(np.linalg.norm(got)) * float(np.linalg.norm(weight))
+        return float(got @ weight) / size if 0.0 < size < np.inf else 0.0

@@ -1,0 +1,53 @@
+"""O2 of a library's layers: what was quantised became the codes and scales of the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
+from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
+from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Is, bits
+from narrowfuzz.trace.snapshots import CastSeen, Wrong
+from narrowfuzz.trace.verdict import Verdict
+
+
+def check_casts(evidence: LibraryEvidence) -> Iterator[Verdict]:
+    """O2: codes are the saturating cast of the tensor times its scale; a scale that is not state is
+    its tensor's, or its block's, own."""
+    for arm, trace in evidence.traces.items():
+        found = plain("O2", arm, "operand", "not_applicable")
+        for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
+            wrong = _wrong(evidence.kind, cast)
+            if wrong is not None:
+                part = "codes" if cast.blocks else wrong.what
+                byte = bool(cast.blocks) and wrong.what == "scale"
+                at = address_of(At(what=wrong.what, index=wrong.place), event, cast.at)
+                found = Verdict(
+                    "O2", arm, "operand", "diverged", f"{cast.format} {part}", at,
+                    number(wrong.got), Is(bits(wrong.want), byte=byte),
+                )  # fmt: skip
+                break
+            found = plain("O2", arm, "operand", "ok")
+        yield found
+
+
+def _wrong(kind: str, cast: CastSeen) -> Wrong | None:
+    """What of a cast is not the definition's."""
+    if kind == "current" and cast.scale is not None:
+        right = current_scale(cast)
+        if cast.scale != right:
+            return Wrong("scale", (), float(cast.scale), float(right))
+    return cast.wrong
+
+
+def current_scale(cast: CastSeen) -> np.float32:
+    """The format's maximum over the tensor's; 1 for an amax of 0 or Inf, never more than fp32 holds
+    (``compute_scale_from_amax`` in TransformerEngine's common/recipe/recipe_common.cuh)."""
+    if cast.amax == 0 or not np.isfinite(cast.amax):
+        return np.float32(1.0)
+    with np.errstate(over="ignore"):
+        return np.minimum(np.float32(FMAX[cast.format]) / cast.amax, FP32_MAX)

@@ -1,0 +1,75 @@
+"""What a library promises to run runs, and between steps nothing is set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.case.events import Forward, Step, Switch
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.rules.library.evidence import (
+    LibraryEvidence,
+    steps_of,
+)
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.state.symptoms import circumstances, unfinished
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Is, Runs, bits
+from narrowfuzz.trace.trace import RunError
+from narrowfuzz.trace.verdict import Verdict
+
+
+def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
+    """contract: what the library promises to run, it runs."""
+    for arm, trace in {**evidence.traces, **evidence.on_ranks}.items():
+        error = trace.error
+        if error is None:
+            yield plain("contract", arm, "schedule", "ok")
+        elif error.type == "NotCarried":
+            yield plain("contract", arm, "schedule", "unsupported", error.message)
+        elif evidence.refusal:
+            yield plain("contract", arm, "schedule", "not_applicable", evidence.refusal)
+        else:
+            symptom = f"{error.type} in {error.where}{separates(evidence.spec, error)}"
+            symptom += circumstances(evidence.spec, arm)
+            yield Verdict(
+                "contract", arm, "schedule", "crashed", symptom,
+                At(
+                    what="error", event=error.event, name=error.where, rank=max(error.rank, 0)
+                ),
+                f"{error.type}: {error.message[:200]}", Runs(error.type),
+            )  # fmt: skip
+
+
+def separates(spec: Spec, error: RunError) -> str:
+    """What separates failures of one function: what it fails with once another history has resized
+    its windows, or where parameters in the narrow format meet a product outside regions."""
+    if error.where.split(".")[0] in ("quantization", "fp8", "base"):
+        history = spec.settings.history
+        for event in spec.events[: max(error.event, 0)]:
+            if isinstance(event, Switch) and event.history not in (None, history):
+                return ", after a switch of the history"
+    for i, event, progress in steps_of(spec):
+        if i == error.event and isinstance(event, Forward) and spec.quantized_init:
+            return "" if progress.inner(event) else ", quantised parameters outside regions"
+    return ""
+
+
+def check_balance(evidence: LibraryEvidence) -> Iterator[Verdict]:
+    """O19: at the end of a step nothing is set aside any more."""
+    for arm, trace in evidence.traces.items():
+        found = plain("O19", arm, "state", "not_applicable")
+        for (i, event, progress), moment in zip(
+            steps_of(evidence.spec), trace.moments, strict=False
+        ):
+            if not isinstance(event, Step) or progress.open:
+                continue
+            left = {name: n for name, n in moment.pending.items() if n}
+            if left:
+                symptom = f"left over: {', '.join(sorted(left))}{unfinished(evidence.spec)}"
+                symptom += circumstances(evidence.spec, arm)
+                at = At(what="pending", event=i)
+                due = Is(bits(0))
+                found = Verdict("O19", arm, "state", "diverged", symptom, at, str(left), due)
+                break
+            found = plain("O19", arm, "state", "ok")
+        yield found

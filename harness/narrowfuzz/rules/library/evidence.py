@@ -1,0 +1,154 @@
+"""What the rules of a library's layers look at, and how regions stand event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from narrowfuzz.case.event_text import sentence
+from narrowfuzz.case.events import (
+    Backward,
+    Close,
+    Event,
+    Forward,
+    Open,
+    Settings,
+    Step,
+    Switch,
+    switched,
+)
+from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.trace.address import At as Address
+from narrowfuzz.trace.snapshots import At
+from narrowfuzz.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class LibraryEvidence:
+    """One case of a library's layers, run on its arms."""
+
+    case: Case
+    kind: Literal["delayed", "current", "mx"]
+    policy: Callable[[Settings], Policy | None]
+    #: Those of one process.
+    traces: Mapping[str, Trace]
+    #: As-built deviation -> ledger entry.
+    deviations: Mapping[str, str]
+    #: Why the library may refuse this Spec; "" if it promises to run it.
+    refusal: str = ""
+    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
+    company: Callable[[], Trace] | None = None
+    #: The traces of arms that run on ranks, and what a rank leaves that runs alone on such an arm.
+    on_ranks: Mapping[str, Trace] = field(default_factory=dict)
+    alone: Callable[[str, int], Trace] | None = None
+    #: The plain run of another Spec.
+    run: Callable[[Spec], Trace] | None = None
+    #: As of Evidence: nothing is converted.
+    unconverted: bool = False
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    @property
+    def left(self) -> dict[str, Trace]:
+        """As of Evidence: ranks among them."""
+        return {**self.traces, **self.on_ranks}
+
+    @property
+    def ran(self) -> bool:
+        """True if every run came to its end."""
+        return all(trace.error is None for trace in self.left.values())
+
+
+@dataclass(eq=False)
+class Region:
+    """One outermost region, from its opening."""
+
+    #: First training forward that ran in FP8 in it.
+    first: int = -1
+    #: A forward opened it for itself.
+    own: bool = False
+
+
+@dataclass
+class Progress:
+    """Where a schedule stands: settings, regions, and what each forward ran under."""
+
+    settings: Settings
+    open: list[Settings | None] = field(default_factory=list)
+    outermost: Region = field(default_factory=Region)
+    forwards: int = 0
+    #: Training forward that ran in FP8 -> its settings and its outermost region.
+    ran: dict[int, tuple[Settings, Region]] = field(default_factory=dict)
+    #: Those of them that ran in a region inside another.
+    nested: set[int] = field(default_factory=set)
+
+    def inner(self, event: Forward) -> Settings | None:
+        """What a forward's layers run under; None: high precision."""
+        if event.inside:
+            return self.settings
+        return self.open[-1] if self.open else None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Open(enabled=enabled):
+                if not self.open:
+                    self.outermost = Region()
+                self.open.append(self.settings if enabled else None)
+            case Close():
+                self.open.pop()
+            case Switch():
+                self.settings = switched(self.settings, event)
+            case Forward(mode=mode):
+                inner = self.inner(event)
+                if inner is not None and mode == "train":
+                    region = self.outermost if self.open else Region(own=True)
+                    if region.first < 0:
+                        region.first = self.forwards
+                    self.ran[self.forwards] = (inner, region)
+                    if len(self.open) + event.inside > 1:
+                        self.nested.add(self.forwards)
+                self.forwards += 1
+
+
+def steps_of(spec: Spec) -> Iterator[tuple[int, Event, Progress]]:
+    """Every event with the progress before it."""
+    progress = Progress(spec.settings)
+    for i, event in enumerate(spec.events):
+        yield i, event, progress
+        progress.take(event)
+
+
+def place(spec: Spec, event: int) -> str:
+    """``event 4, backward({y0: g})``; -1 is before the first."""
+    if event < 0:
+        return "building the model"
+    number = sum(isinstance(e, Forward) for e in spec.events[:event])
+    return f"event {event}, {sentence(spec.events[event], number)}"
+
+
+def address_of(what: Address, event: int, at: At) -> Address:
+    """An address with the event, the phase, the forward and its layer call."""
+    return msgspec.structs.replace(
+        what, event=event, phase=at.phase, of=at.forward, call=max(at.call, 0)
+    )
+
+
+def order_lost(spec: Spec) -> int:
+    """The first step whose gradients are sums in an order that is the engine's own choice.
+
+    A reentrant checkpoint adds each segment's weight gradients as it is reached; a plain backward
+    sums those of one pass first. Both are right, and from the step on the models differ.
+    """
+    sums = False
+    for i, event in enumerate(spec.events):
+        if isinstance(event, Backward):
+            sums |= len(event.of) > 1 or spec.layout == "twice"
+        elif isinstance(event, Step) and sums:
+            return i
+    return len(spec.events)

@@ -1,0 +1,89 @@
+"""O20 of a library's layers: products have the formats that are due, and weights are cast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from narrowfuzz.case.events import Backward, Forward
+from narrowfuzz.rules.library.evidence import (
+    LibraryEvidence,
+    address_of,
+    steps_of,
+)
+from narrowfuzz.rules.library.recompute import sides_of
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.state.symptoms import circumstances
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Formats, Present
+from narrowfuzz.trace.snapshots import CastSeen, ProductSeen
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
+
+
+def check_precision(evidence: LibraryEvidence) -> Iterator[Verdict]:
+    """O20: inside a region every product runs in the recipe's formats, outside none does, and a
+    forward that is told to casts its weights."""
+    for arm, trace in evidence.traces.items():
+        yield replace(_precision(evidence, trace), arm=arm)
+
+
+_NARROW = frozenset({"e4m3", "e5m2"})
+
+
+def _precision(evidence: LibraryEvidence, trace: Trace) -> Verdict:
+    judged = False
+    for (i, event, progress), moment in zip(steps_of(evidence.spec), trace.moments, strict=False):
+        if isinstance(event, Forward):
+            narrow = progress.inner(event) is not None
+        elif isinstance(event, Backward):
+            under = {f in progress.ran for f in event.of}
+            if len(under) > 1:
+                continue  # a sum over both kinds: which product belongs to which is not known
+            narrow = under.pop()
+        else:
+            continue
+        for product in moment.products:
+            judged = True
+            formats = {product.a.format, product.b.format}
+            wrong = bool(formats - _NARROW) if narrow else bool(formats & _NARROW)
+            symptom = "product in high precision" if narrow else "product in FP8"
+            due = _formats(evidence, product) if narrow else set()
+            if narrow and not wrong:
+                symptom, wrong = "product in other FP8 formats", formats != due
+            if wrong:
+                symptom += f" ({product.at.phase}){circumstances(evidence.spec, trace.arm)}"
+                return Verdict(
+                    "O20", "", product.role, "diverged", symptom,
+                    address_of(At(what="product", name=product.role), i, product.at),
+                    sides_of(product), Formats(tuple(sorted(due))),
+                )  # fmt: skip
+        missing = _weight_cast_missing(evidence, event, moment.casts) if narrow else ""
+        if missing:
+            return Verdict(
+                "O20", "", "output", "diverged", missing,
+                At(what="cast", event=i, name="output", side="b"),
+                "none in the window the layer has", Present(("a fresh cast of the weight",)),
+            )  # fmt: skip
+    return plain("O20", "", "output", "ok" if judged else "not_applicable")
+
+
+def _formats(evidence: LibraryEvidence, product: ProductSeen) -> set[str]:
+    """What a product multiplies: one gradient in a backward, none elsewhere."""
+    wide = evidence.kind != "mx" and evidence.spec.settings.format == "hybrid"
+    return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
+
+
+def _weight_cast_missing(
+    evidence: LibraryEvidence, event: object, casts: tuple[CastSeen, ...]
+) -> str:
+    known = any(c.slot is not None for c in casts)
+    if not isinstance(event, Forward) or event.first is False or not known:
+        return ""
+    if evidence.spec.quantized_init:
+        return ""
+    forward = [c.slot for c in casts if c.at.phase == "forward"]
+    if any(slot is not None and slot.index == 1 for slot in forward):
+        return ""
+    # scales of all tensors are state here: a cast that belongs to no slot feeds a state nobody has
+    return "weight cast into a window that is gone" if None in forward else "weight not cast"

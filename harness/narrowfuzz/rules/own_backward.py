@@ -1,0 +1,134 @@
+"""O22: backward belongs to the forward that was run.
+
+The last linear of a model is y = h W^T + b, so for each of its output features n, whatever h was,
+
+    sum_m g[m, n] y[m, n] = sum_k grad_W[n, k] W[n, k] + grad_b[n] b[n].
+
+Both sides come from one run and need no other one to compare with: this judges models that draw
+random numbers, of which a compiler draws others than eager does. Where backward recomputes h from
+other random numbers, or from other roundings of it, the sides differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.numerics.formats import F64, FORMATS
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.oracle import first, plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Own, Within, bits, number
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
+
+_NAME, _ROLE = "O22", "grad_parameter"
+#: Unit roundoffs of the results' dtype that each product may be off by: those of y, of grad_W, of
+#: the bias and of h, twice over.
+ROUNDINGS = 8.0
+#: What sums in fp32 may add to that where products cancel.
+FLOOR = 2.0**-12
+
+
+def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
+    """Every arm of an unquantised model whose output one linear makes."""
+    why = _why_not(evidence)
+    for arm, trace in evidence.traces.items():
+        if trace.error is not None or why:
+            yield plain(_NAME, arm, _ROLE, "not_applicable", why)
+        else:
+            yield _judge(evidence, arm, trace)
+
+
+def _why_not(evidence: Evidence) -> str:
+    spec = evidence.spec
+    if not evidence.last:
+        return "no linear makes the output by itself"
+    if evidence.plan.quantised:
+        return "forward and backward quantise other operands"
+    if not spec.trains or spec.scheduled:
+        return "not one backward"
+    return ""
+
+
+def sides(results: Any, tensors: Any, last: str, tiny: float = 0.0) -> tuple[F64, F64, F64] | None:
+    """Both sums and the sum of magnitudes, per output feature; None where a gradient is missing.
+    A result below ``tiny``, its type's smallest normal number, is rounded as if it were that."""
+    grad = results.get(f"{last}.weight.grad")
+    if grad is None:
+        return None
+    held = (results["output"], tensors["grad_output"], tensors[f"{last}.weight"], grad)
+    y, g, w, grad = (np.asarray(t, np.float64) for t in held)
+    bias, grad_bias = tensors.get(f"{last}.bias"), results.get(f"{last}.bias.grad")
+    with np.errstate(all="ignore"):
+        output, shares = g * y, [grad * w]
+        sizes = [np.abs(g) * np.maximum(np.abs(y), tiny)]
+        sizes.append((np.maximum(np.abs(grad), tiny) * np.abs(w)).T)
+        if bias is not None and grad_bias is not None:
+            grad_bias = np.asarray(grad_bias, np.float64)
+            shares.append((grad_bias * bias)[:, None])
+            sizes.append(np.maximum(np.abs(grad_bias), tiny)[None] * np.abs(bias))
+        right = np.sum([share.sum(axis=1) for share in shares], axis=0)
+        size = np.sum([s.sum(axis=0) for s in sizes], axis=0)
+        return output.sum(axis=0), right, size
+
+
+def allowed(dtype: str, *, autocast: bool) -> float:
+    """What the sides may differ by, in units of the magnitudes."""
+    unit = FORMATS["bf16" if autocast else dtype].unit_roundoff
+    return max(ROUNDINGS * unit, FLOOR)
+
+
+def largest(dtype: str) -> float:
+    """Magnitudes from which on a sum may have left the dtype's range on the way."""
+    return FORMATS[dtype].max * 2.0**-10
+
+
+def _judge(evidence: Evidence, arm: str, trace: Trace) -> Verdict:
+    tiny = FORMATS[evidence.spec.dtype].min_normal
+    found = sides(trace.outputs, evidence.tensors, evidence.last, tiny)
+    at = At(name=f"{evidence.last}.weight.grad")
+    nothing = plain(_NAME, arm, _ROLE, "ok")
+    limit = allowed(evidence.spec.dtype, autocast=bool(evidence.spec.narrowed))
+    return compared(nothing, "belongs to another forward", at, found, evidence.spec.dtype, limit)
+
+
+def compared(
+    passed: Verdict,
+    symptom: str,
+    at: At,
+    found: tuple[F64, F64, F64] | None,
+    dtype: str,
+    allowed: float,
+) -> Verdict:
+    """``passed``, or what is wrong with the sides that were ``found`` at the last weight's
+    gradient, whose rows are the output's features."""
+    if found is None:
+        return replace(passed, status="not_applicable", why="the last weight has no gradient")
+    left, right, size = found
+    with np.errstate(all="ignore"):
+        limit = allowed * size
+        judged = np.isfinite(size) & (size < largest(dtype)) & (size > 2.0**-60)
+        bad = judged & ~(np.abs(left - right) <= limit)
+        told = judged & (np.abs(left) > limit)
+    if left.size and not judged.any():
+        return replace(passed, status="inconclusive", why="sums out of range")
+    if not bad.any():
+        why = "" if told.any() else "no sum is known to be other than zero"
+        return replace(passed, status="inconclusive", why=why) if why else passed
+    n = first(bad)
+    interval = Within(bits(left[n] - limit[n]), bits(left[n] + limit[n]))
+    return replace(
+        passed,
+        status="diverged",
+        symptom=symptom,
+        at=msgspec.structs.replace(at, index=n),
+        got=f"gradient times weight {number(right[n])} in sum",
+        # of a sum over the row, not of an element that a script could look up
+        expect=Own(str(interval)),
+        factor=float(abs(left[n] - right[n]) / limit[n]),
+    )

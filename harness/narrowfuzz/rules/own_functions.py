@@ -1,0 +1,56 @@
+"""O24: the backward of a user's own ``autograd.Function`` is the derivative of its forward.
+
+Nothing that compares one way of running with another sees such a backward: it is wrong in all of
+them. ``play/derivatives.py`` says how finite differences bring their own error, and what is left
+alone because it may be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import DerivativeOf, bits, number
+from narrowfuzz.trace.trace import Derivative
+from narrowfuzz.trace.verdict import Status, Verdict
+
+NAME, ROLE = "O24", "backward"
+
+
+def check_own_functions(evidence: Evidence) -> Iterator[Verdict]:
+    """One verdict for each Function, at the first of its arguments that has something to say. The
+    model is the same on every arm, so one speaks for all."""
+    arm = evidence.base
+    if evidence.functions is None:
+        yield plain(NAME, arm, ROLE, "not_applicable", "no model of a user's")
+        return
+    by_function: dict[str, list[Derivative]] = {}
+    for one in evidence.functions():
+        by_function.setdefault(one.function, []).append(one)
+    if not by_function:
+        yield plain(NAME, arm, ROLE, "not_applicable", "it calls no autograd.Function of its own")
+    for several in by_function.values():
+        yield _judge(arm, several)
+
+
+def _judge(arm: str, several: list[Derivative]) -> Verdict:
+    told = next((d for d in several if d.wrong), None)
+    told = told or next((d for d in several if d.why), several[0])
+    at = At(what="function", layer=told.module, name=told.argument)
+    others = tuple(d.argument for d in several if d.wrong and d is not told)
+    expect = DerivativeOf(
+        told.function, bits(told.slope), bits(told.error), bits(told.off), bits(told.share),
+        told.directions, others,
+    )  # fmt: skip
+    if not told.wrong:
+        status: Status = "inconclusive" if told.why else "ok"
+        place = f"{told.function}({told.argument})" if told.argument else told.function
+        why = f"{place}: {told.why}" if told.why else ""
+        return Verdict(NAME, arm, ROLE, status, at=at, expect=expect, why=why)
+    return Verdict(
+        NAME, arm, ROLE, "diverged", f"of {told.function} is not the derivative of its forward", at,
+        number(told.backward), expect,
+        factor=abs(told.backward - told.slope) / told.allowed,
+    )  # fmt: skip

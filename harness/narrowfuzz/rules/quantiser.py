@@ -1,0 +1,321 @@
+"""O2 cast-exact, O3 scale-exact, O4 amax-exact: the quantiser, part by part.
+
+Each part starts from what was observed of the part before, so a wrong amax is not also a wrong
+scale and a wrong scale not also wrong codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.numerics import reference
+from narrowfuzz.numerics.formats import canonical, decode
+from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
+from narrowfuzz.rules.evidence import Evidence, identical
+from narrowfuzz.rules.oracle import first, number, plain, same_bits
+from narrowfuzz.rules.reference import Operand
+from narrowfuzz.trace.address import At, What
+from narrowfuzz.trace.expect import Given, Is, bits
+from narrowfuzz.trace.trace import Seen, Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: Symptom of a level-B operand, which cannot tell a wrong code from a wrong scale.
+LEVEL_B = "dequantised value"
+
+
+def _operands(
+    evidence: Evidence, oracle: str
+) -> Iterator[tuple[Trace, Role, str, Seen, Operand] | Verdict]:
+    """Every observed quantised operand, or the verdict that says why there is none."""
+    for arm, trace in evidence.traces.items():
+        for role in ROLES:
+            unused = trace.error is not None or not evidence.backward_of(role)
+            if unused or not evidence.plan.gemms[role].quantised:
+                yield plain(oracle, arm, role, "not_applicable")
+                continue
+            site = trace.main_site(role)
+            if site is None:
+                yield plain(oracle, arm, role, "inconclusive", trace.unobserved or "not tapped")
+                continue
+            for side, seen in (("a", site.a), ("b", site.b)):
+                operand = evidence.reference.operand(role, side)
+                if operand.plan.hadamard:
+                    # summed in the kernel's order and rounded to bf16: not known to the last bit
+                    why = "transformed before it is quantised"
+                    yield plain(oracle, arm, role, "inconclusive", why)
+                    continue
+                yield trace, role, side, seen, operand
+
+
+def check_amax(evidence: Evidence) -> Iterator[Verdict]:
+    """O4: amax equals max|x| of its granule; max is exact in any order, so on every arm."""
+    for item in _operands(evidence, "O4"):
+        if isinstance(item, Verdict):
+            yield item
+            continue
+        trace, role, side, seen, operand = item
+        if seen.amax is None:
+            yield plain("O4", trace.arm, role, "not_applicable", "amax is not exposed")
+            continue
+        assert operand.quantised is not None
+        expected = operand.quantised.amax
+        same = identical(seen.amax, expected)
+        if same or not (bad := ~same_bits(seen.amax, expected)).any():
+            zeros = not np.any(expected)
+            why = "zeros in every granule" if zeros else ""
+            yield plain("O4", trace.arm, role, "inconclusive" if zeros else "ok", why)
+            continue
+        at = first(bad)
+        yield Verdict(
+            "O4", trace.arm, role, "diverged", "amax", _at("amax", role, side, at),
+            number(seen.amax[at]), Is(bits(expected[at])),
+        )  # fmt: skip
+
+
+#: How far two divisions of 2 units in the last place each may leave a scale.
+_APPROXIMATE = 2.0**-20
+
+
+def check_scale(evidence: Evidence) -> Iterator[Verdict]:
+    """O3: scale equals the plan's rule applied to amax, bit for bit."""
+    for item in _operands(evidence, "O3"):
+        if isinstance(item, Verdict):
+            yield item
+            continue
+        trace, role, side, seen, operand = item
+        yield judge_scale(evidence, trace.arm, role, side, seen, operand)
+
+
+def judge_scale(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    """O3 of one operand."""
+    if seen.values is not None or evidence.scale_hidden(role, seen):
+        return plain("O3", arm, role, "inconclusive", "scale is not observable")
+    assert operand.quantised is not None and seen.scale is not None
+    amax = operand.quantised.amax if seen.amax is None else seen.amax
+    got, expected = seen.scale, expected_scale(seen, operand)
+    if identical(got, expected):
+        return plain("O3", arm, role, "ok")
+    bad = ~same_bits(got, expected)
+    if arm in evidence.approximate and got.dtype == np.float32:
+        with np.errstate(invalid="ignore"):
+            bad &= ~(np.abs(got - expected) <= _APPROXIMATE * np.abs(expected))
+    if not bad.any():
+        return plain("O3", arm, role, "ok")
+    known, bad = _explain_scale(evidence, operand.plan, amax, seen, bad)
+    if not bad.any():
+        return plain("O3", arm, role, "ok").known(known)
+    at = first(bad)
+    return Verdict(
+        "O3", arm, role, "diverged",
+        _scale_symptom(got[at], expected[at], amax[at], operand.plan),
+        _at("scale", role, side, at), str(_scale(got[at])), _scale(expected[at]),
+        (Given("amax", _at("amax", role, side, at), bits(amax[at])),),
+    )  # fmt: skip
+
+
+def expected_scale(seen: Seen, operand: Operand) -> reference.Scale:
+    """The plan's scale of the amax that was seen, or else is right; inverse if it was seen so."""
+    assert operand.quantised is not None
+    amax = operand.quantised.amax if seen.amax is None else seen.amax
+    planned = identical(amax, operand.quantised.amax)  # the reference has made that scale already
+    expected = operand.quantised.scale if planned else reference.scale(amax, operand.plan)
+    if not seen.scale_is_inverse:
+        return expected
+    with np.errstate(divide="ignore"):
+        return (np.float32(1.0) / expected).astype(np.float32)
+
+
+def _explain_scale(
+    evidence: Evidence, plan: OperandPlan, amax: Any, seen: Seen, bad: Any
+) -> tuple[str, Any]:
+    for deviation, entry in evidence.deviations.items():
+        other = reference.scale_as_built(amax, plan, deviation)
+        if other is None:
+            continue
+        with np.errstate(divide="ignore"):
+            as_built = np.float32(1.0) / other if seen.scale_is_inverse else other
+        explained = bad & (seen.scale == as_built)
+        if explained.any():
+            return entry, bad & ~explained
+    return "", bad
+
+
+def _scale_symptom(got: Any, expected: Any, amax: Any, plan: OperandPlan) -> str:
+    if isinstance(plan.scale, MxScale):
+        step = int(got) - int(expected)
+        if not np.isfinite(amax):
+            return "scale of a granule with Inf or NaN"
+        return f"scale byte {'+' if step > 0 else '-'}{'1' if abs(step) == 1 else 'n'}"
+    if isinstance(plan.scale, TwoLevelScale):
+        return "block scale"
+    if not np.isfinite(amax) or not np.isfinite(got):
+        return "scale of a granule with Inf or NaN"
+    if got == 2 * expected or 2 * got == expected:
+        return "scale off by a factor 2"
+    return "scale value"
+
+
+def _scale(scale: Any) -> Is:
+    """A scale as an expectation; of two levels the inner one, a byte that is a code."""
+    if np.asarray(scale).dtype.names:
+        return Is(bits(int(scale["block"])), byte=True)
+    return Is(bits(scale), byte=np.asarray(scale).dtype == np.uint8)
+
+
+def check_cast(evidence: Evidence) -> Iterator[Verdict]:
+    """O2: codes equal nearest-even(x * s) with the scale that was observed."""
+    for item in _operands(evidence, "O2"):
+        if isinstance(item, Verdict):
+            yield item
+            continue
+        trace, role, side, seen, operand = item
+        yield judge_cast(evidence, trace.arm, role, side, seen, operand)
+
+
+def judge_cast(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    """O2 of one operand."""
+    if seen.values is not None:
+        return _check_values(evidence, arm, role, side, seen)
+    return _check_codes(evidence, arm, role, side, seen, operand)
+
+
+def _powers(scale: Any) -> bool:
+    """Powers of two only: what they are does not hang on how a quotient is rounded."""
+    return bool((np.frexp(scale)[0] == 0.5).all())
+
+
+def _check_codes(
+    evidence: Evidence, arm: str, role: Role, side: str, seen: Seen, operand: Operand
+) -> Verdict:
+    plan, fmt = operand.plan, operand.plan.format
+    assert fmt is not None and operand.quantised is not None and seen.codes is not None
+    scale = evidence.seen_scale(role, side, seen)
+    if scale is None:
+        return plain("O2", arm, role, "inconclusive", "scale is not observable")
+    if arm in evidence.approximate and scale.dtype == np.float32 and not _powers(scale):
+        return plain("O2", arm, role, "inconclusive", "its code divides by approximation")
+    expected = expected_codes(scale, operand)
+    if identical(seen.codes, expected):
+        return _exact_codes(arm, role, scale, plan)
+    bad = _code_mismatch(evidence, arm, seen.codes, expected, scale, plan)
+    if plan.rounding == "stochastic":
+        for neighbour in reference.admissible(operand.x, scale, plan):
+            bad &= _code_mismatch(evidence, arm, seen.codes, neighbour, scale, plan)
+    if not bad.any():
+        return _exact_codes(arm, role, scale, plan)
+    left = bad
+    for deviation, entry in evidence.deviations.items():
+        as_built = reference.codes(operand.x, scale, plan, deviation=deviation)
+        differs = _code_mismatch(evidence, arm, seen.codes, as_built, scale, plan)
+        if not (bad & differs).any():
+            return plain("O2", arm, role, "ok").known(entry)
+        left = left & differs
+    at = _first_of(left, bad)
+    got, want = decode(seen.codes, fmt)[at], decode(expected, fmt)[at]
+    return Verdict(
+        "O2", arm, role, "diverged", _code_symptom(got, want, scale, plan, at),
+        _at("codes", role, side, at), number(got),
+        Is(bits(want), signed=not evidence.compiled(arm)), _source(role, side, at, operand.x),
+    )  # fmt: skip
+
+
+def expected_codes(scale: reference.Scale, operand: Operand) -> Any:
+    """What the plan casts to under the scale that was seen."""
+    planned = operand.quantised
+    assert planned is not None
+    if scale.tobytes() == planned.scale.tobytes():  # the reference has made these already
+        return planned.codes
+    return reference.codes(operand.x, scale, operand.plan)
+
+
+def _exact_codes(arm: str, role: Role, scale: Any, plan: OperandPlan) -> Verdict:
+    if np.all(reference.meaningless(scale, plan)):
+        return plain("O2", arm, role, "inconclusive", "every scale is NaN")
+    return plain("O2", arm, role, "ok")
+
+
+def _code_mismatch(
+    evidence: Evidence, arm: str, got: Any, want: Any, scale: Any, plan: OperandPlan
+) -> Any:
+    assert plan.format is not None
+    if evidence.compiled(arm):  # generated code does not keep the sign of zero
+        bad = ~same_bits(decode(got, plan.format), decode(want, plan.format))
+    else:
+        bad = canonical(got, plan.format) != canonical(want, plan.format)
+    return bad & ~reference.meaningless(scale, plan)
+
+
+def _code_symptom(got: Any, want: Any, scale: Any, plan: OperandPlan, at: tuple[int, ...]) -> str:
+    assert plan.format is not None
+    if isinstance(plan.scale, MxScale) and reference.spread(scale, plan)[at] == 0:
+        return "codes of an MX block with scale byte 0"
+    if np.isnan(got) or np.isnan(want):
+        return "NaN code"
+    if abs(want) == plan.format.max or abs(got) == plan.format.max:
+        return "saturated code"
+    return "rounded code"
+
+
+def _check_values(evidence: Evidence, arm: str, role: Role, side: str, seen: Seen) -> Verdict:
+    """Level B: the dequantised operand itself, which pow-2 or correctly rounded quotients fix."""
+    expected = evidence.reference.values(role, side)
+    assert seen.values is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        bad = ~same_bits(seen.values, expected.astype(np.float32))
+    if not bad.any():
+        return plain("O2", arm, role, "ok")
+    operand = evidence.reference.operand(role, side)
+    assert operand.quantised is not None
+    left = bad
+    for deviation, entry in evidence.deviations.items():
+        explained = np.zeros(bad.shape, dtype=bool)
+        for values in _values_as_built(evidence, role, operand, deviation):
+            explained |= same_bits(seen.values, values)
+        if not (bad & ~explained).any():
+            return plain("O2", arm, role, "ok").known(entry)
+        left = left & ~explained
+    at = _first_of(left, bad)
+    return Verdict(
+        "O2", arm, role, "diverged", LEVEL_B, _at("values", role, side, at),
+        number(seen.values[at]), Is(bits(np.float32(expected[at]))),
+        _source(role, side, at, operand.x),
+    )  # fmt: skip
+
+
+def _first_of(left: Any, bad: Any) -> tuple[int, ...]:
+    """An element that no deviation accounts for: one that some does is wrong without a cause of its
+    own, and would be in a library that has only the deviation."""
+    return first(left if left.any() else bad)
+
+
+def _values_as_built(evidence: Evidence, role: Role, operand: Operand, deviation: str) -> list[Any]:
+    assert operand.quantised is not None
+    gemm, scale = evidence.plan.gemms[role], operand.quantised.scale
+    scales: list[Any] = [scale]
+    other = reference.scale_as_built(operand.quantised.amax, operand.plan, deviation)
+    if other is not None:
+        scales.append(other.astype(scale.dtype))
+    values = []
+    for s in scales:
+        codes = reference.codes(operand.x, s, operand.plan, deviation=deviation)
+        exact = reference.values(codes, s, operand.plan)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = reference.multiplied(exact, gemm, evidence.spec.dtype)
+            values.append(rounded.astype(np.float32))
+    return values
+
+
+def _at(what: What, role: Role, side: str, index: tuple[int, ...]) -> At:
+    return At(what=what, name=role, side=side, index=index)  # type: ignore[arg-type]
+
+
+def _source(role: Role, side: str, index: tuple[int, ...], x: Any) -> tuple[Given, ...]:
+    """What was quantised there."""
+    return (Given("x", _at("source", role, side, index), bits(x[index])),)

@@ -1,0 +1,338 @@
+"""O12 checkpoint-equal, O13 recompute-consistency, O18 saved-statistics.
+
+What backward recomputes must be what forward computed, and what forward kept (attention's output
+and log-sum-exp) must belong to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Forward, Step
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.numerics.accumulator import U32, UNKNOWN, Accumulator, sum_radius
+from narrowfuzz.numerics.bounds import FLUSH32
+from narrowfuzz.numerics.formats import FORMATS, canonical
+from narrowfuzz.play.attention import scores, sums_to_one
+from narrowfuzz.rules.evidence import Evidence, same_bits
+from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.whole import equal_outputs
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Own, Same, bits
+from narrowfuzz.trace.trace import AttentionCall, Multiplied, Seen, Trace, repeated
+from narrowfuzz.trace.verdict import Status, Verdict
+
+
+def check_checkpoint(evidence: Evidence) -> Iterator[Verdict]:
+    """O12: in eager, a checkpointed run equals the plain one bit for bit."""
+    for arm, trace in evidence.traces.items():
+        asked = BY_NAME[arm]
+        if not asked.recomputes or asked.compiled:
+            continue
+        base = evidence.traces.get(asked.stage)
+        if base is None or base.error is not None or trace.error is not None:
+            yield plain("O12", arm, "output", "not_applicable")
+            continue
+        if asked.checkpoint == "reentrant" and evidence.spec.sums_forwards:
+            # it runs a backward of its own for each of them
+            why = "gradients of several forwards are added in another order"
+            yield plain("O12", arm, "output", "not_applicable", why)
+            continue
+        names = _before_a_step(evidence.spec) if _sums_otherwise(evidence, arm) else None
+        yield equal_outputs(
+            "O12", evidence, trace, base, "differs from no checkpoint", asked.stage, names
+        )
+
+
+def _before_a_step(spec: Spec) -> frozenset[str]:
+    """Outputs that no gradient has reached."""
+    forwards = [i for i, event in enumerate(spec.training) if isinstance(event, Forward)]
+    steps = [i for i, event in enumerate(spec.training) if isinstance(event, Step)]
+    before = [n for n, i in enumerate(forwards) if not steps or i < steps[0]]
+    last = len(forwards) - 1
+    return frozenset("output" if n == last else f"output@{n}" for n in before)
+
+
+def _sums_otherwise(evidence: Evidence, arm: str) -> bool:
+    """May this checkpoint legally add a gradient's sums in another order?
+
+    A reentrant checkpoint runs its region on a detached input, and autograd stores the gradient of
+    such a leaf with the leaf's strides (torch/csrc/autograd/functions/accumulate_grad.h); without a
+    checkpoint it has those that backward made. So behind a transposed input the region before gets
+    its gradient in another layout, and kernels add by layout.
+    """
+    spec = evidence.spec
+    return (
+        BY_NAME[arm].checkpoint == "reentrant"
+        and len(evidence.regions) > 1
+        and spec.input_layout == "transposed"
+    )
+
+
+def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
+    """O13: what a recomputed GEMM multiplies equals what the forward's multiplied."""
+    for arm, trace in evidence.traces.items():
+        if not BY_NAME[arm].recomputes:
+            continue
+        if trace.error is not None or not evidence.spec.trains:
+            yield plain("O13", arm, "output", "not_applicable")
+        elif evidence.compiled(arm):
+            yield _compiled(arm, trace)
+        elif not evidence.plan.quantised and not trace.calls:
+            yield plain("O13", arm, "output", "not_applicable", "nothing is quantised")
+        else:
+            yield from _eager(evidence, arm, trace)
+
+
+def _eager(evidence: Evidence, arm: str, trace: Trace) -> Iterator[Verdict]:
+    pairs = [
+        ((f.module, f.index, r.index), f.sites, r.sites, f.tensors, r.tensors)
+        for f, r in repeated(trace.calls)
+    ]
+    if not trace.calls:
+        forward, again = trace.at("output", "forward"), trace.at("output", "recompute")
+        if forward is None or again is None:
+            kept = forward is not None
+            status: Status = "not_applicable" if kept else "inconclusive"
+            why = "its product was kept" if kept else trace.unobserved or "not tapped"
+            yield plain("O13", arm, "output", status, why)
+            return
+        pairs = [(_ALONE, (forward,), (again,), {}, {})]
+    if not pairs:
+        yield plain("O13", arm, "output", "inconclusive", "no call was recomputed")
+    for place, sites, again_sites, tensors, again_tensors in pairs:
+        handed = {
+            name: _same(arm, place, name, tensors[name], again_tensors[name])
+            for name in ("input", "weight")
+            if name in tensors
+        }
+        for name, verdict in handed.items():
+            nothing = verdict.status == "ok" and not _says(tensors[name])
+            yield plain("O13", arm, "output", "inconclusive", _NOTHING) if nothing else verdict
+        moved = any(verdict.status != "ok" for verdict in handed.values())
+        if moved or not sites or not again_sites:
+            continue  # it was handed something else, or its product was kept
+        for side in ("a", "b"):
+            x, y = getattr(sites[0], side), getattr(again_sites[0], side)
+            yield _same_seen(arm, place, side, x, y)
+
+
+#: A layer, its call and its recompute.
+_Place = tuple[str, int, int]
+_ALONE: _Place = ("", 0, 0)
+
+
+def _same_seen(arm: str, place: _Place, side: str, x: Seen, y: Seen) -> Verdict:
+    for what, before, after in _parts(x, y):
+        if before is not None and after is not None:
+            verdict = _same(arm, place, what, before, after, side)
+            if verdict.status != "ok":
+                return verdict
+    if x.values is not None and not _says(x.values):
+        return plain("O13", arm, "output", "inconclusive", _NOTHING)
+    return plain("O13", arm, "output", "ok")
+
+
+_NOTHING = "nothing but zeros and NaN"
+
+
+def _says(x: Any) -> bool:
+    """Is there anything but zeros and NaN, which another tensor may hold as well?"""
+    return bool(((x != 0) & (x == x)).any())
+
+
+def _parts(x: Seen, y: Seen) -> tuple[tuple[str, Any, Any], ...]:
+    """What two sights of an operand are compared by; a NaN's sign means nothing."""
+    return (
+        ("scale", x.scale, y.scale),
+        ("codes", _codes(x), _codes(y)),
+        ("values", x.values, y.values),
+    )
+
+
+def _codes(seen: Seen) -> Any:
+    if seen.codes is None or not seen.format:
+        return seen.codes
+    return canonical(seen.codes, FORMATS[seen.format])
+
+
+def _same(
+    arm: str, place: _Place, what: str, before: Any, after: Any, side: str = ""
+) -> Verdict:  # fmt: skip
+    same = before.shape == after.shape and before.dtype == after.dtype
+    bad = ~same_bits(before, after) if same else None
+    if bad is not None and not bad.any():
+        return plain("O13", arm, "output", "ok")
+    at = first(bad) if bad is not None else ()
+    named = what if what in ("scale", "codes") else "operands"
+    # handed to the layer: an operand before it is quantised
+    layer, call, recompute = place
+    there = At(
+        what=what if side else "source", layer=layer, name="output" if side else what,  # type: ignore[arg-type]
+        call=recompute, phase="recompute", side=side, index=at,  # type: ignore[arg-type]
+    )  # fmt: skip
+    first_run = msgspec.structs.replace(there, phase="forward", call=call)
+    return Verdict(
+        "O13", arm, "output", "diverged", f"{named} differ in recompute", there, str(after[at]),
+        Same(first_run, str(before[at])),
+    )  # fmt: skip
+
+
+def _compiled(arm: str, trace: Trace) -> Verdict:
+    """A backward GEMM with a forward GEMM's weight operand is that GEMM, recomputed."""
+    forward = [m for m in trace.multiplied if m.phase == "forward"]
+    repeats = 0
+    for again in (m for m in trace.multiplied if m.phase == "backward"):
+        originals = [m for m in forward if _equal(m.b, again.b)]
+        if not originals or _ambiguous(again.b):  # then it may be the input gradient's as well
+            continue
+        repeats += 1
+        if not any(_equal(m.a, again.a) for m in originals):
+            return _moved(arm, originals[0], again)
+    if not repeats:
+        return plain("O13", arm, "output", "not_applicable", "no GEMM was recomputed")
+    return plain("O13", arm, "output", "ok")
+
+
+def _equal(x: Seen, y: Seen) -> bool:
+    for _, before, after in _parts(x, y):
+        if (before is None) != (after is None):
+            return False
+        if before is not None and not (
+            before.shape == after.shape and same_bits(before, after).all()  # type: ignore[union-attr]
+        ):
+            return False
+    return True
+
+
+def _ambiguous(seen: Seen) -> bool:
+    """True for a weight that another operand may equal: its own transpose, or one value alone
+    (zeros, or NaNs once training has diverged)."""
+    array = _codes(seen) if seen.codes is not None else seen.values
+    assert array is not None
+    symmetric = array.shape[0] == array.shape[1] and bool(same_bits(array, array.T).all())
+    return symmetric or bool(same_bits(array, array[:1, :1]).all())
+
+
+def _moved(arm: str, original: Multiplied, again: Multiplied) -> Verdict:
+    verdict = _same_seen(arm, _ALONE, "a", original.a, again.a)
+    assert verdict.status == "diverged"
+    return verdict
+
+
+def check_statistics(evidence: Evidence) -> Iterator[Verdict]:
+    """O18: attention's backward gets the q, k, v of its forward, and statistics that fit them."""
+    for arm, trace in evidence.traces.items():
+        backward = [c for c in trace.attention if c.phase == "backward"]
+        if not backward:
+            yield plain("O18", arm, "output", "not_applicable", "no attention kernel in backward")
+            continue
+        forward = [c for c in trace.attention if c.phase == "forward"]
+        for call in backward:
+            adds = evidence.accumulators.get(f"attention {call.dtype}", UNKNOWN)
+            yield _statistics(arm, call, forward, adds)
+
+
+def _statistics(
+    arm: str, call: AttentionCall, forward: list[AttentionCall], adds: Accumulator
+) -> Verdict:
+    """The forward whose log-sum-exp was kept, then the rows' sums of probabilities."""
+    place = At(what="attention", phase="backward", layer=_caller(call, forward))
+    kept = [f for f in forward if f.lse.shape == call.lse.shape and _same_array(f.lse, call.lse)]
+    if not kept:
+        return Verdict(
+            "O18", arm, "output", "diverged", "log-sum-exp of no forward", place,
+            "statistics that no forward returned", Own("the forward's"),
+        )  # fmt: skip
+    if not any(_same_array(f.out, call.out) for f in kept):
+        return Verdict(
+            "O18", arm, "output", "diverged", "output of another forward", place,
+            "an output that does not belong to its log-sum-exp", Own("the forward's"),
+        )  # fmt: skip
+    for name in ("q", "k", "v"):
+        got = getattr(call, name)
+        if not any(_same_array(getattr(f, name), got) for f in kept):
+            bad = ~same_bits(getattr(kept[0], name), got)
+            at = first(bad)
+            return Verdict(
+                "O18", arm, "output", "diverged", "attention's inputs moved after forward",
+                msgspec.structs.replace(place, name=name, index=at),
+                f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
+                Own(number(getattr(kept[0], name)[at])), factor=row_sum_excess(call, adds)[0],
+            )  # fmt: skip
+    if call.unknown:
+        why = f"what the kernel's argument {call.unknown} does to the scores is not known"
+        return plain("O18", arm, "output", "inconclusive", why)
+    excess, allowed = row_sum_excess(call, adds)
+    if allowed == 0.0:
+        return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
+    if excess > 1.0:
+        return Verdict(
+            "O18", arm, "output", "diverged", "probabilities do not sum to 1", place,
+            f"a row that is off by {excess * allowed:.3g}",
+            Own(f"1 within {allowed:.3g}", bits(allowed)), factor=excess,
+        )  # fmt: skip
+    if not any(getattr(call, name).any() for name in ("q", "k", "v")):
+        return plain("O18", arm, "output", "inconclusive", "attention of zeros tells nothing apart")
+    return plain("O18", arm, "output", "ok")
+
+
+def _caller(call: AttentionCall, forward: list[AttentionCall]) -> str:
+    """The module that called the forward which shares most with this backward; "" if none does."""
+
+    def shared(one: AttentionCall) -> int:
+        parts = ("q", "k", "v", "lse", "out")
+        return sum(_same_array(getattr(one, name), getattr(call, name)) for name in parts)
+
+    best = max(forward, key=shared, default=None)
+    return best.module if best is not None and shared(best) else ""
+
+
+def _same_array(x: Any, y: Any) -> bool:
+    return bool(x.shape == y.shape and same_bits(x, y).all())
+
+
+def row_sum_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float]:
+    """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
+    where no row can be judged.
+
+    Bound. A score q.k of d products errs by what the accumulator does (``sum_radius``, with one
+    rounding of the result) and by what bound 3.2 lets a kernel flush, and where a mask is added by
+    one more rounding of it and of the sum; the kept log-sum-exp by one fp32 rounding and by what
+    exponential and sum of the kernel err, at most 2^-12 together for up to 4096 terms. With delta
+    twice their sum (two passes), each probability moves by a factor within e^(+-delta), so their
+    sum by at most e^delta - 1. A probability below e^-200 even so is none: of 4096 such the sum is
+    nothing beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 say nothing.
+    """
+    with np.errstate(all="ignore"):
+        q, k = call.q.astype(np.float64), call.k.astype(np.float64)
+        summed = scores(q, k, call.scale, None)
+        k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)  # heads of queries may share one
+        size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
+        sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)
+        least = (FORMATS[call.dtype].min_normal,) * 2
+        heads = zip(q.reshape(-1, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), strict=True)
+        radius = np.stack([sum_radius(one, other, adds, 1, least) for one, other in heads])
+        allowed = radius.reshape(summed.shape) + FLUSH32 * (2 * q.shape[-1] + sums)
+        reach = allowed * call.scale
+        lse = call.lse.astype(np.float64).reshape(summed.shape[:-1])
+        if call.added is not None:
+            masked = summed + call.added
+            reach = reach + U32 * (np.abs(summed) + np.abs(masked))
+            summed = masked
+        none = (summed == -np.inf) | (summed + 2.0 * reach < lse[..., None] - 200.0)
+        reach = np.where(none, 0.0, reach)
+        total = np.exp(summed - lse[..., None]).sum(axis=-1)
+        delta = 2.0 * (reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
+        judged = sums_to_one(summed, lse) & (delta < 0.5)
+        if not judged.any():
+            return 0.0, 0.0
+        bound = np.expm1(delta)
+        ratio = np.where(judged, np.abs(total - 1.0) / bound, 0.0)
+    at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    return float(ratio[at]), float(bound[at])

@@ -1,0 +1,211 @@
+"""Relations of a training's events: what its results may not depend on (R24-R27).
+
+An evaluation, a save and a load, the order in which waiting graphs run backward, and a second
+run of a graph that was kept: none of them is part of the mathematics of a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from narrowfuzz.case.altered import evaluations_dropped, in_order, reloads_dropped
+from narrowfuzz.case.event_data import with_events
+from narrowfuzz.case.events import Backward, Event, Forward, Open, Step, numbered
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.rules.evidence import Evidence, same_bits
+from narrowfuzz.rules.oracle import first, plain
+from narrowfuzz.rules.whole import role_of
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Same, number
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import OtherRun, Verdict
+
+#: (forward that trains, its backward or -1): which output, which gradient of an input.
+_Key = tuple[int, int]
+
+
+def check_evaluations(evidence: Evidence) -> Iterator[Verdict]:
+    """R24: forwards that build no graph change nothing of a training."""
+    spec = evidence.spec
+    draws = any(isinstance(e, Forward) and e.mode == "no_grad" for e in spec.events)
+    why = "its forwards draw random numbers" if evidence.twin is None and draws else ""
+    changed = evaluations_dropped(spec.events)
+    yield _same_training(
+        evidence, "R24", changed, "without its evaluations", "changed by an evaluation", why
+    )
+
+
+def check_reloads(evidence: Evidence) -> Iterator[Verdict]:
+    """R25: a training that is saved, and loaded into a new model, goes on as if it had not been."""
+    changed = reloads_dropped(evidence.spec.events)
+    why = "a new model draws random numbers" if evidence.twin is None else ""
+    yield _same_training(
+        evidence, "R25", changed, "without its reloads", "changed by a reload", why
+    )
+
+
+def check_order(evidence: Evidence) -> Iterator[Verdict]:
+    """R26: graphs that wait for one another leave what they leave one by one.
+
+    A parameter's gradient has the same bits in any order of two addends, not of three.
+    """
+    spec = evidence.spec
+    changed = in_order(spec.events)
+    why = "sums of three may be made in any order" if _most_addends(spec.events) > 2 else ""
+    if evidence.tied or _called_twice(evidence):
+        why = "a linear is called twice in a forward"
+    if spec.sums_forwards and any(isinstance(event, Open) for event in spec.events):
+        why = "forwards of one region share the casts of their weights, whose gradients add up"
+    if evidence.twin is None:
+        why = "random numbers are drawn in another order"
+    yield _same_training(
+        evidence, "R26", changed, "one graph at a time", "changed by graphs that wait", why
+    )
+
+
+def check_kept_graph(evidence: Evidence) -> Iterator[Verdict]:
+    """R27: a kept graph that runs backward again, on the same gradient, leaves the same."""
+    if any(evidence.by_chance(role) for role in ROLES):
+        yield plain("R27", evidence.base, "grad_input", "not_applicable", "stochastic rounding")
+        return
+    base = evidence.traces.get(evidence.base)
+    if base is None or base.error is not None:
+        yield plain("R27", evidence.base, "grad_input", "not_applicable", "not run in eager")
+        return
+    results, names = base.outputs, _names(evidence.spec.events)
+    before: dict[int, tuple[Backward, str]] = {}
+    judged = False
+    for key, event in _backwards(evidence.spec.events).items():
+        turn, name = key[0], names[key]
+        last, there = before.get(turn, (None, ""))
+        before[turn] = event, name
+        alike = last and (last.values, last.shift) == (event.values, event.shift)
+        if not alike or not {name, there} <= results.keys():
+            continue
+        judged = True
+        bad = ~same_bits(results[name], results[there])
+        if bad.any():
+            at = first(bad)
+            yield Verdict(
+                "R27", evidence.base, "grad_input", "diverged", "another gradient the second time",
+                At(name=name, index=at), number(results[name][at]),
+                Same(At(name=there, index=at), number(results[there][at])),
+            )  # fmt: skip
+            return
+    yield plain("R27", evidence.base, "grad_input", "ok" if judged else "not_applicable")
+
+
+def _same_training(
+    evidence: Evidence,
+    name: str,
+    events: tuple[Event, ...],
+    title: str,
+    symptom: str,
+    why: str = "",
+) -> Verdict:
+    """The same results after other events, which leave the same in exact arithmetic."""
+    spec = evidence.spec
+    if events == spec.events or not spec.trains:
+        return plain(name, evidence.base, "output", "not_applicable", "nothing to leave out")
+    if not why and any(evidence.by_chance(role) for role in ROLES):
+        why = "stochastic rounding"
+    if why:
+        return plain(name, evidence.base, "output", "not_applicable", why)
+    other_spec = msgspec.structs.replace(spec, events=events)
+    other = OtherRun(title, other_spec, with_events(other_spec, evidence.tensors))
+    assert evidence.rerun is not None
+    after = evidence.rerun(dict(other.tensors), other.spec, "")
+    if after.error is not None:
+        return plain(name, evidence.base, "output", "inconclusive", "the rerun failed")
+    return _compared(evidence, name, after, other, symptom)
+
+
+def _compared(
+    evidence: Evidence, name: str, after: Trace, other: OtherRun, symptom: str
+) -> Verdict:
+    mine = evidence.traces[evidence.base].outputs
+    for here, there in _pairs(evidence.spec.events, other.spec.events, mine):
+        got, want = mine.get(here), after.outputs.get(there)
+        if got is None and want is None:
+            continue
+        if got is None or want is None:
+            return Verdict(
+                name, evidence.base, role_of(here), "diverged", f"{symptom}: there in one run only",
+                At(name=here), "one run without it", Same(At(name=there, run=other.name)),
+                runs=(other,),
+            )  # fmt: skip
+        bad = ~same_bits(got, want)
+        if bad.any():
+            at = first(bad)
+            return Verdict(
+                name, evidence.base, role_of(here), "diverged", symptom,
+                At(name=here, index=at), number(got[at]),
+                Same(At(name=there, index=at, run=other.name), number(want[at])), runs=(other,),
+            )  # fmt: skip
+    nothing = not any(x.any() for x in mine.values())
+    why = "zeros in both runs" if nothing else ""
+    return plain(name, evidence.base, "output", "inconclusive" if nothing else "ok", why)
+
+
+def _pairs(
+    events: tuple[Event, ...], others: tuple[Event, ...], results: dict[str, F32]
+) -> Iterator[tuple[str, str]]:
+    """Names of the same result in both runs, in the order they are computed."""
+    mine, theirs = _names(events), _names(others)
+    yield from ((mine[key], theirs[key]) for key in mine if key in theirs)
+    for name in results:
+        if role_of(name) in ("grad_parameter", "parameter"):
+            yield name, name
+
+
+def _names(events: tuple[Event, ...]) -> dict[_Key, str]:
+    """What a run calls the outputs and gradients of the forwards that train."""
+    forwards = [e for e in events if isinstance(e, Forward)]
+    turns = _turns(events)
+    found = {(turns[f], -1): _called("output", f, len(forwards)) for f in turns}
+    backwards = _backwards(events)
+    for i, key in enumerate(backwards):
+        found[key] = _called("grad_input", i, len(backwards))
+    return found
+
+
+def _called(kind: str, which: int, of: int) -> str:
+    return kind if which == of - 1 else f"{kind}@{which}"
+
+
+def _turns(events: tuple[Event, ...]) -> dict[int, int]:
+    """Which of the training forwards a forward is, by its number."""
+    trains = [n for n, e in numbered(events) if isinstance(e, Forward) and e.mode == "train"]
+    return {number: turn for turn, number in enumerate(trains)}
+
+
+def _backwards(events: tuple[Event, ...]) -> dict[_Key, Backward]:
+    """(training forward, how many-th backward through it) in the order that they run."""
+    turns, seen = _turns(events), dict[int, int]()
+    found: dict[_Key, Backward] = {}
+    for event in events:
+        if isinstance(event, Backward):
+            for f in event.of:
+                found[turns[f], seen.get(f, 0)] = event
+                seen[f] = seen.get(f, 0) + 1
+    return found
+
+
+def _most_addends(events: tuple[Event, ...]) -> int:
+    """Backwards between two steps, at most."""
+    most = now = 0
+    for event in events:
+        now = 0 if isinstance(event, Step) else now
+        now += len(event.of) if isinstance(event, Backward) else 0
+        most = max(most, now)
+    return most
+
+
+def _called_twice(evidence: Evidence) -> bool:
+    """Does a forward call some linear more than once?"""
+    calls = [(call.module, call.forward) for call in evidence.traces[evidence.base].calls
+             if call.phase == "forward"]  # fmt: skip
+    return len(set(calls)) < len(calls)

@@ -1,0 +1,54 @@
+"""O1 self-repeat: the same arm on the same case twice is the same, whatever memory held before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.whole import equal_outputs
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Runs
+from narrowfuzz.trace.meaning import shortened
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: The symptom of a result that was not written.
+UNWRITTEN = "depends on memory that nobody wrote"
+#: The other run, as addresses call it.
+AGAIN = "the second run"
+
+
+def check_repeat(evidence: Evidence) -> Iterator[Verdict]:
+    """O1: the same arm on the same case, tapped, and untapped on memory that holds NaN, leaves the
+    same bits."""
+    for arm, trace in evidence.traces.items():
+        again = evidence.repeats.get(arm)
+        if again is None or trace.error is not None:
+            yield plain("O1", arm, "output", "not_applicable")
+        elif again.error is not None:
+            yield Verdict(
+                "O1", arm, "output", "diverged", "raises the second time",
+                At(what="error", run=AGAIN, phase=again.error.phase),
+                f"{again.error.type}: {shortened(again.error.message, 200)}",
+                Runs(again.error.type),
+            )  # fmt: skip
+        else:
+            verdict = equal_outputs("O1", evidence, trace, again, "differs on repeat", AGAIN)
+            yield (
+                replace(verdict, symptom=UNWRITTEN)
+                if _unwritten(verdict, trace, again)
+                else verdict
+            )
+
+
+def _unwritten(verdict: Verdict, trace: Trace, again: Trace) -> bool:
+    """True if the second run has NaN, as its memory held before, where the first has a number."""
+    at = verdict.at
+    if verdict.status != "diverged" or not at.index:
+        return False
+    got, want = (run.outputs[at.name][at.index] for run in (trace, again))
+    return bool(np.isnan(want) and not np.isnan(got))

@@ -1,0 +1,63 @@
+"""Running the eager arm again, and comparing what two runs left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.oracle import first, number, plain, same_bits
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Same
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import OtherRun, Verdict
+
+
+def base_of(evidence: Evidence) -> Trace | None:
+    """The eager run that was judged, or None where it has no complete result."""
+    trace = evidence.traces.get(evidence.base)
+    return trace if trace is not None and complete(trace) else None
+
+
+def again(evidence: Evidence, other: OtherRun) -> Trace | None:
+    """The eager run of other tensors, another Spec or after an event; None where it failed."""
+    assert evidence.rerun is not None
+    trace = evidence.rerun(dict(other.tensors), other.spec, other.event)
+    return trace if complete(trace) else None
+
+
+def complete(trace: Trace) -> bool:
+    """True for a run that ended with output and both gradients."""
+    return trace.error is None and set(ROLES) <= set(trace.outputs)
+
+
+def compare(
+    evidence: Evidence,
+    name: str,
+    role: str,
+    got: Any,
+    want: Any,
+    symptom: str,
+    other: OtherRun,
+    at: At = At(),  # noqa: B008
+    *,
+    times: float = 1.0,
+) -> Verdict:
+    """Equal bits, or a verdict that points at the first element of the ``other`` run that is not
+    ``times`` the case's own, of what ``at`` says, the role's result if nothing. Results that are
+    all zero in both runs are no pass: they say nothing of how one depends on the other."""
+    bad = ~same_bits(got, want)
+    if not bad.any():
+        if not at.side and not np.any(want):
+            return plain(name, evidence.base, role, "inconclusive", "zeros in both runs")
+        return plain(name, evidence.base, role, "ok")
+    index = first(bad)
+    place = msgspec.structs.replace(at, name=at.name or role, index=index)
+    there = msgspec.structs.replace(place, run=other.name)
+    return Verdict(
+        name, evidence.base, role, "diverged", symptom, there, number(got[index]),
+        Same(place, number(want[index]), times), runs=(other,),
+    )  # fmt: skip

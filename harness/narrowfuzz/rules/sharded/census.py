@@ -1,0 +1,56 @@
+"""S7: what a recipe converts, runs quantised on ranks, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.rules.evidence import identical
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Own
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: What a rule expects of products that nothing quantised.
+QUANTISED = "quantised products, as in one process"
+
+
+def check_quantised(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S7: ranks on which no quantised product is seen, where one process makes some, do not leave
+    the very results of the model that nothing converted."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if not evidence.whole.plan.quantised or not _products(evidence.traces[EAGER.name]):
+        yield plain("S7", arm, "operand", "not_applicable", "one process shows no product")
+    elif _products(run):
+        yield plain("S7", arm, "operand", "ok")
+    elif not _same(run, other := evidence.unconverted_run()):
+        why = "nothing is seen, but the unconverted model leaves other results"
+        yield plain(
+            "S7", arm, "operand", "inconclusive", other.error.message if other.error else why
+        )
+    else:
+        yield Verdict(
+            "S7", arm, "operand", "diverged", "not quantised on ranks", At(what="module"),
+            "the results of the unconverted model", Own(QUANTISED),
+        )  # fmt: skip
+
+
+def _products(run: Trace) -> bool:
+    return any(call.sites for trace in run.ranks for call in trace.calls)
+
+
+def _same(run: Trace, other: Trace) -> bool:
+    """Did every rank leave the same, something other than zeros?"""
+    if other.error is not None:
+        return False
+    pairs = list(zip(run.ranks, other.ranks, strict=True))
+    told = any(x.any() for trace in run.ranks for x in trace.outputs.values())
+    return told and all(
+        a.outputs.keys() == b.outputs.keys()
+        and all(identical(x, b.outputs[name]) for name, x in a.outputs.items())
+        for a, b in pairs
+    )

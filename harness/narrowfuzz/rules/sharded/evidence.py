@@ -1,0 +1,210 @@
+"""What the rules of a sharded case look at, and how a whole is put together from ranks' pieces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case.arm import BY_NAME, EAGER, SHARDED_PROCESSES
+from narrowfuzz.case.events import Backward, Forward, Step
+from narrowfuzz.case.spec import Case, Sharding, Spec
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.trace.trace import LayerCall, Trace
+
+
+@dataclass(frozen=True)
+class ShardedEvidence:
+    """A case that ran on ranks, and each data-parallel rank's piece of it in one process."""
+
+    #: Of the unsharded model, with what the rules of single linears need; its traces are ``alone``
+    #: and the sharded one.
+    whole: Evidence
+    #: How linears are shared, by name: colwise or rowwise.
+    styles: dict[str, str]
+    #: Runs the model on the ranks that no recipe has converted.
+    unconverted_run: Callable[[], Trace]
+    #: Runs the case on ranks that are laid out otherwise.
+    rerun: Callable[[Sharding], Trace]
+
+    @property
+    def case(self) -> Case:
+        return self.whole.case
+
+    @property
+    def traces(self) -> dict[str, Trace]:
+        """Of one process and of the ranks, by arm."""
+        return self.whole.traces
+
+    @property
+    def left(self) -> dict[str, Trace]:
+        """As of Evidence."""
+        return self.traces
+
+    @property
+    def spec(self) -> Spec:
+        return self.case.spec
+
+    @property
+    def sharding(self) -> Sharding:
+        return self.spec.sharding
+
+    @property
+    def unconverted(self) -> bool:
+        return self.whole.unconverted
+
+    @property
+    def ran(self) -> bool:
+        """True if the pieces ran in one process."""
+        return self.traces[EAGER.name].error is None
+
+    @property
+    def sharded(self) -> Trace | None:
+        """The run on ranks, if it came to its end."""
+        runs = [t for name, t in self.traces.items() if name != EAGER.name]
+        return runs[0] if runs and runs[0].error is None and not runs[0].void else None
+
+    @property
+    def compiled(self) -> Trace | None:
+        """The compiled run on ranks, if there is one."""
+        return next((t for name, t in self.traces.items() if BY_NAME[name].compiled), None)
+
+    @property
+    def processes(self) -> Trace | None:
+        """The eager run on ranks that are processes, if there is one."""
+        stages = ((BY_NAME[name].stage, t) for name, t in self.traces.items())
+        return next((t for stage, t in stages if stage == SHARDED_PROCESSES.name), None)
+
+    @property
+    def arm(self) -> str:
+        """The sharded arm."""
+        return next((name for name in self.traces if name != EAGER.name), EAGER.name)
+
+    def groups(self) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
+        """For each data-parallel rank the first rank of its tensor-parallel group, its piece in one
+        process, and the group's traces; of a pipeline or a context the one group that all are."""
+        assert self.sharded is not None
+        alone, size = self.traces[EAGER.name].ranks, max(self.sharding.tensor, 1)
+        if self.sharding.together:
+            size = self.sharding.ranks
+        for piece, one in enumerate(alone):
+            first = piece * size
+            yield first, one, self.sharded.ranks[first : first + size]
+
+    @cached_property
+    def first_step(self) -> tuple[int, int]:
+        """Forwards before the first step of the optimizer, and backwards: until then every rank
+        computes with the parameters that the case gives."""
+        forwards = backwards = 0
+        for event in self.spec.training:
+            forwards += isinstance(event, Forward)
+            backwards += isinstance(event, Backward)
+            if isinstance(event, Step):
+                break
+        return forwards, backwards
+
+
+def before_steps(trace: Trace, name: str, count: int) -> dict[str, Any]:
+    """The first ``count`` results of a kind, by name, in order."""
+    numbered = [key for key in trace.outputs if key.partition("@")[0] == name]
+    numbered.sort(key=lambda key: float(key.partition("@")[2] or np.inf))
+    return {key: trace.outputs[key] for key in numbered[:count]}
+
+
+def joined(parts: Sequence[Any], shape: tuple[int, ...], batch: int = 0) -> Any:
+    """The array of this shape that these are the pieces of, in order; or that each of them is. None
+    if they are neither. With a ``batch`` the rows are those of so many entries, and each of these
+    may be cut."""
+    if all(part.shape == shape for part in parts):
+        return parts[0]
+    for axis in range(len(shape)):
+        others = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
+        if any(other != shape[:axis] + shape[axis + 1 :] for other in others):
+            continue
+        if sum(part.shape[axis] for part in parts) != shape[axis]:
+            continue
+        if batch > 1 and axis == 0 and not any(part.shape[0] % batch for part in parts):
+            parts = [part.reshape(batch, -1, *part.shape[1:]) for part in parts]
+            return np.concatenate(parts, axis=1).reshape(shape)
+        return np.concatenate(parts, axis=axis)
+    return None
+
+
+def origin(
+    parts: Sequence[Any], shape: tuple[int, ...], index: tuple[int, ...], batch: int = 0
+) -> tuple[int, tuple[int, ...]]:
+    """Which piece an element of what ``joined`` makes is in, and where in it."""
+    numbers = np.cumsum([0, *(part.size for part in parts)])
+    own = [
+        np.arange(n, n + part.size).reshape(part.shape)
+        for n, part in zip(numbers, parts, strict=False)
+    ]
+    number = int(joined(own, shape, batch)[index])
+    piece = int(np.searchsorted(numbers, number, side="right")) - 1
+    found = np.unravel_index(number - int(numbers[piece]), parts[piece].shape)
+    return piece, tuple(int(i) for i in found)
+
+
+def copies(parts: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Is each of several pieces the whole?"""
+    return len(parts) > 1 and all(part.shape == shape for part in parts)
+
+
+def weight_pieces(evidence: ShardedEvidence, call: LayerCall, ranks: int) -> list[Any]:
+    """The pieces of a shared linear's weight that tensor-parallel ranks hold; none of another's."""
+    style = evidence.styles.get(call.module)
+    if style is None or "weight" not in call.tensors:
+        return []
+    return np.split(call.tensors["weight"], ranks, 0 if style == "colwise" else 1)
+
+
+def calls(
+    alone: Trace, group: Sequence[Trace], forwards: int
+) -> Iterator[tuple[LayerCall, tuple[LayerCall, ...]]]:
+    """Each call of a linear in one process with the same call on every rank of the group, where all
+    made it; of the first ``forwards`` forwards. A rank whose reentrant checkpoint makes a call's
+    graph when it recomputes has what came back there."""
+    made = [_with_graphs(trace.calls) for trace in group]
+    for call in alone.calls:
+        key = (call.module, call.index, call.phase)
+        if call.forward < forwards and all(key in own for own in made):
+            yield call, tuple(own[key] for own in made)
+
+
+def _with_graphs(
+    calls: Sequence[LayerCall],
+) -> dict[tuple[str, int, str], LayerCall]:
+    """The calls by module, index and phase; one that got no gradient back has its recompute's."""
+    again: dict[tuple[str, int, int], LayerCall] = {}
+    for call, place in _placed(calls, "recompute"):
+        again[place] = call
+    found: dict[tuple[str, int, str], LayerCall] = {
+        (call.module, call.index, call.phase): call for call in calls
+    }
+    for call, place in _placed(calls, "forward"):
+        other = again.get(place)
+        if other is not None and "grad_output" not in call.tensors:
+            back = tuple(seen for seen in other.sites if seen.site.phase == "backward")
+            found[call.module, call.index, call.phase] = replace(
+                call,
+                tensors={**other.tensors, **call.tensors},
+                outputs={**other.outputs, **call.outputs},
+                sites=(*call.sites, *back),
+                unobserved=call.unobserved or other.unobserved,
+            )
+    return found
+
+
+def _placed(
+    calls: Sequence[LayerCall], phase: str
+) -> Iterator[tuple[LayerCall, tuple[str, int, int]]]:
+    """Calls of a phase with their module, their forward, and how many of both came before."""
+    before: Counter[tuple[str, int]] = Counter()
+    for call in calls:
+        if call.phase == phase:
+            yield call, (call.module, call.forward, before[call.module, call.forward])
+            before[call.module, call.forward] += 1

@@ -1,0 +1,196 @@
+"""S5: products over ranks, and what each rank multiplies as a linear of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F32, FORMATS, round_to
+from narrowfuzz.numerics.plan import ROLES, Role
+from narrowfuzz.numerics.reduction import added
+from narrowfuzz.numerics.reference import Undivided
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.gemm import NOTHING, centre_and_radius, observed, rescaled
+from narrowfuzz.rules.layers import layer_evidence
+from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.sharded.evidence import (
+    ShardedEvidence,
+    calls,
+    joined,
+    origin,
+    weight_pieces,
+)
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Within, bits
+from narrowfuzz.trace.trace import LayerCall, Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: The GEMM whose sums are cut over the ranks that share a linear.
+_CUT: dict[str, Role] = {"colwise": "grad_input", "rowwise": "output"}
+
+
+def parts_of_calls(evidence: ShardedEvidence) -> Iterator[tuple[At, Evidence]]:
+    """Each rank's part of each call of a shared linear as a linear of its own, without the results
+    that are sums over ranks."""
+    for rank, alone, group in _shared(evidence):
+        for call, parts in calls(alone, group, len(evidence.spec.training)):
+            for i, part in enumerate(_as_linears(evidence, call, _weighed(evidence, call, parts))):
+                if part is not None and _divides(evidence, part):
+                    own = replace(part, outputs=dict(part.outputs))
+                    own.outputs.pop(_CUT[evidence.styles[call.module]], None)
+                    at = At(layer=call.module, call=call.index, rank=rank + i)
+                    yield at, layer_evidence(evidence.whole, evidence.arm, own)
+
+
+def check_products(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S5: a product whose sums are cut over ranks lies in the interval of the sum of what each rank
+    may get from the operands that it multiplies, rounded by each and added in any order."""
+    if evidence.sharded is None:
+        return
+    if evidence.sharding.tensor < 1:
+        yield plain("S5", evidence.arm, "output", "not_applicable", "no linear is shared")
+        return
+    for rank, alone, group in _shared(evidence):
+        for call, parts in calls(alone, group, len(evidence.spec.training)):
+            own = _as_linears(evidence, call, _weighed(evidence, call, parts))
+            role = _CUT[evidence.styles[call.module]]
+            if any(part is None for part in own):
+                yield plain("S5", evidence.arm, role, "inconclusive", "pieces make up no whole")
+                continue
+            if not all(_divides(evidence, part) for part in own if part is not None):
+                why = "a block reaches over ranks"
+                yield plain("S5", evidence.arm, role, "inconclusive", why)
+                continue
+            # tensors of this run: after a step they are others than one process has
+            bias = parts[0].tensors.get("bias") if role == "output" else None
+            linears = [part for part in own if part is not None]
+            yield _product(evidence, rank, role, call, linears, bias)
+
+
+def _shared(evidence: ShardedEvidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
+    if evidence.sharding.tensor >= 1:
+        yield from evidence.groups()
+
+
+def _divides(evidence: ShardedEvidence, part: LayerCall) -> bool:
+    """Has the plan whole blocks for what this rank holds? Where it has not, ranks gather them."""
+    linear = layer_evidence(evidence.whole, evidence.arm, part)
+    try:
+        for role in ROLES[: 3 if "grad_output" in part.tensors else 1]:
+            for side in ("a", "b"):
+                linear.reference.operand(role, side)
+    except Undivided:
+        return False
+    return True
+
+
+def _weighed(
+    evidence: ShardedEvidence, call: LayerCall, parts: Sequence[LayerCall]
+) -> Sequence[LayerCall]:
+    """The calls with each rank's piece of the weight. Where codes are gathered no rank has it;
+    until a step it is what the case gives."""
+    pieces = weight_pieces(evidence, call, len(parts))
+    given = pieces and call.forward < evidence.first_step[0]
+    if not given or any("weight" in part.tensors for part in parts):
+        return parts
+    return [
+        replace(part, tensors={**part.tensors, "weight": piece})
+        for part, piece in zip(parts, pieces, strict=True)
+    ]
+
+
+def _as_linears(
+    evidence: ShardedEvidence, call: LayerCall, parts: Sequence[LayerCall]
+) -> list[LayerCall | None]:
+    """What each rank multiplies: of what the ranks share the whole, its own piece of the rest. None
+    where that is not seen."""
+    style = evidence.styles.get(call.module, "")
+    shared = {"colwise": ("input",), "rowwise": ("grad_output",)}.get(style, ())
+    found: list[LayerCall | None] = []
+    for part in parts:
+        tensors = dict(part.tensors)
+        if style == "rowwise":
+            tensors.pop("bias", None)  # it belongs to the sum
+        for name in shared:
+            if name not in call.tensors:
+                continue
+            pieces = [other.tensors.get(name) for other in parts]
+            whole = None
+            if all(piece is not None for piece in pieces):
+                whole = joined(pieces, call.tensors[name].shape, call.batch)
+            if whole is None:
+                break
+            tensors[name] = whole
+        else:
+            known = style and "weight" in tensors
+            found.append(replace(part, tensors=tensors, batch=call.batch) if known else None)
+            continue
+        found.append(None)
+    return found
+
+
+def _rescaled(linear: Evidence, role: Role) -> Any:
+    """Where its factor of both scales may overflow, nowhere if that is no known deviation."""
+    may = rescaled(linear, role)
+    return False if may is None else may
+
+
+def _product(
+    evidence: ShardedEvidence,
+    rank: int,
+    role: Role,
+    call: LayerCall,
+    own: Sequence[LayerCall],
+    bias: F32 | None,
+) -> Verdict:
+    arm, ends, sums, rounds = evidence.arm, [], [], True
+    unsure = excused = np.zeros((), dtype=bool)
+    want = call.outputs.get(role)
+    got_parts = [part.outputs.get(role) for part in own]
+    if want is None or any(part is None for part in got_parts):
+        return plain("S5", arm, role, "not_applicable")
+    got = joined(got_parts, want.shape, call.batch)
+    if got is None:
+        return plain("S5", arm, role, "inconclusive", "pieces make up no whole")
+    fmt = FORMATS[call.dtype]
+    for part in own:
+        linear = layer_evidence(evidence.whole, arm, part)
+        a, b = observed(linear, linear.traces[arm], role)
+        if a is None or b is None:
+            return plain("S5", arm, role, "inconclusive", part.unobserved or "not tapped")
+        centre, radius = centre_and_radius(linear, role, a, b)
+        gemm = linear.plan.gemms[role]
+        rounds = gemm.kernel_rounds
+        ends.append(bounds.interval(centre, radius, gemm, linear.spec.dtype))
+        sums.append((centre - radius, centre + radius))
+        unsure = unsure | linear.reference.may_overflow(role) | np.isnan(centre)
+        excused = excused | _rescaled(linear, role)
+    # a scale of the whole weight is smaller than this rank's piece would have
+    excused = excused | _rescaled(layer_evidence(evidence.whole, EAGER.name, call), role)
+    more = 0.0 if bias is None else np.broadcast_to(bias.astype(np.float64), want.shape)
+    lo, hi = added(ends, fmt, more)
+    # what the kernel does not round, a rank may bring as it is, with the bias already added
+    if not rounds or bias is not None:
+        low, high = added(sums, FORMATS["fp32"], more)
+        low, high = round_to(np.stack([low, high]), fmt, overflow="ieee")
+        lo, hi = np.minimum(lo, low), np.maximum(hi, high)
+    bad = ~bounds.contains(lo, hi, got) & ~unsure & np.isfinite(lo) & np.isfinite(hi)
+    if bad.any() and not (bad & ~excused).any():
+        entry = evidence.whole.deviations["rescale_overflow"]
+        return plain("S5", arm, role, "ok").known(entry)
+    if bad.any():
+        where = first(bad)
+        symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
+        piece, inside = origin(got_parts, want.shape, where, call.batch)
+        return Verdict(
+            "S5", arm, role, "diverged", symptom,
+            At(name=role, index=inside, layer=call.module, call=call.index, rank=rank + piece),
+            number(got[where]), Within(bits(lo[where]), bits(hi[where])),
+        )  # fmt: skip
+    told = bool((bounds.excludes_zero(lo, hi) & ~unsure).any())
+    return plain("S5", arm, role, "ok" if told else "inconclusive", "" if told else NOTHING)

@@ -1,0 +1,355 @@
+"""S1 (one process's bits), S2 (gradient sums), S4 (ranks agree), S6 (norm), S8 to S10 (bits of
+precomputed scales, of graphs and of processes), S12 (of the stages of a pipeline)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from narrowfuzz.case.arm import EAGER
+from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.accumulator import gamma
+from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
+from narrowfuzz.numerics.reduction import added
+from narrowfuzz.rules.evidence import identical, same_bits
+from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.sharded.evidence import (
+    ShardedEvidence,
+    before_steps,
+    copies,
+    joined,
+    origin,
+)
+from narrowfuzz.rules.whole import role_of
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Same, Within, bits
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: A result that is one number for all ranks.
+NORM = "norm"
+#: Symptoms of results that cannot be compared element by element.
+OTHER_SHAPE, NO_WHOLE = "other shape", "pieces make up no whole"
+#: The run whose gathers compute scales themselves.
+ON_THE_FLY = "on the fly"
+
+
+def check_equal(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S1: a rank that shares no linear returns, and sends back, the bits of its piece of the rows
+    in one process. The world of one rank leaves them everywhere."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if evidence.sharding.tensor > 1 or evidence.sharding.context > 1:
+        yield plain("S1", arm, "output", "not_applicable", "sums are cut over ranks")
+        return
+    forwards, backwards = evidence.first_step
+    for rank, alone, (trace,) in evidence.groups():
+        names = [*before_steps(alone, "output", forwards)]
+        names += before_steps(alone, "grad_input", backwards)
+        if evidence.sharding.ranks == 1:
+            names = [name for name in alone.outputs if name != NORM]
+        for name in names:
+            want = alone.outputs[name]
+            there = At(name=name, run=EAGER.name, rank=rank)
+            found = differs("S1", arm, "differs from one process", there, want, trace, rank)
+            told = "ok" if want.any() else "inconclusive"
+            why = "" if want.any() else "zeros in both runs"
+            yield found or plain("S1", arm, role_of(name), told, why)
+
+
+def differs(
+    rule: str, arm: str, symptom: str, there: At, want: F32, trace: Trace, rank: int, name: str = ""
+) -> Verdict | None:
+    """The divergence of this rank's result, of the same name unless one is given, from what it must
+    have the bits of, which stands ``there``; None if it has them."""
+    at = At(name=name or there.name, rank=rank)
+    role, got = role_of(at.name), trace.outputs.get(at.name)
+    if got is None or got.shape != want.shape:
+        came = "nothing" if got is None else f"shape {list(got.shape)}"
+        return Verdict(rule, arm, role, "diverged", OTHER_SHAPE, at, came, Same(there))
+    bad = ~same_bits(got, want)
+    if identical(got, want) or not np.any(bad):
+        return None
+    where = first(bad) if got.shape else ()
+    at, there = (msgspec.structs.replace(place, index=where) for place in (at, there))
+    return Verdict(
+        rule, arm, role, "diverged", symptom, at, number(got[where]),
+        Same(there, number(want[where])),
+    )  # fmt: skip
+
+
+def check_gradients(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S2: a parameter's gradient is the sum, or the mean, of those of the data-parallel ranks'
+    pieces of the rows, within what additions in any order may round."""
+    arm, sharding = evidence.arm, evidence.sharding
+    if evidence.sharded is None:
+        return
+    if sharding.tensor > 1:
+        yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
+        return
+    if evidence.first_step[1] != 1:
+        why = "gradients of several backwards add up"
+        yield plain("S2", arm, "grad_parameter", "not_applicable", why)
+        return
+    alone = evidence.traces[EAGER.name].ranks
+    ranks = [trace for _, _, group in evidence.groups() for trace in group]
+    for name in alone[0].outputs:
+        if not name.endswith(".grad"):
+            continue
+        key = next(iter(before_steps(alone[0], name, 1)))
+        if any(key not in trace.outputs for trace in (*alone, *ranks)):
+            yield plain("S2", arm, "grad_parameter", "not_applicable", "no gradient")
+            continue
+        terms = [trace.outputs[key] for trace in alone]
+        yield _reduced(evidence, key, [trace.outputs[key] for trace in ranks], terms)
+
+
+def _reduced(evidence: ShardedEvidence, name: str, pieces: list[F32], terms: list[F32]) -> Verdict:
+    arm, sharding, role = evidence.arm, evidence.sharding, role_of(name)
+    got = joined(pieces, terms[0].shape)
+    if got is None:
+        return Verdict(
+            "S2", arm, role, "diverged", NO_WHOLE, At(name=name), "pieces",
+            Same(At(name=name, run=EAGER.name)),
+        )  # fmt: skip
+    narrow = FORMATS[evidence.spec.dtype]
+    adds_in = FORMATS["fp32"] if sharding.reduces_fp32 else narrow
+    wide = [term.astype(np.float64) for term in terms]
+    lo, hi = added([(term, term) for term in wide], adds_in)
+    if sharding.averages and sharding.data > 1:
+        lo, hi = _divided(lo, hi, sharding.data, adds_in)
+    lo, hi = round_to(np.stack([lo, hi]), narrow, overflow="ieee")
+    with np.errstate(all="ignore"):
+        # a sum may overflow on the way, or divide first
+        size = np.sum([np.abs(term) for term in wide], axis=0)
+        judged = size < 0.25 * adds_in.max
+    bad = ~bounds.contains(lo, hi, got) & judged
+    if not bad.any():
+        told = bool((bounds.excludes_zero(lo, hi) & judged).any())
+        status = "ok" if told else "inconclusive"
+        return plain("S2", arm, role, status, "" if told else "nothing but zeros")
+    where = first(bad)
+    rank, inside = origin(pieces, got.shape, where)
+    symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
+    return Verdict(
+        "S2", arm, role, "diverged", symptom, At(name=name, index=inside, rank=rank),
+        number(got[where]), Within(bits(lo[where]), bits(hi[where])),
+    )  # fmt: skip
+
+
+def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
+    """Divided after the sum, or before it: a rounding more for each rank where that is inexact, or
+    where what is divided is small."""
+    slack: Any = (by + 1) * fmt.min_subnormal
+    if by & (by - 1):
+        slack = slack + (by + 1) * fmt.unit_roundoff * np.maximum(np.abs(lo), np.abs(hi)) / by
+    exact = (np.abs(lo) > 2 * by * fmt.min_normal) & (np.abs(hi) > 2 * by * fmt.min_normal)
+    if not by & (by - 1):
+        slack = np.where(exact, 0.0, slack)
+    return round_to(np.stack([lo / by - slack, hi / by + slack]), fmt, overflow="ieee")
+
+
+def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S4: what several ranks hold in full is the same on all of them."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if len(run.ranks) == 1:
+        yield plain("S4", arm, "output", "not_applicable", "one rank")
+        return
+    if all(NORM in trace.outputs for trace in run.ranks):
+        yield _agree(arm, NORM, 0, run.ranks)
+    for rank, alone, group in evidence.groups():
+        laid_out = _as_laid_out(evidence, alone)
+        for name, whole in alone.outputs.items():
+            parts = [trace.outputs[name] for trace in group if name in trace.outputs]
+            kind = name.partition("@")[0]
+            if kind in ("output", "grad_input") and name not in laid_out:
+                continue
+            sharded = evidence.sharding.data > 1 and kind not in ("output", "grad_input")
+            if name != NORM and not sharded and copies(parts, whole.shape):
+                yield _agree(arm, name, rank, group)
+
+
+def _as_laid_out(evidence: ShardedEvidence, alone: Trace) -> Collection[str]:
+    """The results of rows on the layout that the case begins with; on another, pieces of more rows
+    may have the shape of what was whole before."""
+    if not evidence.sharding.resumes:
+        return alone.outputs
+    forwards, backwards = evidence.first_step
+    before = before_steps(alone, "output", forwards)
+    return before | before_steps(alone, "grad_input", backwards)
+
+
+def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
+    there, want = At(name=name, rank=rank), group[0].outputs[name]
+    others = (
+        differs("S4", arm, "differs between ranks", there, want, trace, rank + i)
+        for i, trace in enumerate(group[1:], start=1)
+    )
+    return next(filter(None, others), plain("S4", arm, role_of(name), "ok"))
+
+
+def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits. FSDP breaks graphs
+    where a unit begins: what the norm's graph and the residual beside it send back to one tensor is
+    then added in another order, so that of such a model only what comes out before a step is the
+    same."""
+    spec, sharding = evidence.spec, evidence.sharding
+    names = None
+    broken = sharding.data and sharding.units == "each"
+    if MODELS[spec.model].normalises and broken and evidence.compiled is not None:
+        ranks = evidence.compiled.ranks
+        names = before_steps(ranks[0], "output", evidence.first_step[0]) if ranks else {}
+    yield from _beside(
+        "S9", evidence, evidence.processes or evidence.sharded, evidence.compiled,
+        "nothing is compiled", "differs from eager on ranks", names,
+    )  # fmt: skip
+
+
+def check_processes(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S10: ranks that are processes leave the bits of ranks that are threads."""
+    yield from _beside(
+        "S10", evidence, evidence.sharded, evidence.processes, "threads alone ran it",
+        "differs from threads",
+    )  # fmt: skip
+
+
+def _beside(
+    rule: str,
+    evidence: ShardedEvidence,
+    run: Trace | None,
+    other: Trace | None,
+    why: str,
+    symptom: str,
+    names: Collection[str] | None = None,
+) -> Iterator[Verdict]:
+    """The other run leaves this one's bits, of these results or of all, where sums over ranks have
+    one result: of three terms that depends on the order, which is each kind of group's own."""
+    if run is None or run.error is not None:
+        return
+    sharding = evidence.sharding
+    if other is None or other is run:
+        yield plain(rule, evidence.arm, "output", "not_applicable", why)
+    elif other.void or other.error is not None:
+        yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
+    elif max(sharding.data, sharding.tensor) > 2 and run is evidence.sharded:
+        orders = "more than two ranks add in an order of their own"
+        yield plain(rule, other.arm, "output", "not_applicable", orders)
+    else:
+        yield _same_on_ranks(rule, other, run, symptom, run.arm, names)
+
+
+def _same_on_ranks(
+    rule: str,
+    run: Trace,
+    other: Trace,
+    symptom: str,
+    title: str,
+    names: Collection[str] | None = None,
+) -> Verdict:
+    """Every rank leaves the bits, of these results or of all, that it leaves in the other run,
+    which has this title."""
+    found = (
+        differs(rule, run.arm, symptom, At(name=name, rank=rank, run=title), want, trace, rank)
+        for rank, (trace, one) in enumerate(zip(run.ranks, other.ranks, strict=True))
+        for name, want in one.outputs.items()
+        if names is None or name in names
+    )
+    return next(filter(None, found), plain(rule, run.arm, "output", "ok"))
+
+
+def check_stages(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S12: a rank leaves, of the stages that it has, the bits of the whole chain in one process:
+    microbatches are the same rows in the same order, and no sum is cut."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    (alone,) = evidence.traces[EAGER.name].ranks
+    left = {name: rank for rank, trace in enumerate(run.ranks) for name in trace.outputs}
+    for name, want in alone.outputs.items():
+        if name.partition("@")[0] in ("grad_input", NORM):  # no stage is asked for it
+            continue
+        rank = left.get(name, len(run.ranks) - 1)
+        there = At(name=name, run=EAGER.name)
+        found = differs("S12", arm, "differs from the chain", there, want, run.ranks[rank], rank)
+        yield found or plain("S12", arm, role_of(name), "ok")
+
+
+def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S8: scales that are computed after each step are those that a gather computes itself, so
+    all results are the same, of later steps as well."""
+    arm, run, sharding = evidence.arm, evidence.sharded, evidence.sharding
+    if run is None:
+        return
+    if sharding.gathers != "precomputed":
+        yield plain("S8", arm, "output", "not_applicable", "no scale is computed ahead")
+        return
+    if sharding.tensor > 1:  # known, and S3 knows which of the two each is
+        why = "a gather scales its rank's shard of a linear, precomputed is the whole's scale"
+        yield plain("S8", arm, "output", "not_applicable", why)
+        return
+    other = evidence.rerun(msgspec.structs.replace(sharding, gathers="codes"))
+    if other.error is not None:
+        yield plain("S8", arm, "output", "inconclusive", other.error.message)
+        return
+    yield _same_on_ranks("S8", run, other, "differs from scales of the gather", ON_THE_FLY)
+
+
+def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S6: the norm of all gradients is that of the whole gradients, however they are laid out.
+
+    Proof of how far it may be. A rank's norm of each of its pieces errs by u, the norm of these by
+    u more, and the two sums of squares, in fp32, together by gamma of as many terms as they have.
+    Ranks then square (2 e + u), add r positive terms ((r - 1) u) and take a root, which halves that
+    and rounds (u): (r + 2) u / 2 for each dimension of the mesh. With R ranks in all that is at
+    most (R + 4) u, second orders included, u of the gradients' dtype.
+    """
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if NORM not in run.ranks[0].outputs:
+        yield plain("S6", arm, NORM, "not_applicable", "no gradients are left")
+        return
+    alone = evidence.traces[EAGER.name].ranks[0].outputs
+    names = [name for name in alone if name.endswith(".grad")]
+    wholes = [_whole(evidence, name, alone[name].shape) for name in names]
+    if any(whole is None for whole in wholes):
+        yield plain("S6", arm, NORM, "inconclusive", NO_WHOLE)
+        return
+    with np.errstate(all="ignore"):
+        exact = float(np.sqrt(sum(float(np.sum(w.astype(np.float64) ** 2)) for w in wholes)))
+    if not (np.isfinite(exact) and 2.0**-50 < exact < 2.0**60):
+        yield plain("S6", arm, NORM, "inconclusive", "squares may over- or underflow")
+        return
+    terms = max(whole.size for whole in wholes) + len(wholes)
+    u = FORMATS[evidence.spec.dtype].unit_roundoff
+    far = (len(run.ranks) + 4) * u + gamma(terms)
+    lo, hi = np.float64(exact * (1.0 - far)), np.float64(exact * (1.0 + far))
+    got = float(run.ranks[0].outputs[NORM])
+    if lo <= got <= hi:
+        yield plain("S6", arm, NORM, "ok")
+        return
+    yield Verdict(
+        "S6", arm, NORM, "diverged", "is not the gradients' norm", At(name=NORM), number(got),
+        Within(bits(lo), bits(hi)),
+    )  # fmt: skip
+
+
+def _whole(evidence: ShardedEvidence, name: str, shape: tuple[int, ...]) -> Any:
+    """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
+    has cut before."""
+    assert evidence.sharded is not None
+    size, ranks = max(evidence.sharding.tensor, 1), evidence.sharded.ranks
+    if any(name not in trace.outputs for trace in ranks):
+        return None
+    columns = []
+    for inside in range(size):
+        pieces = [trace.outputs[name] for trace in ranks[inside::size]]
+        columns.append(np.concatenate(pieces) if evidence.sharding.data else pieces[0])
+    return joined(columns, shape)

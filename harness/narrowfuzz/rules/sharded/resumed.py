@@ -1,0 +1,43 @@
+"""S11: what is saved on one layout and loaded on another is the same training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.sharded.results import differs
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.verdict import Verdict
+
+#: What is held against what, with what it is called where it differs.
+_PAIRS = (
+    ("loaded", "saved", "is not what was saved"),
+    ("resumed", "afresh", "differs from what the same state gives"),
+)
+
+
+def check_resumed(evidence: ShardedEvidence) -> Iterator[Verdict]:
+    """S11: parameters and the optimizer's moments are, whole, those that were saved; and from there
+    on every rank leaves the bits of a model into which they were written by hand."""
+    arm, run = evidence.arm, evidence.sharded
+    if run is None:
+        return
+    if not evidence.sharding.resumes:
+        yield plain("S11", arm, "state", "not_applicable", "nothing is saved")
+        return
+    there = evidence.sharding.resumed.ranks or len(run.ranks)
+    for got, want, symptom in _PAIRS:
+        found = (
+            differs(
+                "S11", arm, symptom, At(name=name, rank=rank), x, trace, rank,
+                name.replace(want, got, 1),
+            )
+            for rank, trace in enumerate(run.ranks[:there])
+            for name, x in trace.outputs.items()
+            if name.startswith(f"{want}:")
+        )  # fmt: skip
+        causes = {verdict.role: verdict for verdict in reversed(list(filter(None, found)))}
+        yield from causes.values() or [plain("S11", arm, "state", "ok")]
+        if causes:
+            return

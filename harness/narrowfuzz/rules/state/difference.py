@@ -1,0 +1,68 @@
+"""Which deviations made a difference: what slots owe to an event, with and without each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from narrowfuzz.rules.state.outcome import outcome
+from narrowfuzz.rules.state.plan import Commit, Move, Plan
+from narrowfuzz.rules.state.run import Deviations
+from narrowfuzz.trace.snapshots import SlotName
+
+_RULE: Deviations = frozenset()
+
+
+def followed(
+    event: int, plan: Plan, under: Callable[[Deviations], Plan], deviations: Deviations
+) -> Mapping[str, frozenset[str]]:
+    """Deviation -> its differences: where all of them together change what the event does to some
+    slot, if only in name, those without which it would be something else. ``under`` plans the
+    event; ``plan`` is what it is under all ``deviations``. Where each of several would do alone,
+    they are those."""
+    if not deviations or plan.moves == (rule := under(_RULE)).moves:
+        return {}
+    found = {one: _differences(event, plan, under(deviations - {one})) for one in deviations}
+    if not any(found.values()) and (changed := _changed(plan, rule)):
+        alone = {one: under(frozenset({one})) for one in deviations}
+        found = {
+            one: _differences(event, like, rule)
+            for one, like in alone.items()
+            if changed - _changed(plan, like)
+        }
+    return {one: differences for one, differences in found.items() if differences}
+
+
+def _changed(plan: Plan, other: Plan) -> set[SlotName]:
+    """Slots to which the event does something else, or by another algorithm if only in name."""
+    here, there = plan.moves, other.moves
+    slots = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    return {
+        name
+        for name in slots
+        if _algorithms(plan, other, name) or _done(plan, name) != _done(other, name)
+    }
+
+
+def _done(plan: Plan, name: SlotName) -> tuple[Move, ...]:
+    return outcome(plan.slots.get(name), plan.moves.get(name, ())).done
+
+
+def _differences(event: int, plan: Plan, other: Plan) -> frozenset[str]:
+    """The event, and where an update goes by another algorithm the layer and that algorithm."""
+    changed = _changed(plan, other)
+    algorithms = {
+        f"{event} {name.layer} {algorithm}"
+        for name in changed
+        for algorithm in _algorithms(plan, other, name)
+    }
+    return frozenset(algorithms or ({str(event)} if changed else ()))
+
+
+def _algorithms(plan: Plan, other: Plan, name: SlotName) -> list[str]:
+    """By which algorithms a slot is updated where it would be by others."""
+    return [
+        move.algorithm
+        for move, instead in zip(plan.moves.get(name, ()), other.moves.get(name, ()), strict=False)
+        if isinstance(move, Commit) and isinstance(instead, Commit)
+        if move.algorithm != instead.algorithm
+    ]

@@ -1,0 +1,140 @@
+"""O14: after every event, scales and windows are what the recipe's rules make of what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from narrowfuzz.case.events import Reload
+from narrowfuzz.numerics.delayed import fresh
+from narrowfuzz.numerics.follow import Move
+from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
+from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.rules.state.fold import Turn, expected
+from narrowfuzz.rules.state.outcome import Outcome
+from narrowfuzz.rules.state.plan import Begin, Commit, Lose, Quantise, Resize
+from narrowfuzz.rules.state.plan import Move as Done
+from narrowfuzz.rules.state.run import run_of
+from narrowfuzz.rules.state.symptoms import described, differing, placed, symptom_of
+from narrowfuzz.trace.expect import Is, Own, State, bits
+from narrowfuzz.trace.snapshots import SlotName
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import FOLLOWED, Verdict
+
+
+def check_machine(evidence: LibraryEvidence) -> Iterator[Verdict]:
+    """O14 on every arm."""
+    for arm, trace in evidence.traces.items():
+        if evidence.kind != "delayed":
+            yield _stateless(evidence, trace)
+            continue
+        if not any(m.casts for m in trace.moments):
+            # the true maxima are the machine's only input
+            yield plain("O14", arm, "state", "inconclusive", "no cast was seen")
+            continue
+        found = list(judged(evidence, trace))
+        yield from found
+        if not found:
+            kept = any(moment.state for moment in trace.moments)
+            yield plain("O14", arm, "state", "ok" if kept else "not_applicable")
+
+
+def _stateless(evidence: LibraryEvidence, trace: Trace) -> Verdict:
+    """A recipe that measures each tensor anew keeps no scale and no window."""
+    for moment in trace.moments:
+        for name, slot in sorted(moment.state.items()):
+            return Verdict(
+                "O14", trace.arm, name.direction, "diverged", f"{name.direction} state kept",
+                name.at(moment.event), described(slot), Own("nothing"),
+            )  # fmt: skip
+    return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
+
+
+def moves(evidence: LibraryEvidence, trace: Trace, slot: SlotName) -> dict[int, list[Move]]:
+    """What the slot's state owes to each event of this run, in order."""
+    found: dict[int, list[Move]] = {}
+    for turn in _turns(evidence, trace):
+        if slot in turn.outcomes:
+            done = turn.outcomes[slot].done
+            owed = [move for one in done if (move := _move(one, evidence)) is not None]
+            if owed:
+                found[turn.number] = owed
+    return found
+
+
+def _move(done: Done, evidence: LibraryEvidence) -> Move | None:
+    """As a script follows it: there every window begins with the length of the first settings."""
+    match done:
+        case Begin(history):
+            usual = evidence.spec.settings.history
+            return ("resize", history) if history != usual else None
+        case Lose():
+            return ("lose",)
+        case Resize(history, cut):
+            return ("cut" if cut else "resize", history)
+        case Quantise():
+            return ("stage",)
+        case Commit(policy):
+            return ("commit", policy)
+
+
+def _turns(evidence: LibraryEvidence, trace: Trace) -> Iterator[Turn]:
+    """The run, folded as the ledger's deviations have it."""
+    run, steps = run_of(evidence, trace.arm), steps_of(evidence.spec)
+    return expected(run, steps, trace.moments, frozenset(evidence.deviations))
+
+
+def judged(evidence: LibraryEvidence, trace: Trace) -> Iterator[Verdict]:
+    """The first divergence of each class, and which deviations were followed."""
+    classes: set[str] = set()
+    entries: dict[str, set[str]] = {}
+    quantised = evidence.spec.quantized_init
+    for turn in _turns(evidence, trace):
+        for verdict in (*_casts(turn), *_states(turn, quantised=quantised)):
+            if verdict.symptom not in classes:
+                classes.add(verdict.symptom)
+                yield placed(verdict, evidence, trace, turn.number)
+        for deviation, where in turn.followed.items():
+            entries.setdefault(evidence.deviations[deviation], set()).update(where)
+    for entry, places in sorted(entries.items()):
+        yield plain("O14", trace.arm, FOLLOWED, "ok", ", ".join(sorted(places))).known(entry)
+
+
+def _casts(turn: Turn) -> Iterator[Verdict]:
+    """Each cast must have used its slot's scale."""
+    miscasts = sorted(miscast for after in turn.outcomes.values() for miscast in after.miscasts)
+    for place, scale in miscasts:
+        cast = turn.seen.casts[place]
+        assert cast.slot is not None
+        yield Verdict(
+            "O14", "", cast.slot.direction, "diverged",
+            f"{cast.slot.direction} cast with another scale than its slot's",
+            msgspec.structs.replace(cast.slot.at(), what="cast"),
+            number(float(cast.scale or 0)), Is(bits(scale)),
+        )  # fmt: skip
+
+
+def _states(turn: Turn, *, quantised: bool) -> Iterator[Verdict]:
+    """Each slot must hold what it owes to the event; of parameters that are ``quantised``, only
+    those that ran."""
+    after = turn.after
+    for name, got in sorted(turn.seen.state.items()):
+        if quantised and name not in after.ran:  # a parameter's own: written when it is
+            continue
+        length = len(got.window)
+        want = after.slots.get(name) or fresh(length)
+        idle = isinstance(turn.event, Reload) or name not in after.waiting
+        if idle and len(want.window) != length and want.equals(fresh(len(want.window))):
+            want = fresh(length)
+        if got.equals(want):
+            continue
+        done = turn.outcomes.get(name) or Outcome(want)
+        other = done.in_other_arithmetic()
+        if other is None or not got.equals(other):
+            before = turn.before.slots.get(name)
+            symptom = symptom_of(name, turn.event, before, want, got, done.uncommitted)
+            yield Verdict(
+                "O14", "", name.direction, "diverged", symptom, name.at(), differing(got, want),
+                State(bits(want.scale), tuple(bits(x) for x in want.window)),
+            )  # fmt: skip

@@ -1,0 +1,170 @@
+"""What slots owe to an event: who stages and who updates, before anything is calculated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from narrowfuzz.case.events import Algorithm, Settings
+from narrowfuzz.numerics.delayed import Policy, Slot
+from narrowfuzz.rules.state.library import Library
+from narrowfuzz.rules.state.run import Deviations, Run
+from narrowfuzz.trace.snapshots import CastSeen, Direction, SlotName
+
+
+class Begin(NamedTuple):
+    """A slot is there for the first time."""
+
+    history: int
+
+
+class Resize(NamedTuple):
+    """A window gets another length: at its oldest end, or cut at its newest."""
+
+    history: int
+    cut: bool
+
+
+class Quantise(NamedTuple):
+    """A tensor is quantised with the slot's scale; its maximum is staged or not."""
+
+    #: Among the event's casts.
+    number: int
+    scale: np.float32 | None
+    amax: np.float32
+    stages: bool
+
+
+class Commit(NamedTuple):
+    """An update."""
+
+    policy: Policy
+    #: Largest value of the slot's format.
+    largest: np.float32
+    #: What the recipe calls its algorithm: several are one policy.
+    algorithm: Algorithm
+    #: Nothing is staged.
+    idle: bool
+    #: It counts only if it leads to this.
+    only: Slot | None = None
+
+
+class Lose(NamedTuple):
+    """A model was loaded without the slot's state."""
+
+
+Move = Begin | Resize | Quantise | Commit | Lose
+
+
+#: A cast, and which of its event's it is.
+Numbered = tuple[int, CastSeen]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every slot owes to one event, in order, and what that leaves to be updated."""
+
+    #: As the event finds them.
+    slots: Mapping[SlotName, Slot]
+    #: Quantised by some forward so far: all others' scales are not the schedule's doing.
+    ran: frozenset[SlotName]
+    #: Staged since their last commit, and under which settings.
+    waiting: Mapping[SlotName, Settings]
+    library: Library
+    moves: Mapping[SlotName, tuple[Move, ...]]
+
+
+def quantise(
+    plan: Plan,
+    casts: Iterable[Numbered],
+    run: Run,
+    settings: Settings,
+    policy: Policy,
+    deviations: Deviations,
+    *,
+    stages: bool,
+) -> Plan:
+    """These casts under one policy. A forward gives all windows of its layer the length that its
+    recipe asks for."""
+    moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
+    cut = "window_resized_at_its_newest_end" in deviations
+    asked: set[str] = set()
+    ran: set[SlotName] = set()
+    for number, cast in casts:
+        name = cast.slot
+        assert name is not None
+        if cast.at.phase == "forward" and name.layer not in asked:
+            asked.add(name.layer)
+            library = library.quantised(name.layer, settings)
+            for other, slot in plan.slots.items():
+                if other.layer == name.layer:
+                    owed = moves.get(other, ())
+                    if _length(slot, owed) != policy.history:
+                        moves[other] = (*owed, Resize(policy.history, cut))
+        owed = moves.get(name, ())
+        if name not in plan.slots and not owed:
+            owed = (Begin(policy.history),)
+        moves[name] = (*owed, Quantise(number, cast.scale, cast.amax, stages))
+        ran.add(name)
+        if stages:
+            waiting[name] = settings
+    return replace(plan, ran=plan.ran | ran, waiting=waiting, library=library, moves=moves)
+
+
+def _length(slot: Slot, moves: tuple[Move, ...]) -> int:
+    """Of a slot's window after these moves."""
+    asked = [move.history for move in moves if isinstance(move, Begin | Resize)]
+    return asked[-1] if asked else len(slot.window)
+
+
+def commit(
+    plan: Plan,
+    direction: Direction,
+    deviations: Deviations,
+    run: Run,
+    observed: Mapping[SlotName, Slot] | None = None,
+) -> Plan:
+    """Update what is staged in one direction; with ``observed`` only where that is what was seen
+    afterwards."""
+    moves, waiting, library = dict(plan.moves), dict(plan.waiting), plan.library
+    rolls = "idle_windows_roll" in deviations
+    for name in {**plan.slots, **plan.moves}:
+        if name.direction != direction:
+            continue
+        settings, first = waiting.get(name), library.registered.get(name.layer)
+        idle = settings is None
+        if first is None and "loaded_layers_wait" in deviations:
+            continue
+        if settings is None:
+            if first is None or not rolls:
+                continue
+            settings = first
+        settings = library.settings(name.layer, settings, deviations)
+        policy, largest = run.update(direction, settings)
+        only = None
+        if observed is None:
+            waiting.pop(name, None)
+        elif name in observed and name in plan.ran:
+            only = observed[name]
+        else:
+            continue
+        update = Commit(policy, largest, settings.algorithm, idle, only)
+        moves[name] = (*moves.get(name, ()), update)
+    return replace(plan, waiting=waiting, moves=moves)
+
+
+def lose(plan: Plan, deviations: Deviations) -> Plan:
+    """The model was saved and loaded; a layer that is saved without its state begins anew."""
+    if "saved_after_fp8_only" not in deviations:
+        return plan
+    high = plan.library.high
+    lost = {name for name in plan.slots if name.layer.split(".")[0] in high}
+    return replace(
+        plan,
+        ran=plan.ran - lost,
+        waiting={name: under for name, under in plan.waiting.items() if name not in lost},
+        moves=dict.fromkeys(lost, (Lose(),)),
+    )

@@ -1,0 +1,173 @@
+"""What a library's checkpoint does to scaling state where it departs from the rules: nothing.
+
+A recompute stages and commits nothing, says the rule. TransformerEngine's opens a region of its own
+for each, and tells layers anew who updates gradients; the ledger says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from narrowfuzz.case.events import Backward, Event, Forward
+from narrowfuzz.rules.library.evidence import Progress
+from narrowfuzz.rules.state.library import Library
+from narrowfuzz.rules.state.plan import Numbered
+from narrowfuzz.rules.state.run import Deviations, Run
+from narrowfuzz.trace.snapshots import Moment, SlotName
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What stood around each forward, and what its segments were told."""
+
+    #: Forwards whose checkpoint stood in an enabled region.
+    around: frozenset[int] = frozenset()
+    #: Forwards that opened a region of their own.
+    inside: frozenset[int] = frozenset()
+    #: Did the next layer own the update, when each waiting segment ran? Oldest first.
+    told: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What the recomputes of one event update, each by a deviation."""
+
+    #: Deviation -> updates of the forward direction.
+    forward: Mapping[str, int] = field(default_factory=dict)
+    #: Is each layer told anew whether it updates gradients (``segments_update_gradients``)?
+    segments: bool = False
+    #: Does each of them?
+    own: bool = False
+
+
+#: Library and checkpoints before an event -> after its recomputes, and what these update.
+Noted = tuple[Library, Checkpoints, Recomputed]
+
+
+def recomputed(
+    run: Run,
+    library: Library,
+    checkpoints: Checkpoints,
+    event: Event,
+    progress: Progress,
+    seen: Moment,
+    deviations: Deviations,
+) -> Noted:
+    """What an event does to checkpoints, and its recomputes to the library's notes."""
+    if isinstance(event, Forward):
+        if event.inside:
+            inside = checkpoints.inside | {progress.forwards}
+            checkpoints = replace(checkpoints, inside=inside)
+        if event.mode == "train" and run.by_library:
+            checkpoints = _forward(run, library, checkpoints, event, progress, len(seen.calls))
+    elif isinstance(event, Backward):
+        enters = _enters_regions(deviations)
+        library = _called(run, library, checkpoints, progress, seen, enters=enters)
+        if run.by_library:
+            return _backward(run, library, checkpoints, progress, seen, deviations)
+    return library, checkpoints, Recomputed()
+
+
+def _enters_regions(deviations: Deviations) -> bool:
+    """Does a recompute enter its forward's region anew? TransformerEngine's does since 2.0."""
+    return "recompute_updates_forward" in deviations
+
+
+def _called(
+    run: Run,
+    library: Library,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    seen: Moment,
+    *,
+    enters: bool,
+) -> Library:
+    """A recompute is its layer's last forward, whatever it runs under."""
+    enters = run.by_library and enters
+    # a recompute in high precision changes nothing, but for the inner one of two: there the
+    # recompute of the outer is an ordinary forward
+    inner = run.by_library and run.graphless and run.checkpoint == "nested"
+    for call in seen.calls:
+        if call.at.phase != "recompute":
+            continue
+        under, _ = progress.ran.get(call.at.forward, (None, None))
+        if not enters and call.at.forward not in checkpoints.inside:
+            under = progress.open[-1] if progress.open else None
+        if run.by_library and not enters and call.layer not in library.high:
+            continue  # what the layer ran in last stays
+        if under is not None or not enters or inner:
+            library = library.called(call.layer, under)
+    return library
+
+
+def _forward(
+    run: Run,
+    library: Library,
+    checkpoints: Checkpoints,
+    event: Forward,
+    progress: Progress,
+    calls: int,
+) -> Checkpoints:
+    around = checkpoints.around
+    if progress.open and progress.open[-1] is not None:
+        around |= {progress.forwards}
+    takes = progress.inner(event) is not None and not event.inside and not run.graphless
+    segments = {"each": calls, "whole": 1, "nested": calls + 1}[run.checkpoint]
+    # the outer one of nested checkpoints asks first, and a frozen layer takes no update
+    taken = 1 + (run.checkpoint == "nested") + (run.layout == "frozen_first")
+    told = [library.owns_next and not (takes and i >= taken) for i in range(segments)]
+    return replace(checkpoints, around=around, told=(*checkpoints.told, *told))
+
+
+def _backward(
+    run: Run,
+    library: Library,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    seen: Moment,
+    deviations: Deviations,
+) -> Noted:
+    again = [call.at.forward for call in seen.calls if call.at.phase == "recompute"]
+    if run.checkpoint == "whole":
+        again = sorted(set(again))
+    for forward in again:
+        enters = _enters_regions(deviations) or forward in checkpoints.inside
+        if forward in progress.ran and enters:
+            library = library.chose(progress.ran[forward][0])
+    told, later = checkpoints.told[: len(again)], checkpoints.told[len(again) :]
+    if told and "recompute_leaves_ownership" in deviations:
+        library = library.recomputed(told[-1])
+    around = [] if progress.open else [f for f in again if f in checkpoints.around]
+    narrow = any(forward in progress.ran for forward in again)
+    # of a group only the first layer is told, which in two branches is not reached
+    reached = not (run.grouped and run.layout == "dangling")
+    updates = Recomputed(
+        forward={
+            "recompute_updates_forward": len(around),
+            "inner_recompute_updates_forward": sum(f in checkpoints.inside for f in around),
+        },
+        segments=run.graphless,
+        own=narrow and (not progress.open or any(told)) and reached,
+    )
+    return library, replace(checkpoints, told=later), updates
+
+
+def modules(run: Run, casts: Sequence[Numbered]) -> Iterator[list[Numbered]]:
+    """One backward's casts, split where recomputed layers update: after each of them, or after
+    each group."""
+    every = run.calls if run.grouped else 1
+    seen: set[SlotName] = set()
+    some: list[Numbered] = []
+    ended = 0
+    for number, cast in casts:
+        assert cast.slot is not None
+        if seen and (cast.slot in seen or cast.slot.layer != next(iter(seen)).layer):
+            seen, ended = set(), ended + 1
+            if ended % every == 0:
+                yield some
+                some = []
+        seen.add(cast.slot)
+        some.append((number, cast))
+    if some:
+        yield some

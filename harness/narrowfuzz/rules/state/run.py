@@ -1,0 +1,83 @@
+"""What the fold needs to know of a run besides its events; the one place that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Layout, Settings, Wraps
+from narrowfuzz.numerics.delayed import FMAX, Policy
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.trace.snapshots import Direction
+
+#: As-built deviations that hold, by name.
+Deviations = frozenset[str]
+
+
+def by_library(arm: str) -> bool:
+    """Is this an arm of the library's own checkpoint? Of another's it knows nothing."""
+    return BY_NAME[arm].checkpoint in ("full", "reentrant")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same through one arm's run of a training."""
+
+    arm: str
+    #: The recipe's rules under these settings; None in high precision.
+    policy: Callable[[Settings], Policy | None]
+    #: Cells that a window begins with.
+    history: int
+    layer: str = "linear"
+    layout: Layout = "chain"
+    #: Layer calls of one forward.
+    calls: int = 1
+    checkpoint: Literal["none"] | Wraps = "none"
+    #: Parameters are made in the narrow format.
+    quantized_init: bool = False
+
+    @property
+    def by_library(self) -> bool:
+        """The library's own checkpoint recomputes."""
+        return by_library(self.arm)
+
+    @property
+    def graphless(self) -> bool:
+        """A checkpointed forward builds no graph: its layers build one when they are recomputed."""
+        return BY_NAME[self.arm].checkpoint in ("reentrant", "by_torch_reentrant")
+
+    @property
+    def each(self) -> bool:
+        """Each layer call is checkpointed for itself."""
+        return self.checkpoint in ("each", "nested")
+
+    @property
+    def grouped(self) -> bool:
+        """Of the layers recomputed together only the first updates: GroupedLinear does not put
+        back what it was told, as others do."""
+        return self.layer == "grouped_linear" and self.checkpoint == "whole"
+
+    def update(self, direction: Direction, settings: Settings) -> tuple[Policy, np.float32]:
+        """The policy of an update under these settings, and the largest value of its format."""
+        policy = self.policy(settings)
+        assert policy is not None  # nothing is staged without one
+        return policy, FMAX[policy.forward if direction == "forward" else policy.backward]
+
+
+def run_of(evidence: LibraryEvidence, arm: str) -> Run:
+    """The run of one arm of the evidence."""
+    spec = evidence.spec
+    return Run(
+        arm=arm,
+        policy=evidence.policy,
+        history=spec.settings.history,
+        layer=spec.layer,
+        layout=spec.layout,
+        calls=spec.calls,
+        checkpoint=spec.region,
+        quantized_init=spec.quantized_init,
+    )

@@ -1,0 +1,202 @@
+"""O8 strict-compile and O9 error-ratio: a compiled model, or one on PyTorch's own kernels, against
+eager and its float64 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.rules.evidence import EAGER, Evidence, identical, same_bits
+from narrowfuzz.rules.gemm import on_lattice
+from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import FINITE, Near, Same, bits
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import Verdict
+
+#: torch's own multipliers for an error against eager's: fp32, narrower, and few elements.
+_RATIO = {"fp32": 2.0, "bf16": 3.0, "fp16": 3.0}
+SMALL, SMALL_RATIO = 1000, 10.0
+#: torch's own absolute floor, here relative to the result.
+_FLOOR = 1e-5
+#: Relative error of eager beyond which the case amplifies errors so much that no ratio means
+#: anything: 2^17 roundings of fp32, or every second bit of a quantised result.
+_LOST = {"fp32": 2.0**-7, "bf16": 0.5, "fp16": 0.5}
+
+
+def check_strict(evidence: Evidence) -> Iterator[Verdict]:
+    """O8: arms that keep every rounding leave eager's bits, where no float sum was re-ordered, or
+    every one is exact."""
+    eager = evidence.traces.get(EAGER)
+    for arm, trace in evidence.traces.items():
+        if not evidence.compared(arm):
+            continue
+        if eager is None or eager.error is not None or trace.error is not None:
+            yield plain("O8", arm, "output", "not_applicable")
+            continue
+        why = _not_exact(evidence) if evidence.native(arm) else evidence.not_strict(arm)
+        if why:
+            yield plain("O8", arm, "output", "not_applicable", why)
+            continue
+        yield equal_outputs("O8", evidence, trace, eager, "differs from eager", "eager")
+
+
+def _not_exact(evidence: Evidence) -> str:
+    """Why another kernel need not leave the same bits, or "" if it must: whoever sums exactly has
+    nothing to round but the result."""
+    roles = ROLES if evidence.spec.trains else ROLES[:1]
+    if not evidence.spec.direct or not all(on_lattice(evidence, role) for role in roles):
+        return "kernels sum in their own order"
+    return "the bias may be fused" if evidence.spec.bias else ""
+
+
+def equal_outputs(
+    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str,
+    names: frozenset[str] | None = None,
+) -> Verdict:  # fmt: skip
+    """One verdict for a whole run: every named result has the bits of the ``other``, which is
+    called ``than``; with ``names`` only those have, and the others are there in both."""
+    arm = trace.arm
+    if any(evidence.by_chance(role) for role in ROLES):
+        return plain(oracle, arm, "output", "not_applicable", "stochastic rounding")
+    for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
+        got, want = trace.outputs.get(name), other.outputs.get(name)
+        if got is None or want is None:
+            return Verdict(oracle, arm, role_of(name), "diverged", "gradient missing in one run",
+                           At(name=name), "one run without it",
+                           Same(At(name=name, run=than)))  # fmt: skip
+        if identical(got, want):
+            continue
+        bad = ~same_bits(got, want)
+        if bad.any() and (names is None or name in names):
+            at = first(bad)
+            return Verdict(oracle, arm, role_of(name), "diverged", symptom,
+                           At(name=name, index=at), number(got[at]),
+                           Same(At(name=name, index=at, run=than), number(want[at])))  # fmt: skip
+    if not any(x.any() for x in trace.outputs.values()):
+        return plain(oracle, arm, "output", "inconclusive", "zeros in both runs")
+    return plain(oracle, arm, "output", "ok")
+
+
+def _rank(name: str) -> tuple[int, float, str]:
+    """Results in the order they are computed, the last of a kind behind those with numbers: what is
+    first wrong is nearest to the cause."""
+    kind, _, number = name.partition("@")
+    order = ("output", "grad_input").index(kind) if kind in ("output", "grad_input") else 2
+    return order, float(number or np.inf), kind
+
+
+def role_of(name: str) -> str:
+    """A result's role without the parameter's name, and whichever of several it is: fingerprints
+    tell causes, not layers. Before a colon stands the part of a training that was
+    saved and resumed."""
+    name = name.partition("@")[0].rpartition(":")[2]
+    if name.endswith((".exp_avg", ".exp_avg_sq", ".step")):
+        return "state"
+    if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm"):
+        return name
+    return "grad_parameter" if name.endswith(".grad") else "parameter"
+
+
+def check_ratio(evidence: Evidence) -> Iterator[Verdict]:
+    """O9: an arm's error against float64 is at most a small multiple of eager's.
+
+    Judged for each result as a whole and row by row, root mean square; the floor is what K
+    roundings of the result's own size may cost. Where eager and float64 are finite, so is the arm.
+    """
+    eager = evidence.traces.get(EAGER)
+    for arm, trace in evidence.traces.items():
+        if not evidence.compared(arm):
+            continue
+        if eager is None or eager.error is not None or trace.error is not None:
+            yield plain("O9", arm, "output", "not_applicable")
+            continue
+        if evidence.spec.direct:
+            yield plain("O9", arm, "output", "not_applicable", "bounds judge a single linear")
+            continue
+        if evidence.twin is None:
+            yield plain("O9", arm, "output", "not_applicable", "a random model has no twin")
+            continue
+        yield error_ratio(evidence, arm, trace, eager)
+
+
+def error_ratio(evidence: Evidence, arm: str, trace: Trace, eager: Trace) -> Verdict:
+    """O9 of one run, against eager's."""
+    judged = False
+    for name in sorted(evidence.exact, key=_rank):
+        got, base = trace.outputs.get(name), eager.outputs.get(name)
+        exact = evidence.exact[name]
+        if got is None or base is None or not got.size:
+            continue
+        if not (np.isfinite(base).all() and np.isfinite(exact).all()):
+            continue
+        if _lost(evidence, base, exact):
+            continue
+        judged = True
+        if not np.isfinite(got).all():
+            at = first(~np.isfinite(got))
+            return Verdict(
+                "O9", arm, role_of(name), "diverged", "not finite", At(name=name, index=at),
+                number(got[at]), FINITE,
+            )  # fmt: skip
+        if _normalised(evidence.spec, name):
+            continue
+        verdict = _worse(evidence.spec, arm, name, got, base, exact)
+        if verdict is not None:
+            return verdict
+    if not judged:
+        why = "eager is not finite, or far from float64 itself"
+        if not evidence.exact:
+            why = "the model does not run in float64"
+        return plain("O9", arm, "output", "inconclusive", why)
+    return plain("O9", arm, "output", "ok")
+
+
+def _normalised(spec: Spec, name: str) -> bool:
+    """Is it a parameter that AdamW moved? It divides a gradient by that gradient's size: where one
+    is rounding noise, its sign is a whole learning rate, in some elements of any arm. What it is
+    moved by, the gradient and the state, is judged."""
+    return spec.optimizer == "adamw" and role_of(name) == "parameter"
+
+
+def _lost(evidence: Evidence, base: Any, exact: Any) -> bool:
+    """True where eager itself has lost the result."""
+    spec = evidence.spec
+    narrow = spec.narrowed or evidence.plan.quantised
+    with np.errstate(all="ignore"):
+        error = np.sqrt(np.mean((base - exact) ** 2)) / np.sqrt(np.mean(exact**2))
+    return not error < _LOST["bf16" if narrow else spec.dtype]
+
+
+def ratio_limit(spec: Spec) -> tuple[float, float]:
+    """Multiple of eager's error that a large result may have, and the floor below which no error
+    counts, in units of the exact result's root mean square."""
+    dtype = "bf16" if spec.narrowed else spec.dtype
+    contracted = max(spec.k, spec.n, spec.tokens)
+    floor = contracted * FORMATS["fp32"].unit_roundoff + _FLOOR
+    return _RATIO[dtype], floor + 2.0 * FORMATS[dtype].unit_roundoff
+
+
+def _worse(spec: Spec, arm: str, name: str, got: Any, base: Any, exact: Any) -> Verdict | None:
+    got, base, exact = map(np.atleast_1d, (got, base, exact))  # a parameter may be a single number
+    large, floor = ratio_limit(spec)
+    floor *= float(np.sqrt(np.mean(exact**2)))
+    error, allowed = got - exact, base - exact
+    for axis, ratio in ((None, large if got.size >= SMALL else SMALL_RATIO), (-1, SMALL_RATIO)):
+        far = np.sqrt(np.mean(error**2, axis=axis))
+        limit = ratio * np.sqrt(np.mean(allowed**2, axis=axis)) + floor
+        bad = np.atleast_1d(far > limit)
+        if bad.any():
+            at = int(np.argmax(bad))
+            worst, most = np.atleast_1d(far)[at], np.atleast_1d(limit)[at]
+            return Verdict(
+                "O9", arm, role_of(name), "diverged", "error beyond eager's",
+                At(name=name, index=() if axis is None else (at,)), f"error {number(worst)}",
+                Near(bits(most), bits((most - floor) / ratio)), factor=float(worst / most),
+            )  # fmt: skip
+    return None

@@ -1,1 +1,0 @@
-"""A training as a small script of events: what a stateful recipe is judged on."""
