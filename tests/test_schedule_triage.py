@@ -33,8 +33,9 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.delayed_operands import PLANTS as OPERANDS
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant
-from narrowfuzz.recipe import delayed, load_stateful
+from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.delayed_subject import carries
+from narrowfuzz.recipe.recipe import load_stateful
 from narrowfuzz.report.store import Store, load_finding
 from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
 from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH

@@ -25,7 +25,8 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
-from narrowfuzz.recipe import delayed, load_every, load_stateful
+from narrowfuzz.recipe import delayed
+from narrowfuzz.recipe.recipe import load_every, load_stateful
 from samples import one_in
 
 prepare()

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from narrowfuzz.case import spec as case_module
 from narrowfuzz.case.spec import Case, Compile, DataSpec, Spec, compile_key, dump_case, load_case
-from narrowfuzz.case.spec import spec as case_module
 from narrowfuzz.draw.specs import DIRECT, FACTORS, FRAGILE, of_rung, partly_recomputed, specs
 from narrowfuzz.draw.strategies import SPIKES, WILD, batches, cases, data_specs, often
 from narrowfuzz.recipe.recipe import load_recipes, runnable

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.generator import Generator
+from narrowfuzz.case import altered
 from narrowfuzz.case import features as story
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.event_data import stimulated
@@ -32,7 +33,7 @@ from narrowfuzz.case.events import (
     plain_training,
     with_regions,
 )
-from narrowfuzz.case.spec import Case, DataSpec, Spec, altered, dump_case, load_case
+from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.case.trainings import check_events
 from narrowfuzz.draw.specs import partly_recomputed, trainings
 from narrowfuzz.draw.trainings import drawn_events
