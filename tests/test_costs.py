@@ -83,27 +83,27 @@ class Trial:
 TRIALS = {
     "plant": Trial({"plants/trial.py": PLANTS}),
     "rule": Trial(
-        {"oracles/trial.py": RULE},
+        {"rules/trial.py": RULE},
         (
-            ("oracles/__init__.py", "from functools import partial\n",
+            ("rules/__init__.py", "from functools import partial\n",
              "from narrowfuzz.rules.trial import check_trial\n"),
-            ("oracles/__init__.py", "OF_CONVERTED: tuple[Oracle, ...] = (\n",
+            ("rules/__init__.py", "OF_CONVERTED: tuple[Oracle, ...] = (\n",
              '    Oracle("R99", "a trial", "exact", "C", "none", check_trial, scope="case"),\n'),
         ),
     ),
     "arm": Trial(
         {},
         (
-            ("arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "aot_eager")\n'),
-            ("arm.py", "_STAGES = (\n    EAGER,\n", "    TRIAL,\n"),
-            ("arm.py", '"aot_eager": (', "TRIAL, "),
+            ("case/arm.py", "reorders=True)\n\n", 'TRIAL = Arm("trial", "traced", "aot_eager")\n'),
+            ("case/arm.py", "_STAGES = (\n    EAGER,\n", "    TRIAL,\n"),
+            ("case/arm.py", '"aot_eager": (', "TRIAL, "),
         ),
     ),
     "model": Trial(
         {},
         (
             ("play/models.py", "self.norm(self.proj(self.embedding(ids))))\n", MODEL),
-            ("catalog.py", "    for model in (\n", f"        {ROW},\n"),
+            ("models/catalog.py", "    for model in (\n", f"        {ROW},\n"),
         ),
     ),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from narrowfuzz.ledger.ledger import stands
-from narrowfuzz.machine.machine import machine
+from narrowfuzz.machine import machine
 from narrowfuzz.plants.patching import replaced
 from test_ledger_neighbours import Neighbour, entry_of, explaining, fault, judged, raising
 

@@ -22,8 +22,9 @@ from narrowfuzz.draw import specs
 from narrowfuzz.draw.strategies import cases
 from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine import machine
 from narrowfuzz.machine.environment import prepare, settle
-from narrowfuzz.machine.machine import Machine, machine
+from narrowfuzz.machine.machine import Machine
 from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults, find_plant
 from narrowfuzz.play.kernels import without_onednn
