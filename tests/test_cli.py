@@ -369,6 +369,19 @@ class TestOutputFolder:
             "write 'from narrowfuzz.recipe.stateful import Subject'",
         ),
         ("import harness.case", "write 'import narrowfuzz.case.spec'"),
+        (
+            "from harness.numerics.plan import ROLES",
+            "write 'from narrowfuzz.numerics.plan import ROLES'",
+        ),
+        ("from narrowfuzz.schedule import events", "write 'from narrowfuzz.case import events'"),
+        (
+            "from narrowfuzz.trainings import check_events",
+            "write 'from narrowfuzz.case.trainings import check_events'",
+        ),
+        (
+            "from narrowfuzz.stateful import Stateful, Subject",
+            "write 'from narrowfuzz import Stateful; from narrowfuzz.recipe.stateful import Sub",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "list", "replay"])

@@ -12,12 +12,13 @@ import runpy
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from narrowfuzz.recipe.moved import outdated
+from narrowfuzz.recipe.moved import SOURCE, outdated
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: The checkout that the package would lie in: <checkout>/harness/narrowfuzz.
@@ -75,17 +76,27 @@ def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...
             raise ValueError(f"{kind} folder {folder} has no {file.name}, which must define {name}")
     if not file.is_file():
         raise ValueError(f"{kind} file {file} does not exist")
-    if found := outdated(file.read_bytes()):
-        raise ValueError(f"{kind} file {file} says {found[0]!r}: write {found[1]!r}")
+    files = sorted(folder.rglob("*.py")) if folder else [file]
+    _refuse_outdated(kind, file, [one for one in files if SOURCE.encode() in one.read_bytes()])
     try:
         defined = _packaged(folder, file) if folder else runpy.run_path(str(file))
     except (Exception, SystemExit) as error:
+        if isinstance(error, ImportError):
+            _refuse_outdated(kind, file, files)
         raise ValueError(f"{kind} file {file} raised {type(error).__name__}: {error}") from error
     items = defined.get(name)
     if not isinstance(items, list | tuple) or not all(isinstance(item, types) for item in items):
         wanted = " or ".join(f"narrowfuzz.{kind.__name__}" for kind in types)
         raise ValueError(f"{kind} file {file} must define {name}, a list of {wanted}")
     return list(items)
+
+
+def _refuse_outdated(kind: str, file: Path, sources: Sequence[Path]) -> None:
+    """Raises ValueError for an import of ours that one of these sources of the file should not have
+    any more. From a checkout the source folder can be imported, so that is not left to fail."""
+    for source in sources:
+        if found := outdated(source.read_bytes()):
+            raise ValueError(f"{kind} file {file} says {found[0]!r}: write {found[1]!r}")
 
 
 def _packaged(folder: Path, file: Path) -> dict[str, Any]:

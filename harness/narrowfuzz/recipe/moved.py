@@ -1,17 +1,18 @@
 """Where modules of 0.1.0 are now: a file that a user wrote is told what to write instead.
 
-Only ``narrowfuzz.__all__`` is promised (docs/compatibility.md), yet files import more than that.
+Only ``narrowfuzz.__all__`` is promised, yet files import more than that.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 #: The folder of the source. A file that imports it means the package.
-_SOURCE = "harness"
+SOURCE = "harness"
 _PACKAGE = "narrowfuzz"
-#: Module of 0.1.0 -> its module now.
+#: Module of 0.1.0, or a name in one, -> where it is now.
 MOVED = {
     "address": "trace.address",
     "advice": "ledger.advice",
@@ -27,6 +28,8 @@ MOVED = {
     "campaign.summary": "report.summary",
     "campaign.ended": "report.outcome",
     "campaign.own_functions": "report.own_functions",
+    "campaign.supervisor.Found": "report.tally.Found",
+    "campaign.supervisor.Tally": "report.tally.Tally",
     "campaign.words": "report.glossary",
     "case": "case.spec",
     "catalog": "models.catalog",
@@ -92,6 +95,8 @@ MOVED = {
     "strategies": "draw.strategies",
     "testing": "campaign.testing",
     "trace": "trace.trace",
+    "trainings.check_events": "case.trainings.check_events",
+    "trainings.not_reentrant": "case.trainings.not_reentrant",
     "trainings": "draw.trainings",
     "trials": "triage.trials",
     "vectors": "machine.isa",
@@ -103,8 +108,6 @@ MOVED = {
 def outdated(source: bytes) -> tuple[str, str] | None:
     """The first import that is no longer right, and what to write instead; None if all are right,
     or if the file is no Python, which says so itself when it is executed."""
-    if _SOURCE.encode() not in source and _PACKAGE.encode() not in source:
-        return None
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -126,23 +129,63 @@ def _outdated(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _instead(module: str, names: list[str]) -> str:
-    """The statement to write for one that imports these names from a module; "" where it is right,
+    """The statements to write for one that imports these names from a module; "" where it is right,
     or where the module is the user's own, whose project may have a package called harness."""
-    from narrowfuzz import __all__ as public
-
     first, *rest = module.split(".")
-    if first not in (_SOURCE, _PACKAGE):
+    if first not in (SOURCE, _PACKAGE):
         return ""
-    if first == _SOURCE and rest[:1] == [_PACKAGE]:
+    if first == SOURCE and rest[:1] == [_PACKAGE]:
         rest = rest[1:]
     old = ".".join(rest)
-    new = "rules" + old.removeprefix("oracles") if rest[:1] == ["oracles"] else MOVED.get(old, old)
-    if names and set(names) <= set(public):
-        right = module == _PACKAGE or (first == _PACKAGE and new == old)
-        return "" if right else f"from {_PACKAGE} import {', '.join(names)}"
-    # a package may be called as a module was: what it holds is imported from it still
-    inside = {f"{old}.{name}" for name in names} & {*MOVED.values()}
-    if new == old or inside:
+    if not names:
+        new = _module(old)
+        right = module == f"{_PACKAGE}.{new}" or not _exists(new)
+        return "" if right else f"import {_PACKAGE}.{new}"
+    if first == _PACKAGE and all(_stays(old, name) for name in names):
         return ""
-    target = f"{_PACKAGE}.{new}"
-    return f"from {target} import {', '.join(names)}" if names else f"import {target}"
+    found: dict[str, list[str]] = {}
+    for name in names:
+        home, called = _home(old, name)
+        if not _exists(home) or (first == SOURCE and not (home or _is_public(name))):
+            return ""
+        found.setdefault(f"{_PACKAGE}.{home}".rstrip("."), []).append(called)
+    return "; ".join(f"from {home} import {', '.join(them)}" for home, them in found.items())
+
+
+def _home(old: str, name: str) -> tuple[str, str]:
+    """The module that has a name which was imported from ``old``, "" for the package itself, and
+    how it is imported from there."""
+    full = f"{old}.{name}".lstrip(".")
+    if _stays(old, name) and old:
+        return old, name
+    if _is_public(name):
+        return "", name
+    if full in MOVED:
+        home, _, leaf = MOVED[full].rpartition(".")
+        return home, leaf if leaf == name else f"{leaf} as {name}"
+    return _module(old), name
+
+
+def _stays(old: str, name: str) -> bool:
+    """Is this name where it was? A package may be called as a module was, and have others."""
+    full = f"{old}.{name}".lstrip(".")
+    return full in MOVED.values() or (full not in MOVED and _module(old) == old)
+
+
+def _module(old: str) -> str:
+    """Where a module of ours is now."""
+    if old.split(".")[0] == "oracles":
+        return "rules" + old.removeprefix("oracles")
+    return MOVED.get(old, old)
+
+
+def _is_public(name: str) -> bool:
+    from narrowfuzz import __all__ as public
+
+    return name in public
+
+
+def _exists(module: str) -> bool:
+    """Is there such a module of ours? The package itself is ""."""
+    place = Path(__file__).resolve().parents[1].joinpath(*filter(None, module.split(".")))
+    return place.with_suffix(".py").is_file() or place.is_dir()
