@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrowfuzz.play.job import Job, Layers, Taps
 from narrowfuzz.play.library import Cast, Product, Side, Where
 from narrowfuzz.play.notes import (
     copied,
@@ -179,11 +180,15 @@ def test_a_layers_call_is_nothing_that_was_heard() -> None:
         backward=lambda outputs, grads, retain: torch.autograd.backward(outputs, grads),
     )  # fmt: skip
     events = (("forward", 0, 0, "train", False), ("backward", 0, (0,), False))
+    hows = {0: {"inside": None, "first": None, "path": 0}}
     tensors = {"input@0": torch.ones(1, 2), "grad_output@0/0": torch.ones(1, 2)}
     run = noted(
-        Trace(), None, lambda layers: layers, tensors, events, subject=subject,
-        happens=("forward", "backward"), modes=("train",), device="cpu", dtype=torch.float32,
-        input_shape=(1, 2), output_shape=(1, 2), order=("0",), layout="chain",
-        hows={0: {"inside": None, "first": None, "path": 0}}, listens=True,
-    )  # fmt: skip
+        Trace(),
+        None,
+        lambda layers: layers,
+        tensors,
+        subject=subject,
+        job=Job(events, "float32", "cpu", (1, 2), (1, 2), layers=Layers(("0",), "chain", hows)),
+        taps=Taps(listens=True),
+    )
     assert run.heard == [] and set(run.results) == {"y0", "x0.grad@1"}

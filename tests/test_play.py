@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 from kernels import skip_without_kernel
+from narrowfuzz.arms.jobs import job_of, named
 from narrowfuzz.arms.ladder import unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.tensors import fp32_array
-from narrowfuzz.arms.training import events_of, named, playing
+from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import BY_NAME, climb
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.judge.judge import Judge, tensors_of
@@ -26,6 +28,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import Trace
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.evidence import same_bits
@@ -60,14 +63,13 @@ def played(case: Case, arm: str, trace: Trace) -> Trace:
     """The case, by the player."""
     spec, recipe = case.spec, recipes()[case.spec.recipe]
     tensors = named(spec, tensors_of(case, recipe))
+    model = MODELS[spec.model]
     return play(
         trace,
-        lambda: MODELS[spec.model].build(spec, dtype=DTYPES[spec.dtype], device="cpu"),
-        lambda model: recipe.convert(model, spec),
+        lambda: recipe.convert(model.build(spec, dtype=DTYPES[spec.dtype], device="cpu"), spec),
         {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()},
-        events_of(spec),
-        dtype=DTYPES[spec.dtype],
-        **playing(spec, BY_NAME[arm], "cpu"),
+        job=replace(job_of(spec, BY_NAME[arm], "cpu"), tied=ties(spec)),
+        taps=Taps(),
     )
 
 

@@ -14,16 +14,16 @@ from torch import nn
 
 from narrowfuzz.arms.events_data import filled, of_rank, stimuli
 from narrowfuzz.arms.frames import in_libraries
+from narrowfuzz.arms.jobs import job_of_layers, plain
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.seen import see_cast, see_product
 from narrowfuzz.arms.tensors import host
-from narrowfuzz.arms.training import calling, events_of, plain, training
 from narrowfuzz.case.events import Backward, Reload, numbered
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import library, player
-from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.job import Job, Taps
 from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.trace.snapshots import At, CallSeen, CastSeen, Moment, ProductSeen, SlotName
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
@@ -48,26 +48,22 @@ def run_library(
     if reset:
         subject.reset()
     written = _Written(subject)
+    job = job_of_layers(spec, "cpu", recomputed=checkpointed, caching=subject.caching)
     try:
-        layers = _begun(case, subject)
+        layers = _begun(case, subject, job)
     except Exception as raised:
         return Trace(arm, error=_error(raised, spec, -1))
     device = next(layers.parameters()).device.type
-    how = training(spec, device)
-    run = library.training_of(
-        layers, subject=_verbs(subject, spec), happens=how["happens"], checkpointed=checkpointed,
-        listens=True, **calling(spec, caching=subject.caching),
-    )  # fmt: skip
+    job, taps = replace(job, device=device), Taps(listens=True)
+    run = library.training_of(layers, subject=_verbs(subject, spec), job=job, taps=taps)
     run.hear, played = written.hear, player.Trace()
     tensors = of_rank(stimuli(case), rank)
     plainly = {} if spec.quantized_init else dict(layers.named_parameters())
     began = {name: _values(p) for name, p in plainly.items()}
     error = None
     try:
-        player.train(
-            played, run, tensors, written.after_each(run, events_of(spec)),
-            dtype=DTYPES[spec.dtype], **how,
-        )  # fmt: skip
+        events = written.after_each(run, job.events)
+        player.train(played, run, tensors, events, job=job, taps=taps)
     except Exception as raised:
         raise_if_lost(raised, device)
         if written.writing:  # not the library's
@@ -90,16 +86,12 @@ def run_library(
     )  # fmt: skip
 
 
-def _begun(case: Case, subject: Subject) -> nn.ModuleDict:
+def _begun(case: Case, subject: Subject, job: Job) -> nn.ModuleDict:
     """The layers with their parameters, before the first event."""
     spec = case.spec
-    how = calling(spec, caching=subject.caching)
     # initial values are overwritten, but quantising them has left their maximum in the state
     torch.manual_seed(0)
-    layers = library.built(
-        plain(spec.settings), subject=_verbs(subject, spec), order=how["order"],
-        frozen=how["frozen"],
-    )  # fmt: skip
+    layers = library.built(plain(spec.settings), subject=_verbs(subject, spec), job=job)
     return filled(layers, seed=case.data.seed)  # type: ignore[no-any-return]
 
 

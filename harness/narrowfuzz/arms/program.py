@@ -20,12 +20,12 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.arms.census import convert
 from narrowfuzz.arms.frames import in_libraries, module_of
+from narrowfuzz.arms.jobs import GRADIENTS, job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import as_rows, fp32_array
-from narrowfuzz.arms.training import GRADIENTS, events_of, making, named, training
 from narrowfuzz.arms.transfer import on_host
 from narrowfuzz.arms.zoo import linear_names, tied_names
 from narrowfuzz.case.arm import Arm
@@ -36,6 +36,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.play import converted, player
 from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.job import Compile, Event, Job, Taps
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.running import Running
@@ -82,13 +83,14 @@ class Program:
 
     def _prepare(self) -> None:
         """How the model that is trained is called, with a tap in what a compiler makes."""
-        how = making(self.spec, self.arm, self.device)
+        job = self.job
         if self.arm.compiler:
-            budget = how["memory_budget"]
-            how |= {"compiler": tapped_backend(self.arm.compiler, self._tap, budget)}
-            how |= {"memory_budget": 1.0}
+            # the tap's backend sets the budget itself
+            budget = job.compile.memory_budget
+            backend = tapped_backend(self.arm.compiler, self._tap, budget)
+            job = replace(job, compile=Compile(backend, job.compile.options))
         watch = () if self.arm.compiler else self._linears
-        self._training.call = converted.called(self._training, watch=watch, **how)
+        self._training.call = converted.called(self._training, job=job, taps=Taps(watch=watch))
 
     @cached_property
     def plan(self) -> Plan:
@@ -96,9 +98,13 @@ class Program:
         return self.recipe.plan(self.spec)
 
     @cached_property
-    def usual(self) -> tuple[tuple[player.Event, ...], dict[str, Any]]:
-        """Its own Spec's events, and how they are played."""
-        return events_of(self.spec), training(self.spec, self.device)
+    def job(self) -> Job:
+        """Its own Spec's training."""
+        return self.job_of(self.spec)
+
+    def job_of(self, spec: Spec, events: tuple[Event, ...] | None = None) -> Job:
+        """The training of a Spec that its model can run, or of other events."""
+        return replace(job_of(spec, self.arm, self.device, events), tied=self._shared)
 
     def run(
         self,
@@ -107,7 +113,7 @@ class Program:
         tap: bool,
         spec: Spec | None = None,
         focus: int | None = None,
-        events: tuple[player.Event, ...] | None = None,
+        events: tuple[Event, ...] | None = None,
     ) -> Trace:
         """Run the Spec's events, or the player's if given; with ``tap``, what was multiplied is
         recorded.
@@ -164,7 +170,7 @@ class _Run:
         spec: Spec,
         tap: bool,
         focus: int | None,
-        events: tuple[player.Event, ...] | None,
+        events: tuple[Event, ...] | None,
     ) -> None:
         self.program, self.spec, self.tap, self.focus = program, spec, tap, focus
         self.arm = program.arm
@@ -172,11 +178,8 @@ class _Run:
             name: torch.from_numpy(np.asarray(x, order="C"))  # a single number keeps its shape
             for name, x in named(spec, tensors).items()
         }
-        if events is None and spec == program.spec:
-            self.events, self.how = program.usual
-        else:
-            self.events = events_of(spec) if events is None else events
-            self.how = training(spec, program.device, events)
+        own = events is None and spec == program.spec
+        self.job = program.job if own else program.job_of(spec, events)
         self.plan = program.plan if spec == program.spec else program.recipe.plan(spec)
         self.training = program._training
         self.played = player.Trace()
@@ -219,7 +222,7 @@ class _Run:
             if self.arm.compiler:
                 program.error = failed  # a compiler that failed once fails as slowly every time
             return Trace(self.arm.name, error=failed)
-        ran, needed = program._tap.calls, sum(map(_graphs, self.events))
+        ran, needed = program._tap.calls, sum(map(_graphs, self.job.events))
         if self.arm.compiler and ran < needed:
             # Dynamo falls back to eager without a word; such a run would pass every comparison
             return Trace(self.arm.name, void=f"{ran} of {needed} compiled graphs ran")
@@ -241,18 +244,16 @@ class _Run:
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
         run.backward, run.load = torch.autograd.backward, nn.Module.load_state_dict
         run.anew, run.prepare = program._anew, self._prepare
-        run.region = converted.regions_of(program.device, self.how["autocast"])
+        run.input_shape, run.output_shape = self.job.input_shape, self.job.output_shape
+        run.region = converted.regions_of(program.device, self.job.autocast)
         run.live.clear()
-        dtype, shared = DTYPES[self.spec.dtype], program._shared
         with torch.no_grad():
-            converted.fill(run.model, self.tensors, tied=shared, dtype=dtype)
+            converted.fill(run.model, self.tensors, job=self.job)
 
     def _train(self) -> None:
-        player.train(
-            self.played, self.training, self.tensors, self.events, dtype=DTYPES[self.spec.dtype],
-            **self.how,
-        )  # fmt: skip
-        player.keep_state(self.played, self.training, rate=self.how["rate"])
+        events = self.job.events
+        player.train(self.played, self.training, self.tensors, events, job=self.job, taps=Taps())
+        player.keep_state(self.played, self.training, job=self.job)
 
     def _prepare(self) -> None:
         self.program._prepare()
@@ -347,7 +348,7 @@ def _result(spec: Spec, name: str) -> str:
 _ROLE = {name: role for role, name in GRADIENTS.items()}
 
 
-def _graphs(event: player.Event) -> int:
+def _graphs(event: Event) -> int:
     """How many compiled graphs an event runs."""
     match event:
         case ("forward", *_):

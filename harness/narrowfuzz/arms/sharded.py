@@ -10,32 +10,30 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
-from torch import nn
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layers import calls_of
+from narrowfuzz.arms.layouts import job_alone, job_on_ranks, made, on_its_own, piece_of
 from narrowfuzz.arms.lost import raise_if_lost
-from narrowfuzz.arms.plain_steps import play_chain, play_steps
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
 from narrowfuzz.arms.tensors import fp32_array
-from narrowfuzz.arms.training import events_of, named, playing
 from narrowfuzz.arms.zoo import layer_names, ties
 from narrowfuzz.case.arm import EAGER, Arm
-from narrowfuzz.case.spec import ALONE, Spec
-from narrowfuzz.models.catalog import MODELS
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.context import play_context
 from narrowfuzz.play.converted import play
-from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.job import Taps
+from narrowfuzz.play.pipeline import play_pipeline
 from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
 from narrowfuzz.play.resumed import resumed_on
-from narrowfuzz.play.sharded import mesh_of, play_sharded
+from narrowfuzz.play.sharded import of_this_thread, play_sharded
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace
 
@@ -58,44 +56,20 @@ def sharded_traces(
     return traces
 
 
-def pieces_of(spec: Spec) -> tuple[Spec, ...]:
-    """The linears that ranks multiply, where a linear is cut: by rows, then by a feature."""
-    own, tensor = on_its_own(spec), max(spec.sharding.tensor, 1)
-    cut = [msgspec.structs.replace(own, **{name: getattr(own, name) // tensor}) for name in "kn"]
-    return own, *cut
-
-
-def on_its_own(spec: Spec) -> Spec:
-    """The Spec of one data-parallel rank's piece of the rows, in one process."""
-    pieces = max(spec.sharding.data, 1)
-    size = "batch" if spec.batch else "m"
-    rows = getattr(spec, size) // pieces
-    return msgspec.structs.replace(spec, sharding=ALONE, checkpoint="none", **{size: rows})
-
-
-def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F32]:
-    """The tensors of that: all parameters, and its rows of inputs and output gradients."""
-    pieces = max(spec.sharding.data, 1)
-
-    def cut(name: str, x: F32) -> F32:
-        rows = name.partition("@")[0] in ("input", "grad_output")
-        return np.split(x, pieces)[piece] if rows else x
-
-    return {name: cut(name, x) for name, x in tensors.items()}
-
-
 def run_alone(spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], device: str) -> Trace:
     """The trace of the unsharded model; ``ranks`` has one for each data-parallel rank's piece."""
     ranks = []
     for piece in range(max(spec.sharding.data, 1)):
-        own = on_its_own(spec)
-        arguments = _arguments(own, recipe, piece_of(spec, tensors, piece), EAGER, device)
-        played = Played()
+        own, played = on_its_own(spec), Played()
         try:
-            if spec.sharding.stages:
-                play_chain(played, spec, recipe, tensors, device)
-            else:
-                play(played, *arguments.pop("positional"), **arguments)
+            play(
+                played,
+                partial(made, spec if spec.sharding.stages else own, recipe, device),
+                _given(spec, piece_of(spec, tensors, piece)),
+                job=job_alone(spec, device),
+                # stages are not looked into
+                taps=Taps() if spec.sharding.stages else _taps(own, _emitting(recipe), EAGER),
+            )
         except Exception as error:
             raise_if_lost(error, device)
             return Trace(EAGER.name, error=run_error(error, played.phase))  # type: ignore[arg-type]
@@ -135,18 +109,26 @@ def _play(
     device: str,
 ) -> Trace:
     """The trace where ``on`` runs a function on every rank."""
-    arguments = _arguments(spec, recipe, tensors, arm, device) | sharding_of(spec)
-    if spec.sharding.resumes:
-        arguments["resume"] = partial(resumed_on, **resuming(spec))
+    sharding, given = spec.sharding, _given(spec, tensors)
+    make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
     if arm.compiler:
         torch._dynamo.reset()  # it gives up compiling what it has compiled for many Specs
         _clear_sharding_prop_cache()  # or results are laid out over the mesh of a run before
     graphs = counters["stats"]["unique_graphs"]
     try:
-        if spec.sharding.together:
-            played = play_steps(on, spec, recipe, tensors, arm, device)
+        if sharding.together:
+            steps = play_pipeline if sharding.stages else play_context
+            played = steps(make, given, job=job, taps=Taps(), on=on)
         else:
-            played = play_sharded(*arguments.pop("positional"), on=on, **arguments)
+            played = play_sharded(
+                make,
+                given,
+                job=job,
+                taps=_taps(spec, of_this_thread, arm),
+                tap=None if arm.compiler else _emitting(recipe),
+                on=on,
+                resume=resumed_on if sharding.resumes else None,
+            )
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))
@@ -159,68 +141,18 @@ def _play(
     return Trace(arm.name, ranks=tuple(_trace_of(arm.name, spec, recipe, one) for one in played))
 
 
-def sharding_of(spec: Spec) -> dict[str, Any]:
-    """What ``play_sharded`` takes by keyword besides what ``play`` takes."""
-    sharding, model = spec.sharding, MODELS[spec.model]
-    tied = {name.rpartition(".")[0] for name in ties(spec)}  # these stay in one unit
-    each = model.regions or tuple(name for name in layer_names(spec) if name not in tied)
-    return {
-        "data": sharding.data,
-        "tensor": sharding.tensor,
-        "styles": model.styles(spec),
-        "narrow_styles": sharding.narrow_styles,
-        "sequence": sharding.sequence,
-        "local_output": sharding.local_output,
-        "units": (*each, "") if sharding.units == "each" else ("",),
-        "reduces": "float32" if sharding.reduces_fp32 else "",
-        "averages": sharding.averages,
-        "precomputes": sharding.gathers == "precomputed",
-        "cuts": _cuts(spec),
-        "rows": (spec.batch or spec.m,) + ((spec.m,) if spec.batch else ()),
-        "width_in": spec.k,
-        "width_out": spec.width,
-    }
+def _taps(spec: Spec, tap: Any, arm: Arm) -> Taps:
+    """Every linear's calls, and what they multiply; nobody looks inside of what is compiled."""
+    return Taps() if arm.compiler else Taps(watch=layer_names(spec), tap=tap)
 
 
-def resuming(spec: Spec) -> dict[str, Any]:
-    """What ``resumed_on`` takes by keyword."""
-    other = spec.sharding.resumed
-    laid = {"data": other.data, "tensor": other.tensor}
-    cuts = _cuts(msgspec.structs.replace(spec, sharding=other))
-    return {"shape": mesh_of(**laid), "laid": {**laid, "cuts": cuts}}
+def _emitting(recipe: Recipe) -> Any:
+    """The recipe's tap, as the player enters it."""
+    return lambda take: recipe.tap(Emit(take))
 
 
-def _cuts(spec: Spec) -> dict[str, int]:
-    """Along which dimension tensor parallelism cuts what a model is given; 0: it does not."""
-    sharding, model = spec.sharding, MODELS[spec.model]
-    styles, rows = (*model.styles(spec).values(),) or ("",), -2 if sharding.sequence else 0
-    cuts = {
-        # token ids are whole
-        "input": 0 if model.takes_ids else -1 if styles[0] == "rowwise" else rows,
-        "grad_output": -1 if styles[-1] == "colwise" else rows,
-    }
-    return cuts if sharding.tensor else dict.fromkeys(cuts, 0)
-
-
-def _arguments(
-    spec: Spec, recipe: Recipe, tensors: Mapping[str, F32], arm: Arm, device: str
-) -> dict[str, Any]:
-    """What plays it; of a sharded one, the pieces' shapes are not known yet."""
-
-    def build() -> nn.Module:
-        return MODELS[spec.model].build(spec, dtype=dtype, device=device)
-
-    dtype = DTYPES[spec.dtype]
-    how = playing(spec, arm, device)
-    if spec.sharded:
-        del how["input_shape"], how["output_shape"]
-    given = {name: torch.from_numpy(x.copy()) for name, x in named(spec, tensors).items()}
-    return how | {
-        "positional": (build, lambda model: recipe.convert(model, spec), given, events_of(spec)),
-        "dtype": dtype,
-        "watch": () if arm.compiler else layer_names(spec),
-        "tap": None if arm.compiler else lambda take: recipe.tap(Emit(take)),
-    }
+def _given(spec: Spec, tensors: Mapping[str, F32]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(x.copy()) for name, x in named(spec, tensors).items()}
 
 
 def _trace_of(arm: str, spec: Spec, recipe: Recipe, played: Played) -> Trace:

@@ -5,32 +5,35 @@ It is the reference for everything but the quantised GEMMs; those have one of th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
+from narrowfuzz.arms.jobs import job_of
 from narrowfuzz.arms.tensors import host
-from narrowfuzz.arms.training import events_of, playing
+from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.play.converted import play
+from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import Trace
 
 
 def twin_outputs(spec: Spec, tensors: dict[str, F32]) -> dict[str, F64]:
     """What the Spec's events give in float64, under the names a Trace uses; nothing of a user's
     model that names a precision itself and does not run in another."""
-    how, model = playing(spec, EAGER, "cpu") | {"autocast": False}, MODELS[spec.model]
+    model, job = MODELS[spec.model], job_of(spec, EAGER, "cpu")
+    job = replace(job, dtype="float64", autocast=False, tied=ties(spec))
     try:
         run = play(
             Trace(),
             lambda: model.build(spec, dtype=torch.float64, device="cpu"),
-            lambda model: model,
             {name: torch.from_numpy(x.astype(np.float64)) for name, x in tensors.items()},
-            events_of(spec),
-            dtype=torch.float64,
-            **how,
+            job=job,
+            taps=Taps(),
         )
     except Exception:
         if not model.own:

@@ -15,13 +15,14 @@ from torch.nn import Linear
 
 from narrowfuzz.arms.attributes import lost_by, read_of, still_read
 from narrowfuzz.arms.functions import derivatives_of
+from narrowfuzz.arms.jobs import AFTER
 from narrowfuzz.arms.ladder import approximate, unavailable
+from narrowfuzz.arms.layouts import pieces_of
 from narrowfuzz.arms.library_ranks import run_on_ranks
 from narrowfuzz.arms.memory import poisoned
 from narrowfuzz.arms.modules import at_its_module, excused
 from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.sharded import pieces_of, run_sharded, sharded_traces
-from narrowfuzz.arms.training import AFTER
+from narrowfuzz.arms.sharded import run_sharded, sharded_traces
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.arms.zoo import gradient_names, layer_names, parameter_shapes, ties
 from narrowfuzz.case.arm import BY_NAME as ARMS

@@ -20,6 +20,7 @@ from torch.distributed.tensor.experimental._attention import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from narrowfuzz.play.converted import called, fill
+from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import (
     Trace,
     Training,
@@ -41,52 +42,42 @@ _ROWS = 1
 
 
 def play_context(
-    build: Callable[[], nn.Module],
-    convert: Callable[[nn.Module], nn.Module],
+    make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
     *,
+    job: Any,
+    taps: Taps,
     on: Callable[..., list[Trace]],
-    context: int,
-    rotates: str,
-    steps: int,
-    microbatches: int,
-    dtype: torch.dtype,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
-    tied: Mapping[str, str],
-    optimizer: str,
-    rate: float,
-    **how: Any,
 ) -> list[Trace]:
     """What training leaves on every rank: outputs and input gradients put together from all, and
-    gradients added up. Keys and values go around as ``rotates`` says, "allgather" or "alltoall".
-    ``on`` runs a function on every rank; ``how`` is what ``called`` takes."""
+    gradients added up. ``on`` runs a function on every rank."""
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, device = Trace(), torch.device(mesh.device_type)
         with phased(trace):
             with torch.no_grad():
-                model = convert(build())
-                fill(model, tensors, tied=tied, dtype=dtype)
+                model = make()
+                fill(model, tensors, job=job)
             run = Training(model, backward=torch.autograd.backward)
-            run.call = called(run, **how)
-            if optimizer:
-                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
-            set_rotate_method(rotates)
-            for turn in range(steps):
+            run.call = called(run, job=job, taps=taps)
+            if job.optimizer:
+                run.optimizer = optimizing(run.model, job=job)
+            set_rotate_method(job.layout.rotates)
+            microbatches, dtype = job.layout.microbatches, getattr(torch, job.dtype)
+            for turn in range(job.layout.steps):
                 for n in range(turn * microbatches, (turn + 1) * microbatches):
-                    x, g = microbatch(tensors, n, input_shape, output_shape)
+                    x, g = microbatch(tensors, n, job=job)
                     _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
                 for parameter in run.model.parameters():
                     if parameter.grad is not None:
                         dist.all_reduce(parameter.grad, group=mesh.get_group())
-                if optimizer:
-                    step(trace, run, True, keeps=True)
-        keep_state(trace, run, rate=rate)
+                if job.optimizer:
+                    step(trace, run, True, taps=taps)
+        keep_state(trace, run, job=job)
         trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
         return trace
 
-    return on({"context": context}, main)
+    return on({"context": job.layout.ranks}, main)
 
 
 def _pass(trace: Trace, run: Training, mesh: Any, n: int, x: torch.Tensor, g: torch.Tensor) -> None:

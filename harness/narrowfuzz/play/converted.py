@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,123 +15,73 @@ from torch import nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from narrowfuzz.play.checkpoint import full, numbered, recomputing, reentrant, selective
+from narrowfuzz.play.job import Job, Taps
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import LayerWatch, copies, on_this_rank
-from narrowfuzz.play.player import (
-    Event,
-    Trace,
-    Training,
-    in_order,
-    keep_norm,
-    keep_state,
-    leave,
-    train,
-)
+from narrowfuzz.play.player import Trace, Training, in_order, keep_state, leave, train
 
 
 def play(
     trace: Trace,
-    build: Callable[[], nn.Module],
-    convert: Callable[[nn.Module], nn.Module],
+    make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
-    events: Sequence[Event],
     *,
-    happens: tuple[str, ...],
-    modes: tuple[str, ...],
-    device: str,
-    dtype: torch.dtype,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
-    tied: Mapping[str, str],
-    ids: bool = False,
-    input_grad: bool = True,
-    optimizer: str = "",
-    rate: float = 0.0,
-    autocast: bool = False,
-    lifecycle: str = "none",
-    input_layout: str = "contiguous",
-    grad_layout: str = "contiguous",
-    checkpoint: str = "",
-    regions: tuple[str, ...] = (),
-    whole: bool = True,
-    kernels: str = "default",
-    compiler: str = "",
-    compile_with: Mapping[str, Any] = {},
-    memory_budget: float = 1.0,
-    keeps: bool = True,
-    watch: tuple[str, ...] = (),
-    tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None = None,
-    around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
-    shard: Callable[[nn.Module], None] | None = None,
-    precomputes: bool = False,
-    handover: Callable[[Training], None] | None = None,
-    ends: bool = True,
+    job: Job,
+    taps: Taps,
+    layout: Any = None,
 ) -> Trace:
-    """A model that is made, filled and trained, and what it leaves, with its results if it
-    ``keeps`` them. ``watch`` names the linears whose calls are kept, ``tap`` shows what they
-    multiply, ``around`` surrounds everything that runs. ``shard`` lays the model out over ranks;
-    then calls are watched from outside of that, and scales may be precomputed for FSDP. The state
-    is handed on by ``handover``; unless it ``ends``, the training goes on elsewhere."""
+    """A model that is made and converted, filled and trained, and what it leaves. A ``layout`` over
+    ranks places the model, feeds a rank its part of the tensors and collects what it has; calls
+    are then watched from outside of it. A training that a layout does not end goes on elsewhere."""
     with torch.no_grad():
-        model = convert(build())
-        if lifecycle != "none":
-            model = renewed(model, lambda: convert(build()), lifecycle=lifecycle)
-        fill(model, tensors, tied=tied, dtype=dtype)
-    if shard is not None:
-        shard(model)
-    run = Training(model, backward=torch.autograd.backward)
-    if precomputes:
-        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
-
-        run.stepped = precompute_float8_dynamic_scale_for_fsdp
-        run.stepped(model)
-    if "open" in happens or autocast:
-        run.region = regions_of(device, autocast)
+        model = make()
+        if job.lifecycle != "none":
+            model = renewed(model, make, lifecycle=job.lifecycle)
+        fill(model, tensors, job=job)
+    run = Training(model, job.input_shape, job.output_shape, backward=torch.autograd.backward)
+    events, own = job.events, tensors
+    if layout is not None:
+        events, run.handover = layout.events, layout.handover
+        own, run.input_shape, run.output_shape = layout.feed(tensors)
+        layout.place(run)
+    if "open" in job.happens or job.autocast:
+        run.region = regions_of(job.device, job.autocast)
 
     def prepare() -> None:
-        run.call = called(
-            run, checkpoint=checkpoint, regions=regions, whole=whole, compiler=compiler,
-            compile_with=compile_with, memory_budget=memory_budget, watch=watch,
-        )  # fmt: skip
-        if watch:
-            watching.follow(linears(run.model, watch=watch))
+        run.call = called(run, job=job, taps=taps)
+        if taps.watch:
+            watching.follow(linears(run.model, taps=taps))
 
-    if "reload" in happens:
-        run.anew, run.prepare = lambda: convert(build()), prepare
-    run.handover = handover
-    if "reload" in happens or "rollback" in happens:
+    if "reload" in job.happens:
+        run.anew, run.prepare = make, prepare
+    if "reload" in job.happens or "rollback" in job.happens:
         run.load = nn.Module.load_state_dict
     with contextlib.ExitStack() as stack:
-        if watch:
+        if taps.watch:
             watching = LayerWatch(run)
-            if shard is not None:
+            if layout is not None:
                 watching.outside, watching.own = True, on_this_rank
             trace.calls = watching.calls
-            if shard is None:  # who shards does it for all ranks, which share the switch
+            if layout is None:  # who lays out does it for all ranks, which share the switch
                 stack.enter_context(set_checkpoint_early_stop(False))
             stack.enter_context(watching.recording())
-            if tap is not None:
-                stack.enter_context(tap(copies(watching.emit)))
-        if tap is not None and not watch:
-            stack.enter_context(tap(copies(lambda *gemm: trace.gemms.append(gemm))))
+            if taps.tap is not None:
+                stack.enter_context(taps.tap(copies(watching.emit)))
+        if taps.tap is not None and not taps.watch:
+            stack.enter_context(taps.tap(copies(lambda *gemm: trace.gemms.append(gemm))))
         prepare()
         torch.manual_seed(0)
-        if around is not None:
-            stack.enter_context(around())
-        if kernels == "native":
+        if taps.around is not None:
+            stack.enter_context(taps.around())
+        if job.kernels == "native":
             stack.enter_context(without_onednn())
-        train(
-            trace, run, tensors, events, happens=happens, modes=modes, device=device, dtype=dtype,
-            input_shape=input_shape, output_shape=output_shape, ids=ids, input_grad=input_grad,
-            optimizer=optimizer, rate=rate, autocast=autocast, input_layout=input_layout,
-            grad_layout=grad_layout, keeps=keeps,
-        )  # fmt: skip
-    if keeps and ends:
-        keep_state(trace, run, rate=rate)
-        if shard is not None:
-            keep_norm(trace, run)
+        train(trace, run, own, events, job=job, taps=taps)
+    if taps.keeps and (layout is None or layout.ends):
+        keep_state(trace, run, job=job)
+        if layout is not None:
+            layout.collect(trace, run)
         trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
-    if "reload" in happens:
+    if "reload" in job.happens:
         leave(run)
     return trace
 
@@ -154,53 +104,39 @@ def renewed(model: nn.Module, anew: Callable[[], nn.Module], *, lifecycle: str) 
     return model
 
 
-def fill(
-    model: nn.Module,
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    tied: Mapping[str, str],
-    dtype: torch.dtype,
-) -> None:
+def fill(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, job: Job) -> None:
     """Write a case's values into the parameters and clear their gradients."""
     for name, parameter in model.named_parameters():
-        parameter.copy_(tensors[tied.get(name, name)].to(dtype))
+        parameter.copy_(tensors[job.tied.get(name, name)].to(getattr(torch, job.dtype)))
         parameter.grad = None
 
 
-def called(
-    run: Training,
-    *,
-    checkpoint: str,
-    regions: tuple[str, ...],
-    whole: bool,
-    compiler: str,
-    compile_with: Mapping[str, Any],
-    memory_budget: float,
-    watch: tuple[str, ...],
-) -> Any:
+def called(run: Training, *, job: Job, taps: Taps) -> Any:
     """The model as it is called: recomputed, compiled, both or neither. Where calls are watched, a
     recompute knows which forward it repeats."""
     call: Any = run.model
-    if checkpoint:
-        how: Any = full
-        if checkpoint == "reentrant":
-            how = reentrant
-        if checkpoint == "selective":
+    if job.recompute.how:
+        how: Any
+        if job.recompute.how == "selective":
             # a package's own model may know better what to keep
             how = getattr(run.model, "selective", selective)
-        if watch:
+        elif job.recompute.how == "reentrant":
+            how = reentrant
+        else:
+            how = full
+        if taps.watch:
             how = numbered(how, run)
-        call = recomputing(run.model, how, regions, whole)
-    if memory_budget < 1:
+        call = recomputing(run.model, how, job.recompute.regions, job.recompute.whole)
+    if job.compile.memory_budget < 1:
         from torch._functorch import config
 
-        config.activation_memory_budget = memory_budget
-    if compiler:
-        call = torch.compile(call, backend=compiler, **compile_with)
+        config.activation_memory_budget = job.compile.memory_budget
+    if job.compile.backend:
+        call = torch.compile(call, backend=job.compile.backend, **job.compile.options)
     return call
 
 
-def linears(model: nn.Module, *, watch: tuple[str, ...]) -> dict[str, nn.Module]:
+def linears(model: nn.Module, *, taps: Taps) -> dict[str, nn.Module]:
     """The watched modules of a model by name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    return {name: modules[name] for name in watch if name in modules}
+    return {name: modules[name] for name in taps.watch if name in modules}

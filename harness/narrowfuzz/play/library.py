@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from narrowfuzz.play.job import Taps
 from narrowfuzz.play.layers import in_backward
 from narrowfuzz.play.player import Kept, Training
 
@@ -33,46 +34,33 @@ Side = namedtuple("Side", "codes inverse format")
 Product = namedtuple("Product", "role a b")
 
 
-def training_of(
-    layers: nn.ModuleDict,
-    *,
-    hows: Mapping[int, Mapping[str, Any]],
-    subject: Any,
-    happens: tuple[str, ...],
-    order: tuple[str, ...],
-    layout: str,
-    frozen: bool,
-    checkpointed: bool,
-    each: bool,
-    whole: bool,
-    by: str,
-    reentrant: bool,
-    caching: bool,
-    listens: bool,
-) -> Training:
-    """A training of these layers. ``hows`` says how each forward calls them, ``order`` which of
-    them it calls; a checkpoint wraps ``each`` of them, the ``whole``, both or nothing."""
-    run = Training(layers)
+def training_of(layers: nn.ModuleDict, *, subject: Any, job: Any, taps: Taps) -> Training:
+    """A training of these layers."""
+    run = Training(layers, job.input_shape, job.output_shape)
     run.call = lambda x: through(
-        run, x, subject=subject, order=order, layout=layout, checkpointed=checkpointed, each=each,
-        whole=whole, by=by, reentrant=reentrant, caching=caching, listens=listens,
-        **(hows[run.forward] if hows else {}),
-    )  # fmt: skip
-    run.backward = lambda outputs, grads, retain: backward_of(
-        run, outputs, grads, retain, subject=subject, listens=listens
+        run,
+        x,
+        subject=subject,
+        job=job,
+        taps=taps,
+        **(job.layers.hows[run.forward] if job.layers.hows else {}),
     )
-    if "open" in happens:
+    run.backward = lambda outputs, grads, retain: backward_of(
+        run, outputs, grads, retain, subject=subject, taps=taps
+    )
+    if "open" in job.happens:
         run.region = subject.autocast
-    if "reload" in happens:
-        run.anew = lambda settings: built(settings, subject=subject, order=order, frozen=frozen)
+    if "reload" in job.happens:
+        run.anew = lambda settings: built(settings, subject=subject, job=job)
         run.prepare, run.load = lambda: None, subject.load
     return run
 
 
-def built(settings: Any, *, subject: Any, order: tuple[str, ...], frozen: bool) -> nn.ModuleDict:
+def built(settings: Any, *, subject: Any, job: Any) -> nn.ModuleDict:
     """The model's layers, by name."""
-    layers = nn.ModuleDict({name: subject.layer(settings) for name in dict.fromkeys(order)})
-    if frozen:
+    names = dict.fromkeys(job.layers.order)
+    layers = nn.ModuleDict({name: subject.layer(settings) for name in names})
+    if job.layers.frozen:
         layers["0"].requires_grad_(False)
     return layers
 
@@ -85,15 +73,8 @@ def through(
     first: bool | None,
     path: int,
     subject: Any,
-    order: tuple[str, ...],
-    layout: str,
-    checkpointed: bool,
-    each: bool,
-    whole: bool,
-    by: str,
-    reentrant: bool,
-    caching: bool,
-    listens: bool,
+    job: Any,
+    taps: Taps,
 ) -> Any:
     """What the layers make of an input. ``inside`` holds the settings of a region that this forward
     opens for itself, inside of what is recomputed; ``first`` says whether weights are kept or taken
@@ -102,85 +83,67 @@ def through(
 
     def call(index: int, name: str, x: Any) -> Any:
         def one(x: Any) -> Any:
-            if listens:
+            if taps.listens:
                 run.at.append(Where("recompute" if in_backward() else "forward", number, index))
                 run.hear(run.at[-1], Called(name))
             try:
-                if caching:
+                if job.layers.caching:
                     return run.model[name](x, is_first_microbatch=first)
                 return run.model[name](x)
             finally:
-                if listens:
+                if taps.listens:
                     run.at.pop()
 
-        if each:
-            return wrapped(
-                one, x, inside, trains, subject=subject, checkpointed=checkpointed, by=by,
-                reentrant=reentrant,
-            )  # fmt: skip
+        if job.layers.each:
+            return wrapped(one, x, inside, trains, subject=subject, job=job)
         return one(x)
 
     def model(x: Any) -> Any:
-        if layout == "branch":
-            return call(0, order[path], x)
-        if layout == "dangling":
-            call(0, order[0], x)
-            return call(1, order[1], x)
-        for index, name in enumerate(order):
+        if job.layers.layout == "branch":
+            return call(0, job.layers.order[path], x)
+        if job.layers.layout == "dangling":
+            call(0, job.layers.order[0], x)
+            return call(1, job.layers.order[1], x)
+        for index, name in enumerate(job.layers.order):
             x = call(index, name, x)
         return x
 
-    with hearing(run, subject=subject, listens=listens):
-        if whole or (inside is not None and not each):
-            return wrapped(
-                model, x, None if each else inside, whole and trains, subject=subject,
-                checkpointed=checkpointed, by=by, reentrant=reentrant,
-            )  # fmt: skip
+    with hearing(run, subject=subject, taps=taps):
+        if job.layers.whole or (inside is not None and not job.layers.each):
+            settings = None if job.layers.each else inside
+            again = job.layers.whole and trains
+            return wrapped(model, x, settings, again, subject=subject, job=job)
         return model(x)
 
 
 def wrapped(
-    function: Callable[[Any], Any],
-    x: Any,
-    settings: Any,
-    trains: bool,
-    *,
-    subject: Any,
-    checkpointed: bool,
-    by: str,
-    reentrant: bool,
+    function: Callable[[Any], Any], x: Any, settings: Any, trains: bool, *, subject: Any, job: Any
 ) -> Any:
     """``function(x)`` in a region of its own, unless its settings are None, and recomputed in
-    backward if it is ``checkpointed`` and ``trains``."""
+    backward if layers are and it ``trains``."""
 
     def region(x: Any) -> Any:
         with contextlib.nullcontext() if settings is None else subject.autocast(settings):
             return function(x)
 
-    if not (checkpointed and trains):
+    if not (job.layers.recomputed and trains):
         return region(x)
-    if by == "torch":
-        return torch_checkpoint(region, x, use_reentrant=reentrant)
-    return subject.checkpoint(region, x, reentrant)
+    if job.layers.by == "torch":
+        return torch_checkpoint(region, x, use_reentrant=job.layers.reentrant)
+    return subject.checkpoint(region, x, job.layers.reentrant)
 
 
 def backward_of(
-    run: Training,
-    outputs: list[Any],
-    grads: list[Any],
-    retain: bool,
-    *,
-    subject: Any,
-    listens: bool,
+    run: Training, outputs: list[Any], grads: list[Any], retain: bool, *, subject: Any, taps: Taps
 ) -> None:
     """The library's own backward."""
-    with hearing(run, subject=subject, listens=listens):
+    with hearing(run, subject=subject, taps=taps):
         subject.backward(outputs, grads, retain)
 
 
-def hearing(run: Training, *, subject: Any, listens: bool) -> Any:
+def hearing(run: Training, *, subject: Any, taps: Taps) -> Any:
     """Tells ``run.hear`` of what passes."""
-    if not listens:
+    if not taps.listens:
         return contextlib.nullcontext()
 
     def hear(seen: Any) -> None:

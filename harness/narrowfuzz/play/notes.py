@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from narrowfuzz.play.check import Sentence, equal
+from narrowfuzz.play.job import Event, Job, Taps
 from narrowfuzz.play.library import Called, Cast, Side, built, by_event, on_host, training_of
-from narrowfuzz.play.player import Event, Trace, leave, train
+from narrowfuzz.play.player import Trace, leave, train
 
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -25,53 +26,22 @@ def noted(
     settings: Any,
     fill: Callable[[Any], Any],
     tensors: Mapping[str, torch.Tensor],
-    events: Iterable[Event],
     *,
-    happens: tuple[str, ...],
-    modes: tuple[str, ...],
-    device: str,
-    dtype: torch.dtype,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
-    order: tuple[str, ...],
-    layout: str,
     subject: Any,
-    hows: Mapping[int, Mapping[str, Any]],
-    ids: bool = False,
-    input_grad: bool = True,
-    optimizer: str = "",
-    rate: float = 0.0,
-    autocast: bool = False,
-    input_layout: str = "contiguous",
-    grad_layout: str = "contiguous",
-    frozen: bool = False,
-    checkpointed: bool = False,
-    each: bool = False,
-    whole: bool = False,
-    by: str = "library",
-    reentrant: bool = False,
-    caching: bool = False,
-    listens: bool = False,
-    keeps: bool = True,
+    job: Job,
+    taps: Taps,
     resets: bool = False,
-    begins: bool = False,
-    states: bool = False,
-    pending: bool = False,
 ) -> Trace:
     """A model of these settings, whose parameters ``fill`` sets, through all events. ``heard`` gets
     (event, where, cast or product), ``states`` every slot's scale and window after each event,
-    ``left`` what the library has set aside then; with ``begins``, ``began`` gets the parameters."""
+    ``left`` what the library has set aside then; ``began`` gets the parameters."""
     if resets:
         subject.reset()
     torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
-    layers = fill(built(settings, subject=subject, order=order, frozen=frozen))
-    if begins:
+    layers = fill(built(settings, subject=subject, job=job))
+    if taps.begins:
         trace.began = {name: on_host(p) for name, p in layers.named_parameters()}
-    run = training_of(
-        layers, hows=hows, subject=subject, happens=happens, order=order, layout=layout,
-        frozen=frozen, checkpointed=checkpointed, each=each, whole=whole, by=by,
-        reentrant=reentrant, caching=caching, listens=listens,
-    )  # fmt: skip
+    run = training_of(layers, subject=subject, job=job, taps=taps)
 
     def hear(where: Any, seen: Any) -> None:
         if type(seen) is not Called:
@@ -81,26 +51,22 @@ def noted(
         """Each event, and behind it how things stand."""
         for event in events:
             yield event
-            if states:
+            if taps.states:
                 held = subject.state(run.model)
                 trace.states.append(
                     {slot: (scale.clone(), window.clone()) for slot, scale, window in held}
                 )
-            if pending:
+            if taps.pending:
                 trace.left.append(subject.pending())
 
-    if listens:
+    if taps.listens:
         run.hear = hear
-    if states or pending:
-        events = standing(events)
-    train(
-        trace, run, tensors, events, happens=happens, modes=modes, device=device, dtype=dtype,
-        input_shape=input_shape, output_shape=output_shape, ids=ids, input_grad=input_grad,
-        optimizer=optimizer, rate=rate, autocast=autocast, input_layout=input_layout,
-        grad_layout=grad_layout, keeps=keeps,
-    )  # fmt: skip
+    following: Iterable[Event] = job.events
+    if taps.states or taps.pending:
+        following = standing(following)
+    train(trace, run, tensors, following, job=job, taps=taps)
     leave(run)
-    if keeps:
+    if taps.keeps:
         trace.results = by_event(trace.kept)
     return trace
 

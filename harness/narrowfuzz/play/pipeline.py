@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from narrowfuzz.play.converted import called, fill
+from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import (
     Trace,
     Training,
@@ -43,71 +44,63 @@ class Stage(nn.Module):
 
 
 def play_pipeline(
-    build: Callable[[], nn.Module],
-    convert: Callable[[nn.Module], nn.Module],
+    make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
     *,
+    job: Any,
+    taps: Taps,
     on: Callable[..., list[Trace]],
-    stages: int,
-    schedule: str,
-    steps: int,
-    microbatches: int,
-    dtype: torch.dtype,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
-    tied: Mapping[str, str],
-    optimizer: str,
-    rate: float,
-    **how: Any,
 ) -> list[Trace]:
     """What training leaves on every rank: outputs on the last, and the gradients of its own stages
-    on each. Microbatches are the rows of ``play``'s forwards, and their gradients add up. ``on``
-    runs a function on every rank; ``how`` is what ``called`` takes, of each stage by itself."""
+    on each. ``make`` makes the whole chain. Microbatches are the rows of ``play``'s forwards, and
+    their gradients add up. ``on`` runs a function on every rank."""
     from torch.distributed import pipelining
 
-    per_rank = 2 if schedule == "interleaved" else 1
-    ranks = stages // per_rank
+    per_rank = 2 if job.layout.schedule == "interleaved" else 1
+    ranks = job.layout.stages // per_rank
 
     def main(rank: int, mesh: Any) -> Trace:
-        trace, own = Trace(), [str(number) for number in range(rank, stages, ranks)]
+        trace, own = Trace(), [str(number) for number in range(rank, job.layout.stages, ranks)]
         device = torch.device(mesh.device_type)
         with phased(trace):
             with torch.no_grad():
-                chain = convert(chained(build, stages))
-                fill(chain, tensors, tied=tied, dtype=dtype)
+                chain = make()
+                fill(chain, tensors, job=job)
             parts = {number: chain.get_submodule(number) for number in own}
             run = Training(nn.ModuleDict(parts), backward=torch.autograd.backward)
-            if optimizer:
-                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+            if job.optimizer:
+                run.optimizer = optimizing(run.model, job=job)
             made: list[Any] = [
                 pipelining.PipelineStage(
-                    Stage(part, called(Training(part), **how)), int(number), stages, device,
+                    Stage(part, called(Training(part), job=job, taps=taps)),
+                    int(number),
+                    job.layout.stages,
+                    device,
                     group=mesh.get_group(),
                 )
                 for number, part in parts.items()
-            ]  # fmt: skip
+            ]
             kind: Any = {
                 "gpipe": pipelining.ScheduleGPipe,
                 "1f1b": pipelining.Schedule1F1B,
                 "interleaved": pipelining.ScheduleInterleaved1F1B,
-            }[schedule]
-            pipeline = kind(
-                made if per_rank > 1 else made[0], microbatches, loss_fn=_sent_back,
-                scale_grads=False,
-            )  # fmt: skip
+            }[job.layout.schedule]
+            microbatches, dtype = job.layout.microbatches, getattr(torch, job.dtype)
+            mine = made if per_rank > 1 else made[0]
+            pipeline = kind(mine, microbatches, loss_fn=_sent_back, scale_grads=False)
             trace.phase = "forward"
-            for turn in range(steps):
+            for turn in range(job.layout.steps):
                 numbers = range(turn * microbatches, (turn + 1) * microbatches)
-                pairs = [microbatch(tensors, n, input_shape, output_shape) for n in numbers]
+                pairs = [microbatch(tensors, n, job=job) for n in numbers]
                 x, g = zip(*pairs, strict=True)
                 fed = (torch.cat(x).to(device, dtype),) if rank == 0 else ()
                 last = {"target": torch.cat(g).to(device, dtype)} if rank == ranks - 1 else {}
                 y = pipeline.step(*fed, **last)
                 for n, part in zip(numbers, y.chunk(microbatches) if last else (), strict=False):
                     keep(trace, run, "output", part.detach().flatten(0, -2), n)
-                if optimizer:
-                    step(trace, run, True, keeps=True)
-        keep_state(trace, run, rate=rate)
+                if job.optimizer:
+                    step(trace, run, True, taps=taps)
+        keep_state(trace, run, job=job)
         trace.results = in_order(trace.kept)
         return trace
 

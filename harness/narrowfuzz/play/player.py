@@ -18,17 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from narrowfuzz.play.job import Event, Job, Taps
+
 #: One result: output, grad_input, <parameter>.grad or <parameter>; which forward's, in which event.
 Kept = namedtuple("Kept", "name forward event tensor")
-#: ("open", how) and ("close",): a region, in high precision under None. ("forward", number, turn,
-#: mode, narrow): on an input of its own or on the common one's rows, turned by so many; ``narrow``:
-#: in a region for itself. ("backward", number, of, retain): through the outputs of these forwards.
-#: ("step", to_none) of the optimizer, after which gradients are gone, or zero. ("reload",
-#: weights_only, *settings): a new model gets the state, from a file that may hold nothing but
-#: weights or anything. ("rollback",): the model gets the state that it began with. ("switch",):
-#: what follows says its settings itself. ("handover",): its state goes to another model, or comes
-#: from one.
-Event = tuple[Any, ...]
 
 
 @dataclass
@@ -61,13 +54,15 @@ def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> An
 
 @dataclass
 class Training:
-    """A model as far as it is trained: how it is called and how another one is made and prepared,
-    what opens a region, runs a backward, loads a state, hands it on and follows a step; its
-    optimizer if any, the state it began with, the event, the forward and the checkpointed call that
-    run, and input and output of each forward whose graph exists. Of a library's layers ``hear``
-    gets what happens, and where it happens stands in ``at``."""
+    """A model as far as it is trained: the shapes of what it is given, how it is called and how
+    another one is made and prepared, what opens a region, runs a backward, loads a state, hands it
+    on and follows a step; its optimizer if any, the state it began with, the event, the forward and
+    the checkpointed call that run, and input and output of each forward whose graph exists. Of a
+    library's layers ``hear`` gets what happens, and where it happens stands in ``at``."""
 
     model: Any
+    input_shape: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
     call: Any = None
     anew: Any = None
     prepare: Any = None
@@ -94,65 +89,45 @@ def train(
     tensors: Mapping[str, torch.Tensor],
     events: Iterable[Event],
     *,
-    happens: tuple[str, ...],
-    modes: tuple[str, ...],
-    device: str,
-    dtype: torch.dtype,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
-    ids: bool,
-    input_grad: bool,
-    optimizer: str,
-    rate: float,
-    autocast: bool,
-    input_layout: str,
-    grad_layout: str,
-    keeps: bool = True,
+    job: Job,
+    taps: Taps,
 ) -> None:
-    """Every event in order; results are left live, if it ``keeps`` any. ``happens`` and ``modes``
-    are the kinds of events and of forwards; without ``input_grad`` the input needs no gradient."""
-    if optimizer:
-        run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
-    if "rollback" in happens:
+    """Every event in order; results are left live, if ``taps`` keep any."""
+    if job.optimizer:
+        run.optimizer = optimizing(run.model, job=job)
+    if "rollback" in job.happens:
         run.began = saved(run.model)
     for run.event, (event, *how) in enumerate(events):
-        if "open" in happens and event == "open":
+        if "open" in job.happens and event == "open":
             run.regions.append(contextlib.ExitStack())
             run.regions[-1].enter_context(run.region(how[0]))
-        if "close" in happens and event == "close":
+        if "close" in job.happens and event == "close":
             run.regions.pop().close()
-        if "forward" in happens and event == "forward":
-            forward(
-                trace, run, tensors, *how, modes=modes, device=device, dtype=dtype,
-                input_shape=input_shape, ids=ids, input_grad=input_grad,
-                input_layout=input_layout, autocast=autocast, keeps=keeps,
-            )  # fmt: skip
-        if "backward" in happens and event == "backward":
-            backward(
-                trace, run, tensors, *how, device=device, dtype=dtype, output_shape=output_shape,
-                grad_layout=grad_layout, keeps=keeps,
-            )  # fmt: skip
-        if "step" in happens and event == "step":
-            step(trace, run, *how, keeps=keeps)
-        if "reload" in happens and event == "reload":
+        if "forward" in job.happens and event == "forward":
+            forward(trace, run, tensors, *how, job=job, taps=taps)
+        if "backward" in job.happens and event == "backward":
+            backward(trace, run, tensors, *how, job=job, taps=taps)
+        if "step" in job.happens and event == "step":
+            step(trace, run, *how, taps=taps)
+        if "reload" in job.happens and event == "reload":
             trace.phase, state = "convert", saved(run.model)
             run.model = run.anew(*how[1:])
             trace.doing = "load"
             run.load(run.model, loaded(state, weights_only=how[0]))
             trace.doing = ""
             run.prepare()
-            if optimizer:
+            if job.optimizer:
                 moments = run.optimizer.state_dict()
-                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+                run.optimizer = optimizing(run.model, job=job)
                 run.optimizer.load_state_dict(moments)
-        if "handover" in happens and event == "handover":
+        if "handover" in job.happens and event == "handover":
             trace.phase = "convert"
             run.handover(run)
-        if "rollback" in happens and event == "rollback":
+        if "rollback" in job.happens and event == "rollback":
             trace.phase = "convert"
             run.load(run.model, loaded(run.began, weights_only=False))
-            if optimizer:
-                run.optimizer = optimizing(run.model, optimizer=optimizer, rate=rate)
+            if job.optimizer:
+                run.optimizer = optimizing(run.model, job=job)
 
 
 def leave(run: Training) -> None:
@@ -176,10 +151,10 @@ def loaded(file: io.BytesIO, *, weights_only: bool) -> Any:
     return torch.load(file, weights_only=weights_only)
 
 
-def optimizing(model: nn.Module, *, optimizer: str, rate: float) -> Any:
+def optimizing(model: nn.Module, *, job: Job) -> Any:
     """An optimizer of what trains."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    return getattr(torch.optim, optimizer)(trained, lr=rate)
+    return getattr(torch.optim, job.optimizer)(trained, lr=job.rate)
 
 
 def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: int = -1) -> None:
@@ -187,12 +162,12 @@ def keep(trace: Trace, run: Training, name: str, result: torch.Tensor, forward: 
     trace.kept.append(Kept(name, forward, run.event, innermost(result)))
 
 
-def keep_state(trace: Trace, run: Training, *, rate: float) -> None:
+def keep_state(trace: Trace, run: Training, *, job: Job) -> None:
     """The gradients that are left in the end, and the parameters where steps have moved them."""
     for name, parameter in run.model.named_parameters():
         if parameter.grad is not None:
             keep(trace, run, f"{name}.grad", parameter.grad)
-        if rate:
+        if job.rate:
             keep(trace, run, name, parameter.detach())
 
 
@@ -249,14 +224,12 @@ def phased(trace: Trace) -> Iterator[None]:
 
 
 def microbatch(
-    tensors: Mapping[str, torch.Tensor],
-    number: int,
-    input_shape: tuple[int, ...],
-    output_shape: tuple[int, ...],
+    tensors: Mapping[str, torch.Tensor], number: int, *, job: Job
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Input and output gradient of this forward of plain steps, which has a backward of its own."""
-    x = given(tensors, "input", number).roll(number, 0).reshape(input_shape)
-    return x, given(tensors, "grad_output", f"{number}/{number}", number).reshape(output_shape)
+    x = given(tensors, "input", number).roll(number, 0).reshape(job.input_shape)
+    g = given(tensors, "grad_output", f"{number}/{number}", number)
+    return x, g.reshape(job.output_shape)
 
 
 def forward(
@@ -268,43 +241,36 @@ def forward(
     mode: str,
     narrow: bool,
     *,
-    modes: tuple[str, ...],
-    device: str,
-    dtype: torch.dtype,
-    input_shape: tuple[int, ...],
-    ids: bool,
-    input_grad: bool,
-    input_layout: str,
-    autocast: bool,
-    keeps: bool,
+    job: Job,
+    taps: Taps,
 ) -> None:
     """Run the model, with ``mode`` train on a graph."""
     x = given(tensors, "input", number).roll(turn, 0)
-    if ids:
-        x = x.to(device).long().reshape(input_shape[:-1])
+    if job.ids:
+        x = x.to(job.device).long().reshape(run.input_shape[:-1])
     else:
-        x = x.to(device, dtype).reshape(input_shape)
-        if input_layout != "contiguous":
-            x = arranged(x, input_layout)
-        x = x.detach().requires_grad_(input_grad)
+        x = x.to(job.device, getattr(torch, job.dtype)).reshape(run.input_shape)
+        if job.input_layout != "contiguous":
+            x = arranged(x, job.input_layout)
+        x = x.detach().requires_grad_(job.input_grad)
     trace.phase, run.forward = "forward", number
-    if "eval" in modes and mode == "eval":
+    if "eval" in job.modes and mode == "eval":
         trained = [part for part in run.model.modules() if part.training]
         run.model.eval()
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(mode == "train"))
-        if "inference" in modes and mode == "inference":
+        if "inference" in job.modes and mode == "inference":
             stack.enter_context(torch.inference_mode())
-        if autocast and narrow:
+        if job.autocast and narrow:
             stack.enter_context(run.region(True))
-        if autocast and not ids:  # noqa: SIM108 - a leaf's cast would be cached by autocast
+        if job.autocast and not job.ids:  # noqa: SIM108 - a leaf's cast would be cached by autocast
             y = run.call(x.view_as(x))
         else:
             y = run.call(x)
-    if "eval" in modes and mode == "eval":
+    if "eval" in job.modes and mode == "eval":
         for part in trained:  # the others were in eval mode before
             part.training = True
-    if keeps:
+    if taps.keeps:
         keep(trace, run, "output", innermost(y.detach()).flatten(0, -2), number)
     if mode == "train":
         run.live[number] = x, y
@@ -318,33 +284,30 @@ def backward(
     of: tuple[int, ...],
     retain: bool,
     *,
-    device: str,
-    dtype: torch.dtype,
-    output_shape: tuple[int, ...],
-    grad_layout: str,
-    keeps: bool,
+    job: Job,
+    taps: Taps,
 ) -> None:
     """One backward through the outputs of these forwards."""
     trace.phase = "backward"
     ends, grads = [run.live[f][1] for f in of], []
     for f, y in zip(of, ends, strict=True):
         g = given(tensors, "grad_output", f"{number}/{f}", number)
-        g = g.to(device, dtype).reshape(output_shape)
-        if grad_layout != "contiguous":
-            g = arranged(g, grad_layout)
+        g = g.to(job.device, getattr(torch, job.dtype)).reshape(run.output_shape)
+        if job.grad_layout != "contiguous":
+            g = arranged(g, job.grad_layout)
         grads.append(laid_out(g.to(y.dtype), y))
     run.backward(ends, grads, retain)
     for f in of:
         x = run.live[f][0] if retain else run.live.pop(f)[0]
-        if keeps and x.grad is not None:
+        if taps.keeps and x.grad is not None:
             keep(trace, run, "grad_input", x.grad.flatten(0, -2), f)
         x.grad = None
 
 
-def step(trace: Trace, run: Training, to_none: bool, *, keeps: bool) -> None:
+def step(trace: Trace, run: Training, to_none: bool, *, taps: Taps) -> None:
     """The optimizer's step, then no gradients, or zeros."""
     run.optimizer.step()
-    if keeps:
+    if taps.keeps:
         for name, parameter in run.model.named_parameters():
             if to_none and parameter.grad is not None:
                 keep(trace, run, f"{name}.grad", parameter.grad)

@@ -20,29 +20,33 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from narrowfuzz.play.player import Event, Kept, Trace, Training, in_order, innermost
+from narrowfuzz.play.converted import play
+from narrowfuzz.play.job import Taps
+from narrowfuzz.play.player import Kept, Trace, Training, in_order, innermost
+from narrowfuzz.play.sharded import OnMesh
 
 
 def resumed_on(
-    part: Callable[..., None],
     trace: Trace,
+    make: Callable[[], nn.Module],
+    tensors: Mapping[str, torch.Tensor],
     mesh: Any,
-    events: Sequence[Event],
     folder: str,
     *,
-    shape: Mapping[str, int],
-    laid: Mapping[str, Any],
+    job: Any,
+    taps: Taps,
 ) -> None:
-    """A training up to its "handover", and the rest of it in a new model, ``laid`` out over the
-    first ranks in a mesh of this ``shape``; without one, on each rank by itself.
+    """A training up to its "handover", and the rest of it in a new model, laid out over the first
+    ranks as ``resumed`` says; without ranks there, on each rank by itself.
 
     Its results go on behind those of its first part, and stand as resumed:<name>, too. Beside them
     stand afresh:<name>, of a model into which the same state was written by hand; saved:<name> and
     loaded:<name>, the state before and after.
     """
+    before, after, events = job.layout, job.layout.resumed, job.events
     names = [folder]
     dist.broadcast_object_list(names)
-    here, group = first_ranks(shape, mesh.device_type)
+    here, group = first_ranks(after.shape, mesh.device_type)
     end = events.index(("handover",))
     rest, state, first = events[end:], {}, dist.group.WORLD
 
@@ -61,17 +65,18 @@ def resumed_on(
         if run.stepped is not None:
             run.stepped(run.model)
 
-    part(trace, mesh, events[: end + 1], handover=leaves, ends=False)
-    found, before = under("saved", state), len(trace.kept)
+    first_part = OnMesh(before, mesh, events[: end + 1], leaves, ends=False)
+    play(trace, make, tensors, job=job, taps=taps, layout=first_part)
+    found, first_kept = under("saved", state), len(trace.kept)
     # a mesh like an earlier one has groups of its own, and what is kept of operators knows those
     _clear_sharding_prop_cache()
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
-        how = {**laid, "watch": (), "tap": None}
-        part(trace, here, rest, handover=enters, **how)
-        found |= under("resumed", in_order(trace.kept[before:]))
-        part(again := Trace(), here, rest, handover=begins, **how)
+        loads, writes = (OnMesh(after, here, rest, begin) for begin in (enters, begins))
+        play(trace, make, tensors, job=job, taps=Taps(), layout=loads)
+        found |= under("resumed", in_order(trace.kept[first_kept:]))
+        again = play(Trace(), make, tensors, job=job, taps=Taps(), layout=writes)
         found |= under("afresh", again.results)
-    results = in_order(trace.kept) if len(trace.kept) > before else first_of(trace.kept)
+    results = in_order(trace.kept) if len(trace.kept) > first_kept else first_of(trace.kept)
     trace.results = {name: t.cpu() for name, t in results.items()} | found
     _clear_sharding_prop_cache()
 

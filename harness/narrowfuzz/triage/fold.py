@@ -51,8 +51,11 @@ class Fold(ast.NodeTransformer):
             return known
         return self.generic_visit(node)  # type: ignore[return-value]
 
-    def visit_Call(self, node: ast.Call) -> ast.Call:
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
+        match node:
+            case ast.Call(ast.Name("getattr"), [of, ast.Constant(str(name))]):
+                return ast.Attribute(of, name, ast.Load())
         node.keywords = [k for k in node.keywords if k.arg or _known(k.value) != ({},)]
         if isinstance(node.func, ast.Name) and node.func.id in self.taking:
             for keyword in node.keywords:

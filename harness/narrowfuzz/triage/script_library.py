@@ -10,19 +10,21 @@ from typing import Any
 import msgspec
 
 from narrowfuzz.arms import events_data
-from narrowfuzz.arms.training import calling, events_of, plain, training
+from narrowfuzz.arms.jobs import events_of, job_of_layers, plain
 from narrowfuzz.case import data
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward, Forward, numbered
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes
+from narrowfuzz.play.job import Job
 from narrowfuzz.recipe.stateful import Stateful
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.twins import through_reloads
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
+from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
 from narrowfuzz.triage.script_library_look import Look, look_at
 from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
 
@@ -46,27 +48,17 @@ class Run:
     rank: int = 0
     ranks: int = 0
 
-    def arguments(self, look: Look, device: str, *, caching: bool) -> dict[str, str]:
-        """What ``noted`` takes by keyword, but for how its forwards differ, as source text."""
+    def job(self, device: str, *, caching: bool) -> Job:
+        """What the player plays."""
         spec = self.case.spec
-        given = training(spec, device) | calling(spec, caching=caching)
-        given |= {
-            "checkpointed": self.checkpointed,
-            "listens": look.listens,
-            "resets": look.other != "before",
-            "keeps": look.keeps,
-            "begins": look.begins,
-            "states": look.states,
-            "pending": look.pending,
-        }
-        del given["hows"]
-        return {n: repr(value) for n, value in given.items()} | {"dtype": TORCH_NAME[spec.dtype]}
+        return job_of_layers(spec, device, recomputed=self.checkpointed, caching=caching)
 
     @property
-    def hows(self) -> dict[int, dict[str, Any]]:
+    def hows(self) -> Mapping[int, Mapping[str, Any]]:
         """How each forward calls the layers."""
-        found: dict[int, dict[str, Any]] = calling(self.case.spec, caching=True)["hows"]
-        return found
+        layers = self.job("cpu", caching=True).layers
+        assert layers is not None
+        return layers.hows
 
 
 def write_library_script(
@@ -78,24 +70,28 @@ def write_library_script(
     runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, look)]
     caching = recipe.subject(device).caching
     caching = caching and any(how["first"] is not None for how in _forwards(runs))
-    keywords = [run.arguments(look, device, caching=caching) for run in runs]
-    alike = {k for k in keywords[0] if len({given[k] for given in keywords}) == 1}
-    constants = {k: keywords[0][k] for k in alike} | _hows(runs) | _stimuli(runs)
-    constants |= look.constants
-    names = _named(runs)
-    hows = [_text(_differing(run, constants), names) for run in runs]
-    if set(hows) == {"{}"}:
-        constants["hows"] = "{}"
-    else:
-        keywords = [own | {"hows": how} for own, how in zip(keywords, hows, strict=True)]
-    varying = sorted(keywords[0].keys() - alike)
+    names, forwards = _named(runs), _hows(runs)
+    # events stand before each run; of how forwards differ, nothing does where none does
+    whole = [
+        texts("job", run.job(device, caching=caching))
+        | texts("taps", look.taps)
+        | {"resets": repr(look.other != "before"), "job.events": "events"}
+        | {"job.layers.hows": _text(_differing(run, forwards), names)}
+        for run in runs
+    ]
+    constants = shared(whole) | forwards | _stimuli(runs) | dict(look.constants)
+    if any(run["job.layers.hows"] != "{}" for run in whole):
+        constants.pop("job.layers.hows", None)
+    given = [keywords(run, constants) for run in whole]
+    varying = sorted(given[0])
+    constants |= {root: "None" for root in ("job", "taps") if root not in varying}
     verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}
     if look.edges:
         constants["subject.listen"] = "edges"
     one = len({_made(run.case.spec) for run in runs}) == 1
-    tail = "\n".join((*_plays(runs, keywords, varying, constants, names, one, look), look.check))
+    tail = "\n".join((*_plays(runs, given, constants, names, one, look, device), look.check))
     used = named_in(tail) & defined_in(SOURCES)
     called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
     theirs = verbs_source(
@@ -113,7 +109,8 @@ def write_library_script(
     made = "None" if one else "spec"
     ready.append(f"layer = lambda settings, of={verbs['layer']}: of({made}, settings)")
     head = docstring(verdict, case.spec.recipe)
-    return guarded(head, _IMPORTS, "torch.set_num_threads(1)", theirs, *ready, ours, tail)
+    needs = NAMESPACE * bool(varying)
+    return guarded(head, _IMPORTS, needs, "torch.set_num_threads(1)", theirs, *ready, ours, tail)
 
 
 def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
@@ -147,7 +144,7 @@ def _hows(runs: Sequence[Run]) -> dict[str, str]:
     return {n: v.pop() for n, v in values.items() if len(v) == 1 and "Settings" not in str(v)}
 
 
-def _forwards(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _forwards(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     """How each forward of all runs calls the layers."""
     return [how for run in runs for how in run.hows.values()]
 
@@ -170,18 +167,18 @@ def _stimuli(runs: Sequence[Run]) -> dict[str, str]:
 
 def _plays(
     runs: Sequence[Run],
-    keywords: Sequence[Mapping[str, str]],
-    varying: Sequence[str],
+    given: Sequence[Mapping[str, str]],
     constants: Mapping[str, str],
     names: Mapping[Any, str],
     one: bool,
     look: Look,
+    device: str,
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
     yield from (f"{name} = {settings!r}" for settings, name in names.items())
     yield from (f"start_ranks({run.ranks})" for run in runs if run.ranks)
     shown = ""
-    for run, own in zip(runs, keywords, strict=True):
+    for run, own in zip(runs, given, strict=True):
         spec, begins = run.case.spec, plain(run.case.spec.settings)
         data = _tensors(run.case, constants)
         text = f"events = {_wrapped([_text(event, names) for event in events_of(spec)])}"
@@ -192,10 +189,10 @@ def _plays(
         fill = "filled"
         if "seed" not in constants:
             fill = f"lambda layers: filled(layers, seed={run.case.data.seed})"
-        more = "".join(f", {name}={own[name]}" for name in varying)
+        more = "".join(f", {name}={text}" for name, text in own.items())
         begun = f"noted(Trace(), {names[begins]}, {fill}, "
-        where = "" if constants["device"] == "'cpu'" else f", device={constants['device']}"
-        yield from _call(run, begun, f", events{more})", where, look)
+        where = "" if device == "cpu" else f", device={device!r}"
+        yield from _call(run, begun, f"{more})", where, look)
 
 
 def _call(run: Run, begun: str, rest: str, where: str, look: Look) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Backward
 from narrowfuzz.numerics.delayed import FMAX
+from narrowfuzz.play.job import Taps
 from narrowfuzz.play.library import Where
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.own_backward import LAST, first_step
@@ -25,6 +26,10 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_checks import check_raises
 from narrowfuzz.triage.story import told_slot
 
+_NOTHING = Taps(keeps=False)
+_LISTENS = Taps(keeps=False, listens=True)
+_STATES = Taps(keeps=False, states=True)
+
 
 @dataclass(frozen=True)
 class Look:
@@ -33,11 +38,7 @@ class Look:
     check: str
     #: What else is put into what it uses.
     constants: Mapping[str, str] = field(default_factory=dict)
-    listens: bool = False
-    states: bool = False
-    keeps: bool = False
-    begins: bool = False
-    pending: bool = False
+    taps: Taps = _NOTHING
     #: Only linears' edges are listened to: the library itself is not looked into.
     edges: bool = False
     #: "": none. plain: nothing is recomputed. through: nothing reloads. before: an earlier model.
@@ -67,18 +68,18 @@ def look_at(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     if isinstance(expect, Formats):
         check = f"other_formats({_products(at)}, {expect.names!r})"
         # a library that is right multiplies nothing here that could be heard
-        return _heard(check) if expect.names else _check(check, listens=True)
+        return _heard(check) if expect.names else _check(check, _LISTENS)
     if isinstance(expect, Present) and at.what == "cast":
         return _heard(f"weight_not_cast(run, {at.event})")
     if isinstance(expect, Present):
         names = [f"{name}@{at.event}" for name in expect.names]
-        return _check(f"missing(run.results, {names!r})", keeps=True)
+        return _check(f"missing(run.results, {names!r})", Taps())
     if at.what in ("codes", "scale"):
         kind = {"kind": repr(evidence.kind)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
         return _heard(f"wrong_casts({casts})", constants=kind)
     if at.what == "pending":
-        return _check(f"left_over(run.left[{at.event}])", pending=True)
+        return _check(f"left_over(run.left[{at.event}])", Taps(keeps=False, pending=True))
     if isinstance(expect, Own):
         return _own_backward(evidence)
     raise ValueError(f"no stand-alone script for {at}, {type(expect).__name__}")
@@ -91,13 +92,14 @@ if not run.heard:
 """
 
 
-def _check(check: str, **keeps: Any) -> Look:
-    return Look(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))", **keeps)
+def _check(check: str, taps: Taps = _NOTHING, **more: Any) -> Look:
+    text = f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))"
+    return Look(text, taps=taps, **more)
 
 
-def _heard(check: str, **keeps: Any) -> Look:
+def _heard(check: str, **more: Any) -> Look:
     """A script that cannot tell where nothing was heard."""
-    look = _check(check, listens=True, **keeps)
+    look = _check(check, _LISTENS, **more)
     return replace(look, check=_UNHEARD + look.check)
 
 
@@ -137,10 +139,10 @@ def _compared(at: At, expect: Same) -> Look:
     other = _OTHERS[expect.at.run]
     if at.what != "state":
         got, want = (f"{run}.results.get({at.name!r})" for run in ("run", "other"))
-        return _check(f"other_bits({got}, {want})", keeps=True, other=other)
+        return _check(f"other_bits({got}, {want})", Taps(), other=other)
     slot = (at.layer, at.name, at.index[0])
     got, want = (f"{run}.states[{at.event}][{slot!r}]" for run in ("run", "other"))
-    return _check(f"other_bits({got}, {want})", states=True, other=other)
+    return _check(f"other_bits({got}, {want})", _STATES, other=other)
 
 
 def _own_backward(evidence: LibraryEvidence) -> Look:
@@ -164,7 +166,7 @@ def _own_backward(evidence: LibraryEvidence) -> Look:
         f"        began['last.' + ours] = run.began[theirs]\n"
     )
     look = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
-    return Look(check + look.check, keeps=True, begins=True)
+    return Look(check + look.check, taps=Taps(begins=True))
 
 
 def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
@@ -174,7 +176,7 @@ def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     name = (slot.layer, slot.direction, slot.index)
     if isinstance(verdict.expect, Own):  # of a recipe that keeps none
         shows = f"{name!r} in run.states[{at.event}]"
-        return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", states=True)
+        return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", taps=_STATES)
     trace = _trace(evidence, verdict)
     owed = moves(evidence, trace, slot)
     usual = evidence.policy(evidence.spec.settings)
@@ -193,7 +195,7 @@ def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
     kinds = sorted({kind for some in owed.values() for kind, *_ in some})
     constants = {"kinds": repr(tuple(kinds)), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
-    return Look(check, constants, listens=True, states=True, edges=edges)
+    return Look(check, constants, Taps(keeps=False, listens=True, states=True), edges=edges)
 
 
 _HELD = (

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from narrowfuzz.arms.training import AFTER, GRADIENTS, events_of, named, playing, training
+from narrowfuzz.arms.jobs import AFTER, GRADIENTS, events_of, job_of, named
+from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm, base_of, climb
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.judge import tensors_of
@@ -28,7 +29,7 @@ from narrowfuzz.play import (
     player,
     taps,
 )  # fmt: skip
-from narrowfuzz.play.player import Event
+from narrowfuzz.play.job import Event, Job, Taps
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.repeat import AGAIN
@@ -37,6 +38,7 @@ from narrowfuzz.trace.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
+from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
 from narrowfuzz.triage.script_look import look_at
 from narrowfuzz.triage.script_parts import (
     POISON,
@@ -69,16 +71,14 @@ class Run:
     converts: bool = True
     device: str = "cpu"
 
-    def arguments(self) -> dict[str, str]:
-        """What ``play`` takes by keyword, as source text."""
-        how = playing(self.spec, self.arm, self.device)
-        if self.events != events_of(self.spec):
-            how |= training(self.spec, self.device, self.events)
-        keywords = {name: repr(value) for name, value in how.items()}
-        keywords["dtype"] = "dtype" if self.converts else "torch.float64"
-        if not self.converts:
-            keywords |= {"autocast": "False", "device": "'cpu'"}
-        return keywords
+    @property
+    def job(self) -> Job:
+        """What the player plays."""
+        events = None if self.events == events_of(self.spec) else self.events
+        job = job_of(self.spec, self.arm, self.device, events)
+        if self.converts:
+            return replace(job, tied=ties(self.spec))
+        return replace(job, tied=ties(self.spec), dtype="float64", autocast=False, device="cpu")
 
 
 def write_played_script(
@@ -99,14 +99,17 @@ def write_played_script(
     )
     around = _around(spec, runs[0].arm, varies=len({r.arm.compiler for r in runs}) > 1)
     around = around if look.kernels else ""
-    keywords = [run.arguments() for run in runs]
-    for run, arguments in zip(runs, keywords, strict=True):
-        arguments["around"] = "around" if around and not run.name else "None"
-    constants = {k: v for k, v in keywords[0].items() if all(other[k] == v for other in keywords)}
-    constants |= {"watch": repr(look.watch), "tap": "tap" if look.tapped else "None"}
-    constants["keeps"] = repr(look.results)
-    varying = sorted(keywords[0].keys() - constants.keys())
-    tail = "\n".join((around, *_plays(runs, keywords, varying, verdict), look.check))
+    taps = texts("taps", Taps(keeps=look.results, watch=look.watch))
+    taps["taps.tap"] = "tap" if look.tapped else "None"
+    whole = []
+    for run in runs:
+        own = "around" if around and not run.name else "None"
+        whole.append(texts("job", run.job) | taps | {"taps.around": own})
+    constants = shared(whole) | {"layout": "None"}
+    given = [keywords(run, constants) for run in whole]
+    varying = sorted(given[0])
+    constants |= {root: "None" for root in ("job", "taps") if root not in varying}
+    tail = "\n".join((around, *_plays(runs, given, verdict), look.check))
     used = named_in(tail)
     parts = (
         recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
@@ -118,7 +121,12 @@ def write_played_script(
         raise ValueError(f"{recipe.name} defines what scripts do, too: rename {sorted(clash)}")
     settings = f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}"
     return guarded(
-        docstring(verdict, f"{spec.recipe}, {spec.model}"), _IMPORTS, settings, *parts, tail,
+        docstring(verdict, f"{spec.recipe}, {spec.model}"),
+        _IMPORTS,
+        NAMESPACE * bool(varying),
+        settings,
+        *parts,
+        tail,
         environment=recipe.environment,
     )  # fmt: skip
 
@@ -193,8 +201,7 @@ def _around(spec: Spec, arm: Arm, *, varies: bool) -> str:
 
 def _plays(
     runs: Sequence[Run],
-    keywords: Sequence[Mapping[str, str]],
-    varying: Sequence[str],
+    given: Sequence[Mapping[str, str]],
     verdict: Verdict,
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
@@ -203,22 +210,20 @@ def _plays(
     # as the judge does, which makes another model only where what happens may stay with it
     one = any(run.name == AGAIN for run in runs) and not spec.events and spec.lifecycle == "none"
     # sorting is stable: first what ran before
-    for run, arguments in sorted(
-        zip(runs, keywords, strict=True), key=lambda r: r[0].name != _BEFORE
-    ):
+    for run, arguments in sorted(zip(runs, given, strict=True), key=lambda r: r[0].name != _BEFORE):
         held, other = _given(run.tensors, own)
         if other:
             held = f"{{**{held}, **{packed(other)}}}"
-        model, there = MODELS[run.spec.model], arguments["device"]
+        model, there = MODELS[run.spec.model], repr(run.job.device)
         if not (model.own and run.converts):  # a user's keeps its precisions, but in float64
-            there += f", {arguments['dtype']}"
-        build = f"lambda: {model.expression(run.spec)}.to({there})"
-        convert = "convert" if run.converts else "lambda model: model"
+            there += ", dtype" if run.converts else ", torch.float64"
+        make = f"{model.expression(run.spec)}.to({there})"
+        make = f"convert({make})" if run.converts else make
         if one and run.name in ("", AGAIN):
-            yield f"with torch.no_grad():\n    model = convert(({build})())" * (not run.name)
-            build, convert = "lambda: model", "lambda model: model"
-        more = "".join(f", {name}={arguments[name]}" for name in varying)
-        call = f"{build}, {convert}, {held}, {run.events!r}{more}"
+            yield f"with torch.no_grad():\n    model = {make}" * (not run.name)
+            make = "model"
+        more = "".join(f", {name}={text}" for name, text in arguments.items())
+        call = f"lambda: {make}, {held}{more}"
         again = 1 if run.arm.compiler else 20  # what is compiled takes long
         if isinstance(verdict.expect, Runs | Refuses) and run.name == verdict.at.run:
             times, memory = (again, f"{POISON}\n") if run.name == AGAIN else (1, "")

@@ -8,18 +8,18 @@ what processes show.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import msgspec
 
-from narrowfuzz.arms.plain_steps import names_in_chain, steps_of
-from narrowfuzz.arms.sharded import on_its_own, resuming, sharding_of
-from narrowfuzz.arms.training import events_of, named, playing
+from narrowfuzz.arms.jobs import named
+from narrowfuzz.arms.layouts import job_alone, job_on_ranks
 from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.play import context, pipeline, processes, ranks, resumed, sharded
+from narrowfuzz.play import context, job, pipeline, processes, ranks, resumed, sharded
+from narrowfuzz.play.job import Compile, Job, Mesh, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
@@ -29,6 +29,7 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_element import Places
+from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
 from narrowfuzz.triage.script_look import beyond_text
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
@@ -40,7 +41,7 @@ from narrowfuzz.triage.script_parts import (
 )
 from narrowfuzz.triage.script_played import SOURCES
 
-_RANKS = (ranks, processes, sharded, pipeline, context, resumed)
+_RANKS = (job, ranks, processes, sharded, pipeline, context, resumed)
 #: What the text of a script calls.
 _PLAYED = ("start_ranks", "on_processes", "play", "Trace", "call_of", "rows", "unpacked")
 _RAISES = """\
@@ -83,110 +84,100 @@ def write_sharded_script(
     """The script's text, for a device as torch calls it. Raises ValueError for a place or an
     expectation that it cannot look at."""
     spec = case.spec
-    text = guarded(
+    arm, given = BY_NAME[verdict.arm], named(spec, tensors)
+    watch = () if spec.sharding.together or arm.compiled else layer_names(spec)
+    runs = {name: _texts(name, job, watch) for name, job in _jobs(spec, arm, device).items()}
+    always = shared([*runs.values()])
+    if spec.sharding.resumes:  # what goes on is not watched
+        always = {name: text for name, text in always.items() if not name.startswith("taps.")}
+    given_by = {name: keywords(run, always) for name, run in runs.items()}
+    always |= {root: "None" for root in ("job", "taps") if root not in given_by["ranks"]}
+    always |= {"tap": "tap" if watch else "None"}
+    always |= {"resume": "resumed_on" if spec.sharding.resumes else "None"}
+    return guarded(
         docstring(verdict, f"{spec.recipe}, {spec.model} on {spec.sharding.ranks} ranks"),
         "import ctypes, math, re\nfrom functools import partial\nimport torch",
+        NAMESPACE,
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(
-            _played(spec, verdict),
-            (*SOURCES, *_RANKS),
-        ),
-        _laid_out(spec, verdict, named(spec, tensors), device),
-        _check(spec, recipe, verdict),
+        pasted(_played(spec, verdict), (*SOURCES, *_RANKS), always, [*given_by["ranks"]]),
+        _laid_out(spec, given, device, given_by),
+        _check(spec, recipe, verdict, given_by),
     )
-    return text
 
 
-def _laid_out(spec: Spec, verdict: Verdict, tensors: Tensors, device: str) -> str:
+def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
+    """What one process trains and what ranks do, and the others that a check may hold them
+    against: without a compiler, without precomputed scales, in float64."""
+    alone, ranks = job_alone(spec, device), job_on_ranks(spec, arm, device)
+    jobs = {"alone": alone, "ranks": ranks}
+    if arm.compiled:
+        jobs["uncompiled"] = replace(ranks, compile=Compile())
+    if spec.sharding.gathers == "precomputed" and isinstance(ranks.layout, Mesh):
+        jobs["on the fly"] = replace(ranks, layout=replace(ranks.layout, precomputes=False))
+    if spec.sharding.context:
+        jobs["float64"] = replace(alone, dtype="float64")
+    return jobs
+
+
+def _texts(name: str, job: Job, watch: tuple[str, ...]) -> dict[str, str]:
+    tap = "tap" if name in ("alone", "float64") else "of_this_thread"
+    taps = texts("taps", Taps(watch=watch)) | {"taps.tap": tap if watch else "None"}
+    return texts("job", job) | taps
+
+
+def _laid_out(
+    spec: Spec, tensors: Tensors, device: str, given: Mapping[str, Mapping[str, str]]
+) -> str:
     """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
-    shared = _stages if spec.sharding.stages else _rows if spec.sharding.context else _runs
+    sharding, pieces = spec.sharding, max(spec.sharding.data, 1)
+    plays = "play_sharded"
+    if sharding.together:
+        plays = "play_pipeline" if sharding.stages else "play_context"
+    built = "build().to(dtype)"
+    if sharding.stages:
+        built = f"chained(build, {sharding.stages}).to(dtype)"
     return f"""
 def build():
-    return {MODELS[spec.model].expression(spec)}.to(dtype)
+    return {MODELS[spec.model].expression(spec)}
+
+
+def make(dtype=dtype):
+    return convert({built})
 
 
 tensors = {packed(tensors)}
-events = {events_of(spec)!r}
-start_ranks({spec.sharding.ranks})
-{shared(spec, BY_NAME[verdict.arm], device)}"""
+start_ranks({sharding.ranks})
+by_ranks = dict({_given(given["ranks"])})
+by_itself = dict({_given(given["alone"])})
 
 
-def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
-    if spec.sharding.stages:
-        return ("play_pipeline", "chained", *_PLAYED)
-    if spec.sharding.context:
-        return ("play_context", "beyond", *_PLAYED)
-    threads = ("on_ranks",) if verdict.oracle == "S10" else ()
-    resumed_on = ("resumed_on",) if spec.sharding.resumes else ()
-    return ("play_sharded", *threads, *resumed_on, *_PLAYED)
+def on_ranks_here(on={_processes(device)}, **other):
+    return {plays}(make, tensors, on=on, **{{**by_ranks, **other}})
 
 
-def _stages(spec: Spec, arm: Arm, device: str) -> str:
-    alone = playing(spec, EAGER, device) | {"tied": names_in_chain(spec)}
-    return f"""
-
-def on_ranks_here(**other):
-    how = dict({_keywords(steps_of(spec, arm, device))})
-    return play_pipeline(
-        build, convert, tensors, on={_processes(device)}, dtype=dtype, **{{**how, **other}})
-
-
-def alone(piece):
-    def chain():
-        return chained(build, {spec.sharding.stages})
-
-    return play(Trace(), chain, convert, tensors, events, dtype=dtype, {_keywords(alone)})
-"""
-
-
-def _rows(spec: Spec, arm: Arm, device: str) -> str:
-    return f"""
-
-def on_ranks_here():
-    return play_context(
-        build, convert, tensors, on={_processes(device)}, dtype=dtype,
-        {_keywords(steps_of(spec, arm, device))})
-
-
-def alone(piece, dtype=dtype):
-    given = {{name: t.to(dtype) for name, t in tensors.items()}}
-    return play(
-        Trace(), lambda: build().to(dtype), convert, given, events, dtype=dtype,
-        {_keywords(playing(spec, EAGER, device))})
-"""
-
-
-def _runs(spec: Spec, arm: Arm, device: str) -> str:
-    how, plainly = playing(spec, arm, device), playing(on_its_own(spec), EAGER, device)
-    for name in ("input_shape", "output_shape"):
-        del how[name]
-    shared = {name: value for name, value in how.items() if plainly.get(name) == value}
-    on_ranks = {name: value for name, value in how.items() if name not in shared}
-    by_itself = {name: value for name, value in plainly.items() if name not in shared}
-    # nobody looks inside of what is compiled
-    looks = "watch=()" if arm.compiled else f"watch={layer_names(spec)!r}, tap=tap"
-    resume = ""
-    if spec.sharding.resumes:
-        resume = f"""
-    how_here["resume"] = partial(resumed_on, {_keywords(resuming(spec))})"""
-    pieces = max(spec.sharding.data, 1)
-    return f"""how = dict(dtype=dtype, {looks}, {_keywords(shared)})
-
-
-def on_ranks_here(**other):
-    how_here = dict({_keywords(on_ranks | sharding_of(spec))})
-    how_here["on"] = {_processes(device)}{resume}
-    return play_sharded(build, convert, tensors, events, **how, **{{**how_here, **other}})
-
-
-def alone(piece):
+def alone(piece, dtype=dtype, **other):
     rows = {{
         name: t.chunk({pieces})[piece] if name.startswith(("input", "grad_output")) else t
         for name, t in tensors.items()}}
-    return play(Trace(), build, convert, rows, events, **how, {_keywords(by_itself)})
+    return play(Trace(), lambda: make(dtype), rows, **{{**by_itself, **other}})
 """
+
+
+def _given(given: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={text}" for name, text in given.items())
+
+
+def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
+    """What of the sources a script calls, the player first."""
+    if spec.sharding.stages:
+        return ("play", "play_pipeline", "chained", *_PLAYED)
+    if spec.sharding.context:
+        return ("play", "play_context", "beyond", *_PLAYED)
+    threads = ("on_ranks",) if verdict.oracle == "S10" else ()
+    resumed_on = ("resumed_on",) if spec.sharding.resumes else ()
+    return ("play", "play_sharded", "of_this_thread", *threads, *resumed_on, *_PLAYED)
 
 
 def _processes(device: str) -> str:
@@ -194,11 +185,9 @@ def _processes(device: str) -> str:
     return f"partial(on_processes, seconds=60.0{where})"
 
 
-def _keywords(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
-
-
-def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
+def _check(
+    spec: Spec, recipe: Recipe, verdict: Verdict, given: Mapping[str, Mapping[str, str]]
+) -> str:
     expect = verdict.expect
     if isinstance(expect, Runs):
         named = f"type(error).__name__ == {expect.raised!r}"
@@ -210,14 +199,13 @@ def _check(spec: Spec, recipe: Recipe, verdict: Verdict) -> str:
     if isinstance(expect, Near):
         return f"""
 trace = on_ranks_here()[0]{_OTHERS}
-exact, eager = alone(0, torch.float64), alone(0)
+exact, eager = alone(0, torch.float64, {_given(given["float64"])}), alone(0)
 told, bad = {beyond_text(spec, verdict)}
 print("{verdict.located}:", told)
 sys.exit(bad)"""
-    compiled = BY_NAME[verdict.arm].compiled
-    got = _element(spec, recipe, verdict.at, compiled=compiled)
+    got = _element(spec, recipe, verdict.at, given)
     if isinstance(expect, Same):
-        want, holds = f"want = {_element(spec, recipe, expect.at, compiled=compiled)}", _SAME
+        want, holds = f"want = {_element(spec, recipe, expect.at, given)}", _SAME
         wanted = "{want}"
         assert want != f"want = {got}", verdict  # that would hold of anything
     elif isinstance(expect, Within):
@@ -252,7 +240,7 @@ print(f"{verdict.located}: expected {{want}}, got {{got}}")
 sys.exit(0 if got == want else 1)"""
 
 
-def _element(spec: Spec, recipe: Recipe, at: At, *, compiled: bool) -> str:
+def _element(spec: Spec, recipe: Recipe, at: At, given: Mapping[str, Mapping[str, str]]) -> str:
     """The number there, on the rank that the address names, or in one process. Graphs are held
     against processes that have none, processes against threads."""
     group = max(spec.sharding.tensor, 1)
@@ -261,9 +249,9 @@ def _element(spec: Spec, recipe: Recipe, at: At, *, compiled: bool) -> str:
     alone = at.run == EAGER.name
     run = f"alone({at.rank // group})" if alone else f"ranks[{at.rank}]"
     if BY_NAME.get(at.run, EAGER).sharded:
-        other = "compiler='', compile_with={}" if compiled else "on=on_ranks"
+        other = _given(given["uncompiled"]) if "uncompiled" in given else "on=on_ranks"
         run = f"on_ranks_here({other})[{at.rank}]"
     if at.run == ON_THE_FLY:
-        run = f"on_ranks_here(precomputes=False)[{at.rank}]"
+        run = f"on_ranks_here({_given(given['on the fly'])})[{at.rank}]"
     places = Places(spec, recipe.plan(spec), {at.run: run}, compiled=False)
     return places.element(msgspec.structs.replace(at, rank=0))

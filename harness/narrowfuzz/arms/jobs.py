@@ -1,13 +1,13 @@
-"""A Spec as the player takes it: its events, and the other arguments of making and training."""
+"""The Job of a Spec on an arm: what the player plays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.arms.zoo import ties
-from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.events import (
     Backward,
     Close,
@@ -21,14 +21,16 @@ from narrowfuzz.case.events import (
 )
 from narrowfuzz.case.spec import LEARNING_RATE, Spec
 from narrowfuzz.models.catalog import MODELS, takes_ids
-from narrowfuzz.play import library, player
+from narrowfuzz.play import library
+from narrowfuzz.play.dtypes import DTYPES
+from narrowfuzz.play.job import Compile, Event, Job, Layers, Recompute
 
 T = TypeVar("T")
 #: How a model calls a single linear's parameters, and their gradients.
 OF_LINEAR = {"weight": "proj.weight", "bias": "proj.bias"}
 GRADIENTS = {"grad_weight": "proj.weight.grad", "grad_bias": "proj.bias.grad"}
 #: What a relation may let happen to a program, with which the same data must leave the same.
-AFTER: dict[str, tuple[player.Event, ...]] = {
+AFTER: dict[str, tuple[Event, ...]] = {
     "steps": (
         ("forward", 0, 0, "train", False), ("backward", 0, (0,), False), ("step", True),
         ("forward", 1, 0, "train", False), ("backward", 1, (1,), False), ("step", False),
@@ -52,12 +54,12 @@ def named(spec: Spec, tensors: Mapping[str, T]) -> Mapping[str, T]:
     return {OF_LINEAR.get(name, name): t for name, t in tensors.items()}
 
 
-def events_of(spec: Spec) -> tuple[player.Event, ...]:
+def events_of(spec: Spec) -> tuple[Event, ...]:
     """One event of the player for each of the Spec's."""
     return tuple(_events(spec))
 
 
-def _events(spec: Spec) -> Iterator[player.Event]:
+def _events(spec: Spec) -> Iterator[Event]:
     forwards = backwards = turn = steps = 0
     for event, used in with_settings(spec.training, spec.settings):
         # a library's layers are handed their settings, a converted model has them
@@ -88,84 +90,68 @@ def _events(spec: Spec) -> Iterator[player.Event]:
                 yield ("switch",)
 
 
-def playing(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
-    """What ``play`` takes by keyword, but for the dtype and whom it watches."""
-    return {
-        **training(spec, device),
-        **making(spec, arm, device),
-        "tied": ties(spec),
-        "lifecycle": spec.lifecycle,
-        "kernels": "native" if arm.native else "default",
-    }
-
-
-def making(spec: Spec, arm: Arm, device: str) -> dict[str, Any]:
-    """What ``called`` takes by keyword, but for whom it watches."""
-    model = MODELS[spec.model]
-    options = options_on(arm, device)
-    if arm.compiler == "inductor" and model.random:
-        options["fallback_random"] = True  # eager's numbers, else no two arms agree
-    regions, whole = model.recomputed(spec)
-    compile_with = {"dynamic": spec.dynamic, "fullgraph": spec.fullgraph, "options": options}
-    return {
-        "checkpoint": arm.checkpoint,
-        "regions": regions,
-        "whole": whole,
-        "compiler": arm.compiler,
-        "compile_with": {k: v for k, v in compile_with.items() if v != {}} if arm.compiler else {},
-        "memory_budget": spec.memory_budget / 100 if arm.compiler else 1.0,
-    }
-
-
-def training(
-    spec: Spec, device: str, events: tuple[player.Event, ...] | None = None
-) -> dict[str, Any]:
-    """What ``train`` takes by keyword, but for the dtype. Of other ``events`` than the Spec's, the
-    optimizer's steps change nothing."""
+def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None = None) -> Job:
+    """The training of a converted model on an arm in one process, its ``tied`` names left out:
+    whoever builds the model asks it. Of other ``events`` than the Spec's the optimizer's steps
+    change nothing."""
     own = events is None
     events = events_of(spec) if events is None else events
     steps = any(event == "step" for event, *_ in events)
     narrow = [how[-1] for event, *how in events if event in ("open", "forward")]
-    return {
-        "happens": tuple(dict.fromkeys(event for event, *_ in events)),
-        "modes": tuple(dict.fromkeys(how[2] for event, *how in events if event == "forward")),
-        "device": device,
-        "input_shape": spec.input_shape,
-        "output_shape": spec.output_shape,
-        "ids": takes_ids(spec.model),
-        "input_grad": spec.layout != "frozen_first",
-        "optimizer": (_OPTIMIZER[spec.optimizer] if own else "SGD") if steps else "",
-        "rate": LEARNING_RATE[spec.optimizer] if steps and own else 0.0,
-        "autocast": True in narrow,
-        "input_layout": spec.input_layout,
-        "grad_layout": spec.grad_layout,
-    }
+    return Job(
+        events,
+        dtype=str(DTYPES[spec.dtype]).removeprefix("torch."),
+        device=device,
+        input_shape=spec.input_shape,
+        output_shape=spec.output_shape,
+        ids=takes_ids(spec.model),
+        input_grad=spec.layout != "frozen_first",
+        optimizer=(_OPTIMIZER[spec.optimizer] if own else "SGD") if steps else "",
+        rate=LEARNING_RATE[spec.optimizer] if steps and own else 0.0,
+        autocast=True in narrow,
+        input_layout=spec.input_layout,
+        grad_layout=spec.grad_layout,
+        lifecycle=spec.lifecycle,
+        kernels="native" if arm.native else "default",
+        recompute=Recompute(arm.checkpoint, *MODELS[spec.model].recomputed(spec)),
+        compile=_compiled(spec, arm, device) if arm.compiler else Compile(),
+    )
 
 
 _OPTIMIZER = {"sgd": "SGD", "adamw": "AdamW"}
 
 
+def _compiled(spec: Spec, arm: Arm, device: str) -> Compile:
+    options = options_on(arm, device)
+    if arm.compiler == "inductor" and MODELS[spec.model].random:
+        options["fallback_random"] = True  # eager's numbers, else no two arms agree
+    given = {"dynamic": spec.dynamic, "fullgraph": spec.fullgraph, "options": options}
+    given = {name: value for name, value in given.items() if value != {}}
+    return Compile(arm.compiler, given, spec.memory_budget / 100)
+
+
+def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -> Job:
+    """The training of a library's own layers; ``caching`` says whether they take
+    is_first_microbatch."""
+    names = [str(i) for i in range(spec.layers)]
+    layers = Layers(
+        order=tuple(names * 2 if spec.layout == "twice" else names),
+        layout=spec.layout,
+        hows=_hows(spec),
+        frozen=spec.layout == "frozen_first",
+        recomputed=recomputed,
+        each=spec.region in ("each", "nested"),
+        whole=spec.region in ("whole", "nested"),
+        by=spec.checkpoint_by,
+        reentrant=spec.reentrant,
+        caching=caching,
+    )
+    return replace(job_of(spec, EAGER, device), layers=layers)
+
+
 def plain(settings: Settings) -> library.Settings:
     """The settings as the player hands them to a library's verbs."""
     return library.Settings(*(getattr(settings, name) for name in library.Settings._fields))
-
-
-def calling(spec: Spec, *, caching: bool) -> dict[str, Any]:
-    """What ``training_of`` takes by keyword, but for the subject, what happens, who listens, and
-    whether anything is recomputed; ``caching`` says whether layers take
-    ``is_first_microbatch``."""
-    names = [str(i) for i in range(spec.layers)]
-    return {
-        "hows": _hows(spec),
-        "order": tuple(names * 2 if spec.layout == "twice" else names),
-        "layout": spec.layout,
-        "frozen": spec.layout == "frozen_first",
-        "each": spec.region in ("each", "nested"),
-        "whole": spec.region in ("whole", "nested"),
-        "by": spec.checkpoint_by,
-        "reentrant": spec.reentrant,
-        "caching": caching,
-    }
 
 
 def _hows(spec: Spec) -> dict[int, dict[str, Any]]:
