@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from narrowfuzz.arms.ladder import options_on
-from narrowfuzz.case.arm import EAGER, Arm
+from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.events import (
     Backward,
     Close,
@@ -94,6 +94,17 @@ def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None =
     """The training of a converted model on an arm in one process, its ``tied`` names left out:
     whoever builds the model asks it. Of other ``events`` than the Spec's the optimizer's steps
     change nothing."""
+    return replace(
+        _job(spec, device, events),
+        lifecycle=spec.lifecycle,
+        kernels="native" if arm.native else "default",
+        recompute=Recompute(arm.checkpoint, *MODELS[spec.model].recomputed(spec)),
+        compile=_compiled(spec, arm, device) if arm.compiler else Compile(),
+    )
+
+
+def _job(spec: Spec, device: str, events: tuple[Event, ...] | None = None) -> Job:
+    """What is trained on, and how, of any Spec."""
     own = events is None
     events = events_of(spec) if events is None else events
     steps = any(event == "step" for event, *_ in events)
@@ -111,10 +122,6 @@ def job_of(spec: Spec, arm: Arm, device: str, events: tuple[Event, ...] | None =
         autocast=True in narrow,
         input_layout=spec.input_layout,
         grad_layout=spec.grad_layout,
-        lifecycle=spec.lifecycle,
-        kernels="native" if arm.native else "default",
-        recompute=Recompute(arm.checkpoint, *MODELS[spec.model].recomputed(spec)),
-        compile=_compiled(spec, arm, device) if arm.compiler else Compile(),
     )
 
 
@@ -146,7 +153,7 @@ def job_of_layers(spec: Spec, device: str, *, recomputed: bool, caching: bool) -
         reentrant=spec.reentrant,
         caching=caching,
     )
-    return replace(job_of(spec, EAGER, device), layers=layers)
+    return replace(_job(spec, device), layers=layers)
 
 
 def plain(settings: Settings) -> library.Settings:

@@ -97,8 +97,8 @@ def write_played_script(
         recipe.plan(spec),
         {run.name: run.variable for run in runs if run.name != _BEFORE},
     )
-    around = _around(spec, runs[0].arm, varies=len({r.arm.compiler for r in runs}) > 1)
-    around = around if look.kernels else ""
+    compilers = {run.arm.compiler for run in runs}
+    around = _around(spec, runs[0].arm, varies=len(compilers) > 1) if look.kernels else ""
     taps = texts("taps", Taps(keeps=look.results, watch=look.watch))
     taps["taps.tap"] = "tap" if look.tapped else "None"
     whole = []
@@ -109,6 +109,8 @@ def write_played_script(
     given = [keywords(run, constants) for run in whole]
     varying = sorted(given[0])
     constants |= {root: "None" for root in ("job", "taps") if root not in varying}
+    if len(compilers) == 1:
+        constants["compiler"] = repr(runs[0].arm.compiler)
     tail = "\n".join((around, *_plays(runs, given, verdict), look.check))
     used = named_in(tail)
     parts = (

@@ -94,6 +94,7 @@ def write_sharded_script(
     always |= {root: "None" for root in ("job", "taps") if root not in given_by["ranks"]}
     always |= {"tap": "tap" if watch else "None"}
     always |= {"resume": "resumed_on" if spec.sharding.resumes else "None"}
+    opened = [*given_by["ranks"], "layout"]
     return guarded(
         docstring(verdict, f"{spec.recipe}, {spec.model} on {spec.sharding.ranks} ranks"),
         "import ctypes, math, re\nfrom functools import partial\nimport torch",
@@ -101,7 +102,7 @@ def write_sharded_script(
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(_played(spec, verdict), (*SOURCES, *_RANKS), always, [*given_by["ranks"]]),
+        pasted(_played(spec, verdict), (*SOURCES, *_RANKS), always, opened),
         _laid_out(spec, given, device, given_by),
         _check(spec, recipe, verdict, given_by),
     )
