@@ -244,7 +244,7 @@ class _Run:
         run.model, run.call, run.optimizer, run.began = program._model, program._call, None, None
         run.backward, run.load = torch.autograd.backward, nn.Module.load_state_dict
         run.anew, run.prepare = program._anew, self._prepare
-        run.input_shape, run.output_shape = self.job.input_shape, self.job.output_shape
+        run.shapes = self.job.input_shape, self.job.output_shape
         run.region = converted.regions_of(program.device, self.job.autocast)
         run.live.clear()
         with torch.no_grad():

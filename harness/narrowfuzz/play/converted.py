@@ -38,11 +38,12 @@ def play(
         if job.lifecycle != "none":
             model = renewed(model, make, lifecycle=job.lifecycle)
         fill(model, tensors, job=job)
-    run = Training(model, job.input_shape, job.output_shape, backward=torch.autograd.backward)
+    shapes = job.input_shape, job.output_shape
+    run = Training(model, shapes, backward=torch.autograd.backward)
     events, own = job.events, tensors
     if layout is not None:
         events, run.handover = layout.events, layout.handover
-        own, run.input_shape, run.output_shape = layout.feed(tensors)
+        own, run.shapes = layout.feed(tensors)
         layout.place(run)
     if "open" in job.happens or job.autocast:
         run.region = regions_of(job.device, job.autocast)

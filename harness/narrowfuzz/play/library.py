@@ -36,7 +36,7 @@ Product = namedtuple("Product", "role a b")
 
 def training_of(layers: nn.ModuleDict, *, subject: Any, job: Any, taps: Taps) -> Training:
     """A training of these layers."""
-    run = Training(layers, job.input_shape, job.output_shape)
+    run = Training(layers, (job.input_shape, job.output_shape))
     run.call = lambda x: through(
         run,
         x,
@@ -58,8 +58,7 @@ def training_of(layers: nn.ModuleDict, *, subject: Any, job: Any, taps: Taps) ->
 
 def built(settings: Any, *, subject: Any, job: Any) -> nn.ModuleDict:
     """The model's layers, by name."""
-    names = dict.fromkeys(job.layers.order)
-    layers = nn.ModuleDict({name: subject.layer(settings) for name in names})
+    layers = nn.ModuleDict({n: subject.layer(settings) for n in dict.fromkeys(job.layers.order)})
     if job.layers.frozen:
         layers["0"].requires_grad_(False)
     return layers
@@ -110,9 +109,14 @@ def through(
 
     with hearing(run, subject=subject, taps=taps):
         if job.layers.whole or (inside is not None and not job.layers.each):
-            settings = None if job.layers.each else inside
-            again = job.layers.whole and trains
-            return wrapped(model, x, settings, again, subject=subject, job=job)
+            return wrapped(
+                model,
+                x,
+                None if job.layers.each else inside,
+                job.layers.whole and trains,
+                subject=subject,
+                job=job,
+            )
         return model(x)
 
 

@@ -38,10 +38,11 @@ def noted(
     if resets:
         subject.reset()
     torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
-    layers = fill(built(settings, subject=subject, job=job))
+    run = training_of(
+        fill(built(settings, subject=subject, job=job)), subject=subject, job=job, taps=taps
+    )
     if taps.begins:
-        trace.began = {name: on_host(p) for name, p in layers.named_parameters()}
-    run = training_of(layers, subject=subject, job=job, taps=taps)
+        trace.began = {name: on_host(p) for name, p in run.model.named_parameters()}
 
     def hear(where: Any, seen: Any) -> None:
         if type(seen) is not Called:
@@ -61,10 +62,8 @@ def noted(
 
     if taps.listens:
         run.hear = hear
-    following: Iterable[Event] = job.events
-    if taps.states or taps.pending:
-        following = standing(following)
-    train(trace, run, tensors, following, job=job, taps=taps)
+    events = standing(job.events) if taps.states or taps.pending else job.events
+    train(trace, run, tensors, events, job=job, taps=taps)
     leave(run)
     if taps.keeps:
         trace.results = by_event(trace.kept)

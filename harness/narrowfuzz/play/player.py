@@ -54,15 +54,14 @@ def call_of(trace: Trace, module: str, index: int, phase: str = "forward") -> An
 
 @dataclass
 class Training:
-    """A model as far as it is trained: the shapes of what it is given, how it is called and how
+    """A model as far as it is trained: the shapes of its input and output, how it is called and how
     another one is made and prepared, what opens a region, runs a backward, loads a state, hands it
     on and follows a step; its optimizer if any, the state it began with, the event, the forward and
     the checkpointed call that run, and input and output of each forward whose graph exists. Of a
     library's layers ``hear`` gets what happens, and where it happens stands in ``at``."""
 
     model: Any
-    input_shape: tuple[int, ...] = ()
-    output_shape: tuple[int, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ((), ())
     call: Any = None
     anew: Any = None
     prepare: Any = None
@@ -247,9 +246,9 @@ def forward(
     """Run the model, with ``mode`` train on a graph."""
     x = given(tensors, "input", number).roll(turn, 0)
     if job.ids:
-        x = x.to(job.device).long().reshape(run.input_shape[:-1])
+        x = x.to(job.device).long().reshape(run.shapes[0][:-1])
     else:
-        x = x.to(job.device, getattr(torch, job.dtype)).reshape(run.input_shape)
+        x = x.to(job.device, getattr(torch, job.dtype)).reshape(run.shapes[0])
         if job.input_layout != "contiguous":
             x = arranged(x, job.input_layout)
         x = x.detach().requires_grad_(job.input_grad)
@@ -292,7 +291,7 @@ def backward(
     ends, grads = [run.live[f][1] for f in of], []
     for f, y in zip(of, ends, strict=True):
         g = given(tensors, "grad_output", f"{number}/{f}", number)
-        g = g.to(job.device, getattr(torch, job.dtype)).reshape(run.output_shape)
+        g = g.to(job.device, getattr(torch, job.dtype)).reshape(run.shapes[1])
         if job.grad_layout != "contiguous":
             g = arranged(g, job.grad_layout)
         grads.append(laid_out(g.to(y.dtype), y))

@@ -47,7 +47,7 @@ class OnMesh:
 
     def feed(
         self, tensors: Mapping[str, torch.Tensor]
-    ) -> tuple[dict[str, torch.Tensor], tuple[int, ...], tuple[int, ...]]:
+    ) -> tuple[dict[str, torch.Tensor], tuple[tuple[int, ...], ...]]:
         """This rank's part of the tensors, and the shapes of its input and output gradient."""
         laid, own, shapes = self.laid, dict(tensors), {}
         for name, t in tensors.items():
@@ -60,7 +60,7 @@ class OnMesh:
                 if laid.cuts[kind]:
                     piece = chunk(piece, laid.tensor, inside, laid.cuts[kind])
                 own[name], shapes[kind] = piece.flatten(0, -2), tuple(piece.shape)
-        return own, shapes["input"], shapes["grad_output"]
+        return own, (shapes["input"], shapes["grad_output"])
 
     def place(self, run: Training) -> None:
         """Lay the model out."""

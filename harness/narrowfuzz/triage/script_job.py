@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 #: What a script imports to hand over a record.
-NAMESPACE = "from types import SimpleNamespace\n"
+NAMESPACE = "import types\n"
 #: Field, with dots -> its value as source text.
 Texts = Mapping[str, str]
 
@@ -45,4 +45,4 @@ def _nested(name: str, own: Texts) -> str:
     start = f"{name}."
     fields = [n.removeprefix(start).partition(".")[0] for n in own if n.startswith(start)]
     given = ", ".join(f"{f}={_nested(start + f, own)}" for f in dict.fromkeys(fields))
-    return f"SimpleNamespace({given})"
+    return f"types.SimpleNamespace({given})"
