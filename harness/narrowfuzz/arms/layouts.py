@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -15,10 +15,22 @@ from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.spec import ALONE, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.context import play_context
 from narrowfuzz.play.dtypes import DTYPES
-from narrowfuzz.play.job import Context, Job, Mesh, Pipeline
-from narrowfuzz.play.pipeline import chained
+from narrowfuzz.play.job import Context, Job, Mesh, Pipeline, Resumed
+from narrowfuzz.play.pipeline import chained, play_pipeline
+from narrowfuzz.play.player import Trace
+from narrowfuzz.play.resumed import play_resumed
+from narrowfuzz.play.sharded import play_sharded
 from narrowfuzz.recipe.recipe import Recipe
+
+#: What plays a training that is laid out so.
+PLAYERS: dict[type, Callable[..., list[Trace]]] = {
+    Mesh: play_sharded,
+    Resumed: play_resumed,
+    Pipeline: play_pipeline,
+    Context: play_context,
+}
 
 
 def job_on_ranks(spec: Spec, arm: Arm, device: str) -> Job:
@@ -78,7 +90,7 @@ def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F3
     return {name: cut(name, x) for name, x in tensors.items()}
 
 
-def layout_of(spec: Spec) -> Mesh | Pipeline | Context:
+def layout_of(spec: Spec) -> Mesh | Resumed | Pipeline | Context:
     """How ranks share a Spec's training."""
     sharding, model = spec.sharding, MODELS[spec.model]
     if sharding.stages:
@@ -106,8 +118,7 @@ def layout_of(spec: Spec) -> Mesh | Pipeline | Context:
         return mesh
     other = sharding.resumed
     cuts = _cuts(msgspec.structs.replace(spec, sharding=other))
-    after = replace(mesh, data=other.data, tensor=other.tensor, cuts=cuts)
-    return replace(mesh, resumed=after)
+    return Resumed(mesh, replace(mesh, data=other.data, tensor=other.tensor, cuts=cuts))
 
 
 def _cuts(spec: Spec) -> dict[str, int]:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from narrowfuzz.arms.jobs import named
 from narrowfuzz.arms.layers import calls_of
-from narrowfuzz.arms.layouts import job_alone, job_on_ranks, made, on_its_own, piece_of
+from narrowfuzz.arms.layouts import PLAYERS, job_alone, job_on_ranks, made, on_its_own, piece_of
 from narrowfuzz.arms.lost import raise_if_lost
 from narrowfuzz.arms.processes import TRANSPORT, in_processes
 from narrowfuzz.arms.program import run_error
@@ -26,14 +26,11 @@ from narrowfuzz.arms.zoo import layer_names, ties
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.play.context import play_context
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.job import Taps
-from narrowfuzz.play.pipeline import play_pipeline
 from narrowfuzz.play.player import Trace as Played
 from narrowfuzz.play.ranks import Disagree, on_ranks
-from narrowfuzz.play.resumed import resumed_on
-from narrowfuzz.play.sharded import of_this_thread, play_sharded
+from narrowfuzz.play.sharded import of_this_thread
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace
 
@@ -109,26 +106,17 @@ def _play(
     device: str,
 ) -> Trace:
     """The trace where ``on`` runs a function on every rank."""
-    sharding, given = spec.sharding, _given(spec, tensors)
     make, job = partial(made, spec, recipe, device), job_on_ranks(spec, arm, device)
+    taps = Taps() if spec.sharding.together else _taps(spec, of_this_thread, arm)
+    if taps.tap is not None:
+        taps = replace(taps, shared=_emitting(recipe))
+    plays = PLAYERS[type(job.layout)]
     if arm.compiler:
         torch._dynamo.reset()  # it gives up compiling what it has compiled for many Specs
         _clear_sharding_prop_cache()  # or results are laid out over the mesh of a run before
     graphs = counters["stats"]["unique_graphs"]
     try:
-        if sharding.together:
-            steps = play_pipeline if sharding.stages else play_context
-            played = steps(make, given, job=job, taps=Taps(), on=on)
-        else:
-            played = play_sharded(
-                make,
-                given,
-                job=job,
-                taps=_taps(spec, of_this_thread, arm),
-                tap=None if arm.compiler else _emitting(recipe),
-                on=on,
-                resume=resumed_on if sharding.resumes else None,
-            )
+        played = plays(make, _given(spec, tensors), job=job, taps=taps, on=on)
     except Exception as error:
         raise_if_lost(error, device)
         failed = run_error(error, getattr(error, "phase", "convert"))

@@ -21,17 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from narrowfuzz.play.converted import called, fill
 from narrowfuzz.play.job import Taps
-from narrowfuzz.play.player import (
-    Trace,
-    Training,
-    in_order,
-    keep,
-    keep_state,
-    microbatch,
-    optimizing,
-    phased,
-    step,
-)
+from narrowfuzz.play.player import Trace, Training, by_steps, keep, microbatch, phased
 
 #: The kernels whose keys and values can go around.
 _KERNELS = [
@@ -54,27 +44,24 @@ def play_context(
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, device = Trace(), torch.device(mesh.device_type)
+        dtype = getattr(torch, job.dtype)
+
+        def turn(numbers: range) -> None:
+            for n in numbers:
+                x, g = microbatch(tensors, n, job=job)
+                _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
+            for parameter in run.model.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad, group=mesh.get_group())
+
         with phased(trace):
             with torch.no_grad():
                 model = make()
                 fill(model, tensors, job=job)
             run = Training(model, backward=torch.autograd.backward)
             run.call = called(run, job=job, taps=taps)
-            if job.optimizer:
-                run.optimizer = optimizing(run.model, job=job)
             set_rotate_method(job.layout.rotates)
-            microbatches, dtype = job.layout.microbatches, getattr(torch, job.dtype)
-            for turn in range(job.layout.steps):
-                for n in range(turn * microbatches, (turn + 1) * microbatches):
-                    x, g = microbatch(tensors, n, job=job)
-                    _pass(trace, run, mesh, n, x.to(device, dtype), g.to(device, dtype))
-                for parameter in run.model.parameters():
-                    if parameter.grad is not None:
-                        dist.all_reduce(parameter.grad, group=mesh.get_group())
-                if job.optimizer:
-                    step(trace, run, True, taps=taps)
-        keep_state(trace, run, job=job)
-        trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
+            by_steps(trace, run, turn, job=job, taps=taps)
         return trace
 
     return on({"context": job.layout.ranks}, main)

@@ -63,8 +63,7 @@ class Mesh:
     """A model laid out over ranks: ``data`` of them share the rows [batch, rows] of the input and
     shard parameters by FSDP, gathered by ``units`` ("" is the rest); ``tensor`` of them, next to
     each other, share the linears named in ``styles`` and cut input and output gradient along the
-    dimension in ``cuts``. 0 ranks or dimension 0: not at all. After a handover the training goes on
-    as ``resumed`` says."""
+    dimension in ``cuts``. 0 ranks or dimension 0: not at all."""
 
     data: int
     tensor: int
@@ -79,12 +78,19 @@ class Mesh:
     reduces: str = ""
     averages: bool = True
     precomputes: bool = False
-    resumed: Mesh | None = None
 
     @property
     def shape(self) -> dict[str, int]:
         """The dimensions of the device mesh, by name."""
         return {n: size for n, size in (("data", self.data), ("tensor", self.tensor)) if size}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A training that goes on in another mesh after its handover."""
+
+    before: Mesh
+    after: Mesh
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Job:
     recompute: Recompute = Recompute()
     compile: Compile = field(default_factory=Compile)
     layers: Layers | None = None
-    layout: Mesh | Pipeline | Context | None = None
+    layout: Mesh | Resumed | Pipeline | Context | None = None
 
     @property
     def happens(self) -> tuple[str, ...]:
@@ -150,13 +156,15 @@ class Job:
 @dataclass(frozen=True)
 class Taps:
     """What of a training is recorded. ``keeps``: results; ``watch``: the calls of these linears;
-    ``tap`` shows what is multiplied; ``around`` surrounds all that runs. Of a library's layers what
+    ``tap`` shows what is multiplied, where ranks are threads this rank's part of what the
+    ``shared`` one shows; ``around`` surrounds all that runs. Of a library's layers what
     they quantise and multiply if one ``listens``, the parameters before the first event
     (``begins``), and after each event ``states`` and what is ``pending``."""
 
     keeps: bool = True
     watch: tuple[str, ...] = ()
     tap: Callable[..., Any] | None = None
+    shared: Callable[..., Any] | None = None
     around: Callable[[], Any] | None = None
     listens: bool = False
     begins: bool = False

@@ -13,17 +13,7 @@ from torch import nn
 
 from narrowfuzz.play.converted import called, fill
 from narrowfuzz.play.job import Taps
-from narrowfuzz.play.player import (
-    Trace,
-    Training,
-    in_order,
-    keep,
-    keep_state,
-    microbatch,
-    optimizing,
-    phased,
-    step,
-)
+from narrowfuzz.play.player import Trace, Training, by_steps, keep, microbatch, phased
 
 
 def chained(build: Callable[[], nn.Module], stages: int) -> nn.Module:
@@ -57,19 +47,27 @@ def play_pipeline(
     from torch.distributed import pipelining
 
     per_rank = 2 if job.layout.schedule == "interleaved" else 1
-    ranks = job.layout.stages // per_rank
+    ranks, dtype = job.layout.stages // per_rank, getattr(torch, job.dtype)
 
     def main(rank: int, mesh: Any) -> Trace:
         trace, own = Trace(), [str(number) for number in range(rank, job.layout.stages, ranks)]
         device = torch.device(mesh.device_type)
+
+        def turn(numbers: range) -> None:
+            pairs = [microbatch(tensors, n, job=job) for n in numbers]
+            x, g = zip(*pairs, strict=True)
+            fed = (torch.cat(x).to(device, dtype),) if rank == 0 else ()
+            last = {"target": torch.cat(g).to(device, dtype)} if rank == ranks - 1 else {}
+            y = pipeline.step(*fed, **last)
+            for n, part in zip(numbers, y.chunk(len(numbers)) if last else (), strict=False):
+                keep(trace, run, "output", part.detach().flatten(0, -2), n)
+
         with phased(trace):
             with torch.no_grad():
                 chain = make()
                 fill(chain, tensors, job=job)
             parts = {number: chain.get_submodule(number) for number in own}
             run = Training(nn.ModuleDict(parts), backward=torch.autograd.backward)
-            if job.optimizer:
-                run.optimizer = optimizing(run.model, job=job)
             made: list[Any] = [
                 pipelining.PipelineStage(
                     Stage(part, called(Training(part), job=job, taps=taps)),
@@ -85,23 +83,10 @@ def play_pipeline(
                 "1f1b": pipelining.Schedule1F1B,
                 "interleaved": pipelining.ScheduleInterleaved1F1B,
             }[job.layout.schedule]
-            microbatches, dtype = job.layout.microbatches, getattr(torch, job.dtype)
             mine = made if per_rank > 1 else made[0]
-            pipeline = kind(mine, microbatches, loss_fn=_sent_back, scale_grads=False)
-            trace.phase = "forward"
-            for turn in range(job.layout.steps):
-                numbers = range(turn * microbatches, (turn + 1) * microbatches)
-                pairs = [microbatch(tensors, n, job=job) for n in numbers]
-                x, g = zip(*pairs, strict=True)
-                fed = (torch.cat(x).to(device, dtype),) if rank == 0 else ()
-                last = {"target": torch.cat(g).to(device, dtype)} if rank == ranks - 1 else {}
-                y = pipeline.step(*fed, **last)
-                for n, part in zip(numbers, y.chunk(microbatches) if last else (), strict=False):
-                    keep(trace, run, "output", part.detach().flatten(0, -2), n)
-                if job.optimizer:
-                    step(trace, run, True, taps=taps)
-        keep_state(trace, run, job=job)
-        trace.results = in_order(trace.kept)
+            many = job.layout.microbatches
+            pipeline = kind(mine, many, loss_fn=_sent_back, scale_grads=False)
+            by_steps(trace, run, turn, job=job, taps=taps)
         return trace
 
     return on({"stage": ranks}, main)

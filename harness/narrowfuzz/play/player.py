@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,6 +229,21 @@ def microbatch(
     x = given(tensors, "input", number).roll(number, 0).reshape(job.input_shape)
     g = given(tensors, "grad_output", f"{number}/{number}", number)
     return x, g.reshape(job.output_shape)
+
+
+def by_steps(
+    trace: Trace, run: Training, turn: Callable[[range], None], *, job: Any, taps: Taps
+) -> None:
+    """Plain steps on ranks: ``turn`` passes the microbatches of one forward and backward."""
+    if job.optimizer:
+        run.optimizer = optimizing(run.model, job=job)
+    trace.phase, many = "forward", job.layout.microbatches
+    for number in range(job.layout.steps):
+        turn(range(number * many, (number + 1) * many))
+        if job.optimizer:
+            step(trace, run, True, taps=taps)
+    keep_state(trace, run, job=job)
+    trace.results = {name: t.cpu() for name, t in in_order(trace.kept).items()}
 
 
 def forward(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,10 +24,28 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from narrowfuzz.play.converted import play
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.player import Kept, Trace, Training, in_order, innermost
-from narrowfuzz.play.sharded import OnMesh
+from narrowfuzz.play.sharded import OnMesh, on_mesh
 
 
-def resumed_on(
+def play_resumed(
+    make: Callable[[], nn.Module],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    job: Any,
+    taps: Taps,
+    on: Callable[..., list[Trace]],
+) -> list[Trace]:
+    """What a training leaves on every rank that goes on in another mesh after its "handover".
+    ``on`` runs a function on every rank. Raises what a rank raised first."""
+
+    def part(trace: Trace, mesh: Any) -> None:
+        both_parts(trace, make, tensors, mesh, folder, job=job, taps=taps)
+
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return on_mesh(part, job.layout.before.shape, on, taps=taps)
+
+
+def both_parts(
     trace: Trace,
     make: Callable[[], nn.Module],
     tensors: Mapping[str, torch.Tensor],
@@ -37,13 +56,13 @@ def resumed_on(
     taps: Taps,
 ) -> None:
     """A training up to its "handover", and the rest of it in a new model, laid out over the first
-    ranks as ``resumed`` says; without ranks there, on each rank by itself.
+    ranks; without a mesh for it, on each rank by itself.
 
     Its results go on behind those of its first part, and stand as resumed:<name>, too. Beside them
     stand afresh:<name>, of a model into which the same state was written by hand; saved:<name> and
     loaded:<name>, the state before and after.
     """
-    before, after, events = job.layout, job.layout.resumed, job.events
+    before, after, events = job.layout.before, job.layout.after, job.events
     names = [folder]
     dist.broadcast_object_list(names)
     here, group = first_ranks(after.shape, mesh.device_type)

@@ -10,7 +10,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -84,35 +83,40 @@ def play_sharded(
     *,
     job: Any,
     taps: Taps,
-    tap: Callable[[Callable[..., None]], contextlib.AbstractContextManager[None]] | None,
     on: Callable[..., list[Trace]],
-    resume: Callable[..., None] | None = None,
 ) -> list[Trace]:
     """What training leaves on every rank, those of a tensor-parallel group next to each other.
-    ``on`` runs a function on every rank; ``tap`` shows what all of them multiply, and each rank's
-    own ``taps`` pick its part. After a "handover" it is ``resume`` that plays the rest. Raises what
-    a rank raised first."""
+    ``on`` runs a function on every rank. Raises what a rank raised first."""
+
+    def part(trace: Trace, mesh: Any) -> None:
+        layout = OnMesh(job.layout, mesh, job.events)
+        play(trace, make, tensors, job=job, taps=taps, layout=layout)
+
+    return on_mesh(part, job.layout.shape, on, taps=taps)
+
+
+def on_mesh(
+    part: Callable[[Trace, Any], None],
+    shape: Mapping[str, int],
+    on: Callable[..., list[Trace]],
+    *,
+    taps: Taps,
+) -> list[Trace]:
+    """The traces of a part that each rank of a mesh plays."""
 
     def main(rank: int, mesh: Any) -> Trace:
         trace = Trace()
-
         with phased(trace):
-            if resume is None:
-                layout = OnMesh(job.layout, mesh, job.events)
-                play(trace, make, tensors, job=job, taps=taps, layout=layout)
-            else:
-                resume(trace, make, tensors, mesh, folder, job=job, taps=taps)
+            part(trace, mesh)
         trace.results = {name: made(t) for name, t in trace.results.items()}
         return trace
 
     with contextlib.ExitStack() as stack:
         # what is switched for all threads is switched once
         stack.enter_context(set_checkpoint_early_stop(False))
-        if tap is not None:
-            stack.enter_context(tap(copies(_emit)))
-        if resume is not None:
-            folder = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
-        return on(job.layout.shape, main)
+        if taps.shared is not None:
+            stack.enter_context(taps.shared(copies(_emit)))
+        return on(shape, main)
 
 
 def made(t: Any) -> Any:

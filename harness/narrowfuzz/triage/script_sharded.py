@@ -13,20 +13,20 @@ from dataclasses import replace
 import msgspec
 
 from narrowfuzz.arms.jobs import named
-from narrowfuzz.arms.layouts import job_alone, job_on_ranks
+from narrowfuzz.arms.layouts import PLAYERS, job_alone, job_on_ranks, layout_of
 from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play import context, job, pipeline, processes, ranks, resumed, sharded
-from narrowfuzz.play.job import Compile, Job, Mesh, Taps
+from narrowfuzz.play.job import Compile, Job, Taps
 from narrowfuzz.play.ranks import Disagree
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Near, Own, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import pasted
+from narrowfuzz.triage.paste import defined_in, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_element import Places
 from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
@@ -42,8 +42,6 @@ from narrowfuzz.triage.script_parts import (
 from narrowfuzz.triage.script_played import SOURCES
 
 _RANKS = (job, ranks, processes, sharded, pipeline, context, resumed)
-#: What the text of a script calls.
-_PLAYED = ("start_ranks", "on_processes", "play", "Trace", "call_of", "rows", "unpacked")
 _RAISES = """\
 try:
     on_ranks_here()
@@ -92,9 +90,9 @@ def write_sharded_script(
         always = {name: text for name, text in always.items() if not name.startswith("taps.")}
     given_by = {name: keywords(run, always) for name, run in runs.items()}
     always |= {root: "None" for root in ("job", "taps") if root not in given_by["ranks"]}
-    always |= {"tap": "tap" if watch else "None"}
-    always |= {"resume": "resumed_on" if spec.sharding.resumes else "None"}
-    opened = [*given_by["ranks"], "layout"]
+    tail = _laid_out(spec, given, device, given_by) + _check(spec, recipe, verdict, given_by)
+    sources = (*SOURCES, *_RANKS)
+    used = named_in(tail) & defined_in(sources)
     return guarded(
         docstring(verdict, f"{spec.recipe}, {spec.model} on {spec.sharding.ranks} ranks"),
         "import ctypes, math, re\nfrom functools import partial\nimport torch",
@@ -102,9 +100,8 @@ def write_sharded_script(
         f"torch.set_num_threads(1)\ndtype = {TORCH_NAME[spec.dtype]}",
         recipe_source(recipe, spec, "convert", "tap"),
         model_source(spec.model),
-        pasted(_played(spec, verdict), (*SOURCES, *_RANKS), always, opened),
-        _laid_out(spec, given, device, given_by),
-        _check(spec, recipe, verdict, given_by),
+        pasted(("play", *sorted(used)), sources, always, [*given_by["ranks"], "layout"]),
+        tail,
     )
 
 
@@ -115,8 +112,10 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
     jobs = {"alone": alone, "ranks": ranks}
     if arm.compiled:
         jobs["uncompiled"] = replace(ranks, compile=Compile())
-    if spec.sharding.gathers == "precomputed" and isinstance(ranks.layout, Mesh):
-        jobs["on the fly"] = replace(ranks, layout=replace(ranks.layout, precomputes=False))
+    if spec.sharding.gathers == "precomputed":
+        sharding = msgspec.structs.replace(spec.sharding, gathers="codes")
+        other = msgspec.structs.replace(spec, sharding=sharding)
+        jobs["on the fly"] = replace(ranks, layout=layout_of(other))
     if spec.sharding.context:
         jobs["float64"] = replace(alone, dtype="float64")
     return jobs
@@ -124,7 +123,9 @@ def _jobs(spec: Spec, arm: Arm, device: str) -> dict[str, Job]:
 
 def _texts(name: str, job: Job, watch: tuple[str, ...]) -> dict[str, str]:
     tap = "tap" if name in ("alone", "float64") else "of_this_thread"
-    taps = texts("taps", Taps(watch=watch)) | {"taps.tap": tap if watch else "None"}
+    taps = texts("taps", Taps(watch=watch))
+    if watch:
+        taps |= {"taps.tap": tap, "taps.shared": "tap" if tap == "of_this_thread" else "None"}
     return texts("job", job) | taps
 
 
@@ -133,9 +134,7 @@ def _laid_out(
 ) -> str:
     """Text that defines ``on_ranks_here()`` and ``alone(piece)``."""
     sharding, pieces = spec.sharding, max(spec.sharding.data, 1)
-    plays = "play_sharded"
-    if sharding.together:
-        plays = "play_pipeline" if sharding.stages else "play_context"
+    plays = PLAYERS[type(layout_of(spec))].__name__
     built = "build().to(dtype)"
     if sharding.stages:
         built = f"chained(build, {sharding.stages}).to(dtype)"
@@ -168,17 +167,6 @@ def alone(piece, dtype=dtype, **other):
 
 def _given(given: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={text}" for name, text in given.items())
-
-
-def _played(spec: Spec, verdict: Verdict) -> tuple[str, ...]:
-    """What of the sources a script calls, the player first."""
-    if spec.sharding.stages:
-        return ("play", "play_pipeline", "chained", *_PLAYED)
-    if spec.sharding.context:
-        return ("play", "play_context", "beyond", *_PLAYED)
-    threads = ("on_ranks",) if verdict.oracle == "S10" else ()
-    resumed_on = ("resumed_on",) if spec.sharding.resumes else ()
-    return ("play", "play_sharded", "of_this_thread", *threads, *resumed_on, *_PLAYED)
 
 
 def _processes(device: str) -> str:
