@@ -40,6 +40,7 @@ from narrowfuzz.triage.finding import report
 if TYPE_CHECKING:
     from narrowfuzz.judge.judge import Judge
     from narrowfuzz.ledger.ledger import Ledger
+    from narrowfuzz.triage.session import Session
 
 #: Where findings of tests are kept, if nothing else is said.
 FOUND = Path("narrowfuzz-runs/pytest")
@@ -90,25 +91,24 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
     smaller; what a rule shows and no script does is a warning. Both are kept in ``out``.
     """
     __tracebackhide__ = True
-    judge = _judge()
+    session = _session()
+    session.recipes.update(_RECIPES)
+    judge = session.judge
     if text := reported(judge, case, judge.judge(case).causes, seconds=seconds, out=out):
         raise AssertionError(text)
 
 
-#: Those that ``cases`` has drawn for, and the shipped ones.
+#: Those that ``cases`` has drawn for.
 _RECIPES: dict[str, AnyRecipe] = {}
 
 
 @cache
-def _judge() -> Judge:
-    from narrowfuzz.judge.judge import Judge
-    from narrowfuzz.ledger.ledger import load_ledger
+def _session() -> Session:
     from narrowfuzz.machine.device import Device
-    from narrowfuzz.triage.trials import Trials
+    from narrowfuzz.triage.session import SessionOptions, open_session
 
     settle()
-    _RECIPES.update(load_every())
-    return Judge(_RECIPES, load_ledger(Trials(device="cpu"), "cpu"), device=Device())
+    return open_session(SessionOptions(), Device())
 
 
 #: Fingerprint -> report, "" of what is suspected: an engine shows what fails again and again.
