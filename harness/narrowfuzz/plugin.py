@@ -112,6 +112,7 @@ class Harness:
         from narrowfuzz.machine.environment import prepare
 
         prepare()
+        from narrowfuzz.campaign.testing import Reports
         from narrowfuzz.recipe.recipe import Recipe, of_kind
         from narrowfuzz.recipe.stateful import Stateful
         from narrowfuzz.triage.session import SessionOptions, open_session
@@ -119,15 +120,15 @@ class Harness:
         options = SessionOptions(
             device=config.getoption("--nf-device"),
             worker=_number(config),
-            recipes=tuple(config.getoption("--nf-recipe")),
-            recipe_files=tuple(_files(config)),
+            recipes=config.getoption("--nf-recipe"),
+            recipe_files=_files(config),
             ledger="none" if config.getoption("--nf-no-ledger") else "tried",
         )
         try:
             session = open_session(options)
             if not (here := session.able()):
                 raise ValueError(f"none of these runs here: {', '.join(session.selected)}")
-            self.judge, self.unasked = session.judge, session.unasked
+            self.judge, self.reports = session.judge, Reports(session, session.unasked)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         #: The user's choice leaves recipes out: rules may have nothing to look at.
@@ -138,7 +139,6 @@ class Harness:
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
         self.out = Path(config.getoption("--nf-out"))
-        self.files = _files(config)
 
     def examples(self, compile: str = "none") -> int:
         """How many examples a property draws under the profile."""
@@ -186,14 +186,9 @@ class Harness:
 
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
         """With the report of what these rules show, made smaller, and the path of its script."""
-        from narrowfuzz.campaign.testing import reported
-
         __tracebackhide__ = True
         bad = [verdict for verdict in judgement.causes if verdict.oracle in rules]
-        text = reported(
-            self.judge, judgement.case, bad, seconds=_MINIMISING, out=self.out, files=self.files,
-            unasked=self.unasked,
-        )  # fmt: skip
+        text = self.reports.of(judgement.case, bad, seconds=_MINIMISING, out=self.out)
         if text:
             pytest.fail(text, pytrace=False)
 

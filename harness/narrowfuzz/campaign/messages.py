@@ -3,114 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+from msgspec import Struct
 
 from narrowfuzz.triage.finding import Triaged
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """It is about to judge its first case."""
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """What it has counted since it last said so."""
 
     counts: Mapping[Any, int]
 
 
-@dataclass(frozen=True)
-class Compiling:
-    """It compiles, on the monotonic clock since then, for what these words say."""
+class Compiling(Struct, frozen=True):
+    """It compiles for what these words say, since then on the monotonic clock."""
 
     what: str
     since: float
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """It has compiled that."""
 
 
-@dataclass(frozen=True)
-class Claimed:
-    """It has seen what no worker had, and will look into it; until then that is suspected."""
-
-    suspected: Triaged
-
-
-@dataclass(frozen=True)
-class Confirming:
-    """It looks into what it has claimed, since then."""
-
-    since: float
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A script shows it; a smaller case may come."""
-
-    found: Triaged
-
-
-@dataclass(frozen=True)
-class Finished:
-    """It has looked into a finding, the one that it has shown if it has shown one."""
-
-    found: Triaged
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What it has claimed is confirmed or dropped."""
-
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """Users are told this, once."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Digest:
-    """The hash of the ids of the cases that it has judged, before it ends."""
+class Ended(Struct, frozen=True):
+    """It has judged all it will, cases whose ids have this hash; ``recycled``: its successor is to
+    go on."""
 
     number: int
     generation: int
-    hash: str
+    digest: str
+    recycled: bool
 
 
-@dataclass(frozen=True)
-class Recycled:
-    """It ends on purpose, and another process is to go on."""
+class Claimed(Struct, frozen=True):
+    """It has seen what no worker had, and will look into it; until then that is suspected."""
+
+    suspected: Triaged
 
 
-@dataclass(frozen=True)
-class Done:
-    """It has done its part."""
+class Confirming(Struct, frozen=True):
+    """It looks into what it has claimed, since then."""
+
+    since: float
 
 
-Message = (
-    Ready
-    | Counts
-    | Compiling
-    | Compiled
-    | Claimed
-    | Confirming
-    | Shown
-    | Finished
-    | Settled
-    | Note
-    | Digest
-    | Recycled
-    | Done
-)
+class Shown(Struct, frozen=True):
+    """A script shows it; a smaller case may come."""
+
+    found: Triaged
+
+
+class Finished(Struct, frozen=True):
+    """It has looked into a finding: what it has shown last, if it has shown anything."""
+
+    found: Triaged
+
+
+class Settled(Struct, frozen=True):
+    """What it has claimed is confirmed or dropped."""
+
+    fingerprint: str
+
+
+AboutFinding = Claimed | Confirming | Shown | Finished | Settled
+Message = Ready | Counts | Compiling | Compiled | Note | Ended | AboutFinding
 
 
 def receive(channel: Connection) -> Message | None:

@@ -193,12 +193,9 @@ def _take(message: messages.Message, handle: _Handle, tally: Tally, store: Store
             if text not in tally.notes:
                 print(f"warning: {text}", file=sys.stderr, flush=True)
                 tally.notes.append(text)
-        case messages.Digest(number, generation, digest):
+        case messages.Ended(number, generation, digest, recycled):
             tally.digests[number, generation] = digest
-        case messages.Recycled():
-            handle.recycled = True
-        case messages.Done():
-            handle.done = True
+            handle.recycled, handle.done = recycled, not recycled
         case _:
             assert_never(message)
 

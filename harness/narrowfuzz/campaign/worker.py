@@ -98,8 +98,7 @@ def _work(
         except DeviceLost as lost:
             print(f"worker {number} has lost its device: {lost}", file=sys.stderr, flush=True)
             os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
-    goes_on = worker.worn_out and not worker.has_enough
-    worker.flush(final=messages.Recycled() if goes_on else messages.Done())
+    worker.end()
     out.close()
 
 
@@ -133,8 +132,7 @@ class Worker:
         self.digest = hashlib.sha256()
         self.arms = select_arms(config.arms)
         options = SessionOptions(
-            device=config.device,
-            worker=number,
+            device=device,
             recipes=config.recipes,
             recipe_files=config.recipe_files,
             models=config.own,
@@ -142,7 +140,7 @@ class Worker:
             ledger="tried" if config.ledger else "none",
             ledgers=config.ledgers,
         )
-        session = open_session(options, device)
+        session = open_session(options)
         #: Recipes that need a process of their own take turns with the others.
         kinds = processes(session.selected.values())
         self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
@@ -462,11 +460,15 @@ class Worker:
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.programs.compile_seconds - compiling
 
-    def flush(self, *, final: messages.Recycled | messages.Done | None = None) -> None:
+    def flush(self) -> None:
         self.counts.update(("trial", answer) for answer in self.trials.news())
         self.tell(messages.Counts(dict(self.counts)))
         self.counts.clear()
         self.reported = time.monotonic()
-        if final:
-            self.tell(messages.Digest(self.number, self.generation, self.digest.hexdigest()))
-            self.tell(final)
+
+    def end(self) -> None:
+        """Tell the rest, and whether a successor is to go on."""
+        self.flush()
+        goes_on = self.worn_out and not self.has_enough
+        digest = self.digest.hexdigest()
+        self.tell(messages.Ended(self.number, self.generation, digest, goes_on))

@@ -89,7 +89,7 @@ def _compare(
 ) -> None:
     quieten()
     options = SessionOptions(
-        device=device, recipes=tuple(recipes), recipe_files=tuple(recipe_files), ledger="none"
+        device=device, recipes=recipes, recipe_files=recipe_files, ledger="none"
     )
     session, fault = open_session(options), find_plant(file, fault_id)
     chosen = [*session.prepared().values()]

@@ -79,15 +79,10 @@ def replay(
         te.choose(te_version)
     from narrowfuzz.triage.session import SessionOptions, open_session
 
-    session = open_session(
-        SessionOptions(
-            device=name,
-            recipes=tuple(sorted(case.recipes)),
-            recipe_files=files,
-            arms=chosen,
-            ledger="none",
-        )
+    options = SessionOptions(
+        device=name, recipes=case.recipes, recipe_files=files, arms=chosen, ledger="none"
     )
+    session = open_session(options)
     judge = session.judge
     _register(case, models)
     if obstacles := _obstacles(judge, case, chosen):

@@ -161,9 +161,9 @@ def show(
     options = SessionOptions(
         device=device,
         worker=None,
-        recipes=tuple(sorted(case.recipes)),
-        recipe_files=tuple(map(Path, files)),
-        models=tuple(models),
+        recipes=case.recipes,
+        recipe_files=[Path(file) for file in files],
+        models=models,
         arms=frozenset(arms),
         ledger="none",
     )

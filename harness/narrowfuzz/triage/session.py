@@ -9,6 +9,7 @@ is imported.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,21 +27,22 @@ from narrowfuzz.triage.trials import Trials
 class SessionOptions:
     """What a session is opened for."""
 
-    #: As a user names it, and whose GPU of several it takes: as ``machine.device.enter``.
-    device: str = "cpu"
+    #: As a user names it, or as this process has entered it; whose GPU of several it takes, as
+    #: ``machine.device.enter`` says.
+    device: str | Device = "cpu"
     worker: int | None = 0
     #: Globs of the recipes that are selected, all if there is none, and files of further ones.
-    recipes: tuple[str, ...] = ()
-    recipe_files: tuple[Path, ...] = ()
+    recipes: Collection[str] = ()
+    recipe_files: Sequence[Path] = ()
     #: A user's own models, as FILE.py:build or package.module:build.
-    models: tuple[str, ...] = ()
+    models: Sequence[str] = ()
     #: Names of the arms that cases run on; None: all.
     arms: frozenset[str] | None = None
     #: Known issues that the judge explains divergences with. ``tried``: an entry that names other
     #: versions runs its script when it would explain something; ``named``: it explains nothing.
     ledger: Literal["tried", "named", "none"] = "tried"
     #: Folders with a user's own entries.
-    ledgers: tuple[Path, ...] = ()
+    ledgers: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,17 @@ class Session:
         return Judge(self.recipes, ledger, self.options.arms, device=self.device)
 
 
-def open_session(options: SessionOptions, device: Device | None = None) -> Session:
-    """Make this process one that judges cases; ``device``: it has entered that already.
+def open_session(options: SessionOptions) -> Session:
+    """Make this process one that judges cases.
 
     Raises ValueError for a model that cannot be judged, a file of recipes that cannot be loaded and
     a glob that matches none.
     """
-    here = device or enter(options.device, options.worker)
+    device = options.device
+    if isinstance(device, str):
+        device = enter(device, options.worker)
     for model in options.models:
         register(model)
     recipes = load_every(options.recipe_files, options.recipes)
     selected = select(recipes, options.recipes)
-    return Session(options, here, recipes, selected, Trials(device=here.name))
+    return Session(options, device, recipes, selected, Trials(device=device.name))
