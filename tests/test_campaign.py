@@ -32,6 +32,7 @@ from narrowfuzz.campaign.messages import (
     Compiling,
     Counts,
     Finished,
+    Message,
     Settled,
     Shown,
 )
@@ -321,7 +322,7 @@ def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> 
 
 
 def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
-    sent: list[tuple[str, Any]] = []
+    sent: list[Message] = []
     compiles = Compiles(sent.append, lambda: "mine mlp_gelu")
     programs = Programs(load_recipes(), "cpu")
     programs.listen = compiles.listen
@@ -333,10 +334,11 @@ def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
         for first in (True, False):
             sent.clear()
             programs.tapped(program, tensors, spec, None)
-            kinds = [kind for kind, _ in sent]
-            assert kinds == ["compiling", "compiled"] * (len(kinds) // 2)
+            kinds = [type(one) for one in sent]
+            assert kinds == [Compiling, Compiled] * (len(kinds) // 2)
             assert bool(kinds) is first
-            assert not first or sent[0][1][0] == "mine mlp_gelu"
+            begun = [one.what for one in sent if isinstance(one, Compiling)]
+            assert {*begun} == ({"mine mlp_gelu"} if first else set())
     torch._dynamo.reset()
 
 
