@@ -28,8 +28,8 @@ from narrowfuzz.case.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.device import Device, check_device, choose, enter
-from narrowfuzz.machine.environment import prepare, settle, versions
+from narrowfuzz.machine.device import Device, check_device, enter
+from narrowfuzz.machine.environment import prepare, versions
 from narrowfuzz.machine.policy import cast_policies
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play.taps import ATTENTION, AttentionWatch
@@ -217,10 +217,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     check_device(asked.device)
-    choose(asked.device)
     prepare()
-    settle()
-    device = enter(asked.device)
+    device = enter(asked.device, 0)
     answers: list[Answer] = []
     record: dict[str, Any] = {"versions": versions(), "device": device.describe()}
     for question in QUESTIONS:

@@ -25,8 +25,7 @@ from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case.arm import BY_NAME, EAGER
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.judge import tensors_of
-from narrowfuzz.machine.device import Device, check_device, choose, enter
-from narrowfuzz.machine.environment import settle
+from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.plants.registry import builtin_faults
@@ -217,9 +216,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or simulated")
     chosen = parser.parse_args()
     check_device(chosen.device)
-    choose(chosen.device)
-    settle()
-    device = enter(chosen.device)
+    device = enter(chosen.device, 0)
     if not chosen.json:
         print(_HEAD)
     with tempfile.TemporaryDirectory(prefix="narrowfuzz-seed-bug-") as cache:

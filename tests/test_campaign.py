@@ -26,6 +26,16 @@ import torch
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import Live, progress
+from narrowfuzz.campaign.messages import (
+    Claimed,
+    Compiled,
+    Compiling,
+    Counts,
+    Finished,
+    Message,
+    Settled,
+    Shown,
+)
 from narrowfuzz.campaign.raised import innermost
 from narrowfuzz.campaign.running import note_arm, running
 from narrowfuzz.campaign.slices import FIRST
@@ -312,7 +322,7 @@ def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> 
 
 
 def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
-    sent: list[tuple[str, Any]] = []
+    sent: list[Message] = []
     compiles = Compiles(sent.append, lambda: "mine mlp_gelu")
     programs = Programs(load_recipes(), "cpu")
     programs.listen = compiles.listen
@@ -324,10 +334,11 @@ def test_what_torch_compiles_is_told_as_it_begins_and_as_it_ends() -> None:
         for first in (True, False):
             sent.clear()
             programs.tapped(program, tensors, spec, None)
-            kinds = [kind for kind, _ in sent]
-            assert kinds == ["compiling", "compiled"] * (len(kinds) // 2)
+            kinds = [type(one) for one in sent]
+            assert kinds == [Compiling, Compiled] * (len(kinds) // 2)
             assert bool(kinds) is first
-            assert not first or sent[0][1][0] == "mine mlp_gelu"
+            begun = [one.what for one in sent if isinstance(one, Compiling)]
+            assert {*begun} == ({"mine mlp_gelu"} if first else set())
     torch._dynamo.reset()
 
 
@@ -357,13 +368,13 @@ def test_what_compiles_is_said_from_its_beginning_to_its_end(tmp_path: Path) -> 
     store, tally, config = Store(tmp_path / "out"), Tally(), Config(out=tmp_path)
     first, second = _Handle(0), _Handle(1)
     now = time.monotonic()
-    _take("compiling", ("mine llama_block", now - 2), first, tally, store)
+    _take(Compiling("mine llama_block", now - 2), first, tally, store)
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
-    _take("compiling", ("mine [own].py:build", now - 23), second, tally, store)
+    _take(Compiling("mine [own].py:build", now - 23), second, tally, store)
     assert progress(tally, config).endswith("compiling: mine [own].py:build, 23 s and 1 more")
-    _take("compiled", None, second, tally, store)
+    _take(Compiled(), second, tally, store)
     assert progress(tally, config).endswith("compiling: mine llama_block, 2 s")
-    _take("compiled", None, first, tally, store)
+    _take(Compiled(), first, tally, store)
     assert "compiling" not in progress(tally, config)
 
 
@@ -629,12 +640,12 @@ class TestFoundAsSoonAsShown:
     def test_it_counts_from_then_with_its_smallest_case(self, tmp_path: Path) -> None:
         store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
         large, small = finding("high", seed=1), finding("high", seed=2)
-        _take("counts", {"cases": 3}, handle, tally, store)
-        _take("shown", Triaged(large, ""), handle, tally, store)
+        _take(Counts({"cases": 3}), handle, tally, store)
+        _take(Shown(Triaged(large, "")), handle, tally, store)
         (shown,) = tally.found
         assert shown.finding == large and handle.shown == large.id
-        _take("counts", {"cases": 4}, handle, tally, store)
-        _take("finding", Triaged(small, ""), handle, tally, store)
+        _take(Counts({"cases": 4}), handle, tally, store)
+        _take(Finished(Triaged(small, "")), handle, tally, store)
         assert tally.found == [dataclasses.replace(shown, finding=small)] and shown.cases == 3
         assert not handle.shown
 
@@ -644,10 +655,10 @@ class TestFoundAsSoonAsShown:
             msgspec.structs.replace(finding("high", seed=i), fingerprint=str(i), needs=needs)
             for i, needs in enumerate([["switch"], [], ["switch"]])
         )
-        _take("finding", Triaged(first, ""), handle, tally, store)
-        _take("shown", Triaged(large, ""), handle, tally, store)
+        _take(Finished(Triaged(first, "")), handle, tally, store)
+        _take(Shown(Triaged(large, "")), handle, tally, store)
         assert tally.new == 2
-        _take("finding", Triaged(small, ""), handle, tally, store)
+        _take(Finished(Triaged(small, "")), handle, tally, store)
         assert [found.finding for found in tally.found] == [first]
 
     def test_what_was_not_confirmed_when_a_run_ends_is_suspected(self, tmp_path: Path) -> None:
@@ -657,15 +668,15 @@ class TestFoundAsSoonAsShown:
             for i, name in enumerate(("lost", "dropped"))
         )
         for one in (lost, dropped):
-            _take("claimed", Triaged(one, ""), handle, tally, store)
-        _take("settled", "dropped", handle, tally, store)
+            _take(Claimed(Triaged(one, "")), handle, tally, store)
+        _take(Settled("dropped"), handle, tally, store)
         assert not store.suspected()
         _keep_claimed([handle], tally, store)
         assert [one.fingerprint for one in store.suspected()] == ["lost"] and not tally.found
 
     def test_what_no_script_shows_is_suspected(self, tmp_path: Path) -> None:
         store, tally, handle = Store(tmp_path / "out"), Tally(), _Handle(0)
-        _take("finding", Triaged(suspected(finding("high")), ""), handle, tally, store)
+        _take(Finished(Triaged(suspected(finding("high")), "")), handle, tally, store)
         assert not tally.found and len(store.suspected()) == 1
 
 
@@ -689,7 +700,7 @@ def test_a_finding_is_named_once_and_as_first_found_while_nothing_smaller_is(
     other = msgspec.structs.replace(finding("high", seed=1), arm="eager")
     smaller = msgspec.structs.replace(other, minimal=drawn.case)
     for one in (drawn, smaller, msgspec.structs.replace(drawn, minimal=other.case)):
-        _take("finding", Triaged(one, ""), handle, tally, store)
+        _take(Finished(Triaged(one, "")), handle, tally, store)
         live.show(tally)
     assert isinstance(console.file, io.StringIO)
     said = [line for line in console.file.getvalue().splitlines() if line.startswith("found:")]

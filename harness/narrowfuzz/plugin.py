@@ -82,13 +82,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    globs, files = config.getoption("--nf-recipe"), config.getoption("--nf-recipe-file")
+    globs, files = config.getoption("--nf-recipe"), _files(config)
     from narrowfuzz.machine.device import check_device
 
     if globs or files or config.getoption("--nf-device") != "cpu":
+        from narrowfuzz.recipe.recipe import load_every, select
+
         try:
             check_device(config.getoption("--nf-device"))
-            _recipes(config)
+            select(load_every(files, globs), globs)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -103,55 +105,40 @@ def _files(config: pytest.Config) -> list[Path]:
     return [Path(file) for file in config.getoption("--nf-recipe-file")]
 
 
-def _recipes(config: pytest.Config) -> tuple[dict[str, Any], list[Any]]:
-    """Everything there is, and what the options select."""
-    from narrowfuzz.recipe.recipe import load_every, select
-
-    everything = load_every(_files(config), config.getoption("--nf-recipe"))
-    return everything, list(select(everything, config.getoption("--nf-recipe")).values())
-
-
 class Harness:
     """What a property needs: the selected recipes, a judge, and the profile's settings."""
 
     def __init__(self, config: pytest.Config) -> None:
-        from narrowfuzz.machine.environment import prepare, settle
+        from narrowfuzz.machine.environment import prepare
 
         prepare()
-        settle()
-        from narrowfuzz.judge.judge import Judge
-        from narrowfuzz.ledger.ledger import Ledger, load_ledger
-        from narrowfuzz.machine.device import choose, enter
-        from narrowfuzz.recipe.recipe import Recipe, of_kind, runnable, select
+        from narrowfuzz.campaign.testing import Reports
+        from narrowfuzz.recipe.recipe import Recipe, of_kind
         from narrowfuzz.recipe.stateful import Stateful
-        from narrowfuzz.triage.trials import Trials
+        from narrowfuzz.triage.session import SessionOptions, open_session
 
-        name = config.getoption("--nf-device")
+        options = SessionOptions(
+            device=config.getoption("--nf-device"),
+            worker=_number(config),
+            recipes=config.getoption("--nf-recipe"),
+            recipe_files=_files(config),
+            ledger="none" if config.getoption("--nf-no-ledger") else "tried",
+        )
         try:
-            choose(name, _number(config))
-            device = enter(name)
-            everything, chosen = _recipes(config)
-            #: The user's choice leaves recipes out: rules may have nothing to look at.
-            self.narrow = len(chosen) < len(select(everything, ()))
-            able = [r for one in chosen if (r := runnable(one, device.torch))]
-            here = {recipe.name: recipe for recipe in able}
-            self.recipes = [*of_kind(here, Recipe).values()]
-            self.stateful = [*of_kind(here, Stateful).values()]
-            if not able:
-                raise ValueError(f"none of these runs here: {', '.join(r.name for r in chosen)}")
-            bare = config.getoption("--nf-no-ledger")
-            trials = Trials(device=name)
-            ledger = load_ledger(trials, device.torch)
+            session = open_session(options)
+            if not (here := session.able()):
+                raise ValueError(f"none of these runs here: {', '.join(session.selected)}")
+            self.judge, self.reports = session.judge, Reports(session, session.unasked)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        self.judge = Judge(everything, Ledger([]) if bare else ledger, device=device)
-        #: What a finding is held against where the judge is told of no known issue.
-        self.unasked = ledger if bare else None
+        #: The user's choice leaves recipes out: rules may have nothing to look at.
+        self.narrow = len(session.selected) < len(session.recipes)
+        self.recipes = [*of_kind(here, Recipe).values()]
+        self.stateful = [*of_kind(here, Stateful).values()]
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")
         self.out = Path(config.getoption("--nf-out"))
-        self.files = _files(config)
 
     def examples(self, compile: str = "none") -> int:
         """How many examples a property draws under the profile."""
@@ -199,14 +186,9 @@ class Harness:
 
     def _fail(self, judgement: Any, rules: tuple[str, ...]) -> None:
         """With the report of what these rules show, made smaller, and the path of its script."""
-        from narrowfuzz.campaign.testing import reported
-
         __tracebackhide__ = True
         bad = [verdict for verdict in judgement.causes if verdict.oracle in rules]
-        text = reported(
-            self.judge, judgement.case, bad, seconds=_MINIMISING, out=self.out, files=self.files,
-            unasked=self.unasked,
-        )  # fmt: skip
+        text = self.reports.of(judgement.case, bad, seconds=_MINIMISING, out=self.out)
         if text:
             pytest.fail(text, pytrace=False)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch._dynamo.callback import CallbackArgs, callback_handler
+
+from narrowfuzz.campaign.messages import Compiled, Compiling, Message
 
 
 @dataclass(frozen=True)
 class Compiles:
-    """Sends ("compiling", (what, since)) and ("compiled", None) around whatever Dynamo compiles:
-    forwards, backwards, and what it compiles once more."""
+    """Says ``Compiling`` and ``Compiled`` around whatever Dynamo compiles: forwards, backwards and
+    what it compiles once more."""
 
-    send: Callable[[tuple[str, Any]], None]
+    send: Callable[[Message], None]
     #: What it is for, in words.
     what: Callable[[], str]
 
@@ -26,7 +27,7 @@ class Compiles:
             callback_handler.register_end_callback(self._end)
 
     def _begin(self, args: CallbackArgs) -> None:
-        self.send(("compiling", (self.what(), time.monotonic())))
+        self.send(Compiling(self.what(), time.monotonic()))
 
     def _end(self, args: CallbackArgs) -> None:
-        self.send(("compiled", None))
+        self.send(Compiled())

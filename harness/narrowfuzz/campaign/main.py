@@ -27,8 +27,8 @@ from narrowfuzz.ledger.exits import (
     FailOn,
     fails,
 )
-from narrowfuzz.machine.device import check_device, choose, default_workers, enter
-from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.device import check_device, default_workers, enter
+from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.plants.registry import find_plant
@@ -81,9 +81,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
         te.choose(asked.te_version)
     from narrowfuzz.ledger.ledger import Ledger
 
-    choose(asked.device)
-    settle()
-    where = enter(asked.device)
+    where = enter(asked.device, 0)
     if why := none_runs(asked.arms, where.name):
         raise ValueError(why)
     models, own = _models(asked.models)

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from narrowfuzz.arms.lost import EXIT_LOST
+from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.running import running
 from narrowfuzz.case.spec import Case, load_case
@@ -154,52 +155,49 @@ def _receive(handles: list[_Handle], tally: Tally, store: Store) -> None:
     for channel in wait(list(channels), timeout=0.2):
         assert isinstance(channel, Connection)
         handle = channels[channel]
-        try:
-            kind, value = channel.recv()
-        except (EOFError, OSError):
+        if message := messages.receive(channel):
+            _take(message, handle, tally, store)
+        else:
             handle.channel = None
-            continue
-        _take(kind, value, handle, tally, store)
 
 
-def _take(kind: str, value: Any, handle: _Handle, tally: Tally, store: Store) -> None:
-    if kind == "counts":
-        tally.counts.update(value)
-        handle.judged += value.get("cases", 0)
-        if not tally.first_verdict and value:
-            tally.first_verdict = tally.seconds
-    elif kind == "shown":
-        handle.shown = value.finding.id
-        handle.claimed.pop(value.finding.fingerprint, None)
-        tally.confirming[handle.number] = (SHRINKING, time.monotonic())
-        _keep(value, tally, store)
-    elif kind == "finding":
-        _keep(value, tally, store, handle.shown)
-        handle.shown = ""
-        tally.confirming.pop(handle.number, None)
-    elif kind == "claimed":
-        handle.claimed[value.finding.fingerprint] = value
-    elif kind == "settled":
-        handle.claimed.pop(value, None)
-    elif kind == "confirming":
-        tally.confirming[handle.number] = (CONFIRMING, value)
-    elif kind == "compiling":
-        tally.compiling[handle.number] = value
-    elif kind == "compiled":
-        tally.compiling.pop(handle.number, None)
-    elif kind == "ready":
-        tally.ready = tally.ready or tally.seconds
-    elif kind == "digest":
-        tally.digests[value[:2]] = value[2]
-    elif kind == "recycled":
-        handle.recycled = True
-    elif kind == "note":
-        if value not in tally.notes:
-            print(f"warning: {value}", file=sys.stderr, flush=True)
-            tally.notes.append(value)
-    else:
-        assert kind == "done", kind
-        handle.done = True
+def _take(message: messages.Message, handle: _Handle, tally: Tally, store: Store) -> None:
+    match message:
+        case messages.Ready():
+            tally.ready = tally.ready or tally.seconds
+        case messages.Counts(counts):
+            tally.counts.update(counts)
+            handle.judged += counts.get("cases", 0)
+            if not tally.first_verdict and counts:
+                tally.first_verdict = tally.seconds
+        case messages.Compiling(what, since):
+            tally.compiling[handle.number] = (what, since)
+        case messages.Compiled():
+            tally.compiling.pop(handle.number, None)
+        case messages.Claimed(suspected):
+            handle.claimed[suspected.finding.fingerprint] = suspected
+        case messages.Confirming(since):
+            tally.confirming[handle.number] = (CONFIRMING, since)
+        case messages.Shown(found):
+            handle.shown = found.finding.id
+            handle.claimed.pop(found.finding.fingerprint, None)
+            tally.confirming[handle.number] = (SHRINKING, time.monotonic())
+            _keep(found, tally, store)
+        case messages.Finished(found):
+            _keep(found, tally, store, handle.shown)
+            handle.shown = ""
+            tally.confirming.pop(handle.number, None)
+        case messages.Settled(fingerprint):
+            handle.claimed.pop(fingerprint, None)
+        case messages.Note(text):
+            if text not in tally.notes:
+                print(f"warning: {text}", file=sys.stderr, flush=True)
+                tally.notes.append(text)
+        case messages.Ended(number, generation, digest, recycled):
+            tally.digests[number, generation] = digest
+            handle.recycled, handle.done = recycled, not recycled
+        case _:
+            assert_never(message)
 
 
 def _look_after(
@@ -312,8 +310,6 @@ def _drain(handles: list[_Handle], tally: Tally, store: Store) -> None:
     """Take what workers have already sent."""
     for handle in handles:
         while handle.channel is not None and handle.channel.poll():
-            try:
-                kind, value = handle.channel.recv()
-            except (EOFError, OSError):
+            if not (message := messages.receive(handle.channel)):
                 break
-            _take(kind, value, handle, tally, store)
+            _take(message, handle, tally, store)

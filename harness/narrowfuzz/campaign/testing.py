@@ -19,7 +19,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,8 @@ from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import report
 
 if TYPE_CHECKING:
-    from narrowfuzz.judge.judge import Judge
     from narrowfuzz.ledger.ledger import Ledger
+    from narrowfuzz.triage.session import Session
 
 #: Where findings of tests are kept, if nothing else is said.
 FOUND = Path("narrowfuzz-runs/pytest")
@@ -90,71 +91,58 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
     smaller; what a rule shows and no script does is a warning. Both are kept in ``out``.
     """
     __tracebackhide__ = True
-    judge = _judge()
-    if text := reported(judge, case, judge.judge(case).causes, seconds=seconds, out=out):
+    reports = _reports()
+    reports.session.recipes.update(_RECIPES)
+    causes = reports.session.judge.judge(case).causes
+    if text := reports.of(case, causes, seconds=seconds, out=out):
         raise AssertionError(text)
 
 
-#: Those that ``cases`` has drawn for, and the shipped ones.
+#: Those that ``cases`` has drawn for, by name: all that a case tells ``check`` of its recipe. This
+#: and ``_reports`` is what the tests of a process share.
 _RECIPES: dict[str, AnyRecipe] = {}
 
 
 @cache
-def _judge() -> Judge:
-    from narrowfuzz.judge.judge import Judge
-    from narrowfuzz.ledger.ledger import load_ledger
+def _reports() -> Reports:
     from narrowfuzz.machine.device import Device
-    from narrowfuzz.triage.trials import Trials
+    from narrowfuzz.triage.session import SessionOptions, open_session
 
-    settle()
-    _RECIPES.update(load_every())
-    return Judge(_RECIPES, load_ledger(Trials(device="cpu"), "cpu"), device=Device())
-
-
-#: Fingerprint -> report, "" of what is suspected: an engine shows what fails again and again.
-_REPORTS: dict[str, str] = {}
+    settle()  # and no more: how the CPU adds is not measured in a user's tests
+    return Reports(open_session(SessionOptions(device=Device())))
 
 
-def reported(
-    judge: Judge,
-    case: Case,
-    causes: Sequence[Verdict],
-    *,
-    seconds: float,
-    out: Path,
-    files: Sequence[Path] = (),
-    unasked: Ledger | None = None,
-) -> str:
-    """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what no
-    script shows is a warning instead. ``files``: of recipes, which a replay needs; ``unasked``: as
-    of ``triage``."""
-    family = judge.family(case.spec)
-    make = partial(_report, judge, case, family=family, seconds=seconds, out=out, files=files)
-    texts = [make(verdict, unasked=unasked) for verdict in causes]
-    return "\n\n".join(text for text in texts if text)
+@dataclass(frozen=True)
+class Reports:
+    """What the tests of a session show, each looked into once: an engine shows what fails again and
+    again."""
 
+    session: Session
+    #: As of ``triage``.
+    unasked: Ledger | None = None
+    #: Fingerprint -> report, "" of what is suspected.
+    told: dict[str, str] = field(default_factory=dict)
 
-def _report(
-    judge: Judge,
-    case: Case,
-    verdict: Verdict,
-    family: str,
-    seconds: float,
-    out: Path,
-    files: Sequence[Path],
-    unasked: Ledger | None,
-) -> str:
-    from narrowfuzz.triage.triage import triage
+    def of(self, case: Case, causes: Sequence[Verdict], *, seconds: float, out: Path) -> str:
+        """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what
+        no script shows is a warning instead."""
+        family = self.session.judge.family(case.spec)
+        for verdict in causes:
+            if (name := fingerprint(verdict, family)) not in self.told:
+                self.told[name] = self._look_into(case, verdict, seconds, out)
+        texts = [self.told[fingerprint(verdict, family)] for verdict in causes]
+        return "\n\n".join(text for text in texts if text)
 
-    name = fingerprint(verdict, family)
-    if name not in _REPORTS:
-        found = triage(judge, case, verdict, seconds=seconds, files=files, unasked=unasked)
+    def _look_into(self, case: Case, verdict: Verdict, seconds: float, out: Path) -> str:
+        from narrowfuzz.triage.triage import triage
+
+        judge, files = self.session.judge, self.session.options.recipe_files
+        found = triage(judge, case, verdict, seconds=seconds, files=files, unasked=self.unasked)
         Store(out).add(found.finding, found.script)
         folder = out / "findings" / found.finding.id
         replay = replay_of(found.finding, folder, files)
         text = f"{report(found.finding, replay)}\n  script: {folder}/repro.py"
-        if not found.confirmed:
-            warnings.warn(f"suspected, {found.finding.why_suspected}: {text}", stacklevel=3)
-            text = ""
-        _REPORTS[name] = text
-    return _REPORTS[name]
+        if found.confirmed:
+            return text
+        warnings.warn(f"suspected, {found.finding.why_suspected}: {text}", stacklevel=2)
+        return ""

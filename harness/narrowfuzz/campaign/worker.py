@@ -27,6 +27,7 @@ import torch
 
 from narrowfuzz.arms.ladder import rungs_of, select_arms
 from narrowfuzz.arms.lost import EXIT_LOST, DeviceLost
+from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.beside import Beside
 from narrowfuzz.campaign.compiling import Compiles
 from narrowfuzz.campaign.config import Config
@@ -38,13 +39,11 @@ from narrowfuzz.campaign.slices import AGAIN, FIRST, Slice
 from narrowfuzz.case.arm import EAGER, Arm
 from narrowfuzz.case.spec import Case, Spec, dump_case, load_case
 from narrowfuzz.draw.coverage import pairs
-from narrowfuzz.judge.judge import Judge, Judgement
-from narrowfuzz.ledger.ledger import Ledger, load_ledger
-from narrowfuzz.machine.device import Device, choose, enter, forks
-from narrowfuzz.machine.environment import prepare, settle
-from narrowfuzz.own_models import register
+from narrowfuzz.judge.judge import Judgement
+from narrowfuzz.machine.device import Device, enter, forks
+from narrowfuzz.machine.environment import prepare
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe.recipe import Recipe, load_every, of_kind, processes, runnable, select
+from narrowfuzz.recipe.recipe import Recipe, of_kind, processes
 from narrowfuzz.recipe.stateful import Stateful
 from narrowfuzz.report.judged import happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
@@ -54,8 +53,8 @@ from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
 from narrowfuzz.triage.history import REMEMBERED
+from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import triage, unconfirmed
-from narrowfuzz.triage.trials import Trials
 from narrowfuzz.triage.verify import RunScript, run_script
 
 _RELATIONS = tuple(o for o in ORACLES if o.reruns)
@@ -86,22 +85,20 @@ def _work(
     config: Config, number: int, generation: int, judged: int, deadline: float, out: Connection
 ) -> None:
     assert forks(config.device) or not torch.cuda._is_in_bad_fork(), "CUDA was up before the fork"
-    choose(config.device, number)
-    settle()
-    device = enter(config.device)
+    device = enter(config.device, number)
     worker = Worker(config, number, generation, judged, deadline, out, device)
     with ExitStack() as stack:
         if config.plant is not None:
             prepare(identity(*config.plant))
             stack.enter_context(planted(*config.plant))
-        out.send(("ready", None))
+        worker.tell(messages.Ready())
         try:
             worker.loop()
             worker.settle()
         except DeviceLost as lost:
             print(f"worker {number} has lost its device: {lost}", file=sys.stderr, flush=True)
             os._exit(EXIT_LOST)  # the supervisor takes its case from the journal
-    worker.flush(final="recycled" if worker.worn_out and not worker.has_enough else "done")
+    worker.end()
     out.close()
 
 
@@ -122,7 +119,8 @@ class Worker:
         out: Connection,
         device: Device,
     ) -> None:
-        self.config, self.deadline, self.out = config, deadline, out
+        self.config, self.deadline = config, deadline
+        self.tell: Callable[[messages.Message], None] = out.send
         self.number, self.generation = number, generation
         #: Made while nothing is planted or patched yet.
         copies = config.plant and forks(device.name)
@@ -132,31 +130,28 @@ class Worker:
         self.judged = self.judged_before = judged
         #: Of the ids of the cases that it has judged, in order.
         self.digest = hashlib.sha256()
-        for own in config.own:
-            register(own)
-        every = load_every(config.recipe_files, config.recipes)
-        chosen = select(every, config.recipes).values()
+        self.arms = select_arms(config.arms)
+        options = SessionOptions(
+            device=device,
+            recipes=config.recipes,
+            recipe_files=config.recipe_files,
+            models=config.own,
+            arms=self.arms,
+            ledger="tried" if config.ledger else "none",
+            ledgers=config.ledgers,
+        )
+        session = open_session(options)
         #: Recipes that need a process of their own take turns with the others.
-        kinds = processes(chosen)
+        kinds = processes(session.selected.values())
         self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
-        mine = [r for r in chosen if r.process == self.process]
-        able = {r.name: here for r in mine if (here := runnable(r, device.torch))}
-        for recipe in able.values():
-            recipe.prepare()
+        able = session.prepared(self.process)
         self.recipes = [*of_kind(able, Recipe).values()]
         self.stateful = [*of_kind(able, Stateful).values()]
-        self.trials = Trials(device=device.name)
-        known = (self.trials, device.torch, config.ledgers)
-        ledger = load_ledger(*known)
-        #: What a finding is held against where the judge is told of no known issue.
-        self.unasked = None if config.ledger else ledger
-        self.arms = select_arms(config.arms)
-        told = ledger if config.ledger else Ledger([])
-        self.judge = Judge(every, told, self.arms, device=device)
+        self.trials, self.judge, self.unasked = session.trials, session.judge, session.unasked
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)
-        self.judge.programs.listen = Compiles(out.send, lambda: self.subject).listen
+        self.judge.programs.listen = Compiles(self.tell, lambda: self.subject).listen
         #: In a comparison: what it saw, for the other side to read.
         self.beside = config.beside and Beside(config.out, config.beside, number, generation)
         if self.beside:
@@ -413,7 +408,7 @@ class Worker:
         for verdict in judgement.causes:
             if claim(self.config.out, fingerprint(verdict, judgement.family)):
                 self.waiting.append((case, verdict, tuple(self.past)))
-                self.out.send(("claimed", unconfirmed(self.judge, case, verdict)))
+                self.tell(messages.Claimed(unconfirmed(self.judge, case, verdict)))
                 if not self.holding or self.triage_seconds < self.triage_at_once:
                     self._triage(*self.waiting.pop())
         self._work_off()
@@ -422,8 +417,8 @@ class Worker:
         """Once: rules that start from what was multiplied judge nothing of this recipe."""
         if recipe not in self.warned:
             self.warned.add(recipe)
-            self.out.send(("note", f"{recipe}: what its GEMMs multiply cannot be seen ({why}): "
-                                   "rules about operands check nothing"))  # fmt: skip
+            unseen = f"{recipe}: what its GEMMs multiply cannot be seen ({why})"
+            self.tell(messages.Note(f"{unseen}: rules about operands check nothing"))
 
     def settle(self) -> None:
         """In a comparison: look into what the other side does not show, each divergence on one case
@@ -444,32 +439,36 @@ class Worker:
     ) -> None:
         self.flush()
         started, compiling = time.monotonic(), self.judge.programs.compile_seconds
-        self.out.send(("confirming", started))
+        self.tell(messages.Confirming(started))
         at_once = self.triage_at_once - self.triage_seconds if self.holding else math.inf
         least = min(5.0, most)
         left = max(least, min(most, self.deadline - time.monotonic(), at_once))
         result = triage(
             self.judge, case, verdict, seconds=left, plant=self.config.plant,
             scripts=self.scripts, past=tuple(past), files=self.config.recipe_files,
-            models=self.config.own, shown=lambda found: self.out.send(("shown", found)),
+            models=self.config.own, shown=lambda found: self.tell(messages.Shown(found)),
             unasked=self.unasked,
         )  # fmt: skip
         result = with_first_bad(
             result, plant=self.config.plant, device=self.judge.device.name, seconds=left
         )
-        self.out.send(("finding", result))
+        self.tell(messages.Finished(result))
         wanted = fingerprint(verdict, self.judge.family(case.spec))
-        self.out.send(("settled", wanted))
+        self.tell(messages.Settled(wanted))
         if not result.confirmed or result.finding.fingerprint != wanted:
             release(self.config.out, wanted)
         self.triage_seconds += time.monotonic() - started
         self.triage_compiling += self.judge.programs.compile_seconds - compiling
 
-    def flush(self, *, final: str = "") -> None:
+    def flush(self) -> None:
         self.counts.update(("trial", answer) for answer in self.trials.news())
-        self.out.send(("counts", dict(self.counts)))
+        self.tell(messages.Counts(dict(self.counts)))
         self.counts.clear()
         self.reported = time.monotonic()
-        if final:
-            self.out.send(("digest", (self.number, self.generation, self.digest.hexdigest())))
-            self.out.send((final, None))
+
+    def end(self) -> None:
+        """Tell the rest, and whether a successor is to go on."""
+        self.flush()
+        goes_on = self.worn_out and not self.has_enough
+        digest = self.digest.hexdigest()
+        self.tell(messages.Ended(self.number, self.generation, digest, goes_on))

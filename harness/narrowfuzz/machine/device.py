@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from narrowfuzz.machine.environment import settle
 from narrowfuzz.machine.gpu import ALL, ask, gpus, problem, seen_here
 from narrowfuzz.numerics.accumulator import (
     CPU,
@@ -112,11 +113,15 @@ def begin(name: str) -> None:
         simulate()
 
 
-def enter(name: str) -> Device:
-    """Make this process one that runs on the device, and see how that adds: by the table of its
-    kind, or wider where the device itself shows more."""
+def enter(name: str, worker: int | None = None) -> Device:
+    """Make this process one that runs cases on the device, and see how that adds: by the table of
+    its kind, or wider where the device itself shows more. Of several GPUs it takes this worker's;
+    None: that of the process that started it."""
     from narrowfuzz.machine.ladders import measure
 
+    if worker is not None:
+        choose(name, worker)
+    settle()
     begin(name)
     there = torch_name(name)
     seen = measure(there)

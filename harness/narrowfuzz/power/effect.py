@@ -26,9 +26,10 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import quieten
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
-from narrowfuzz.power.cases import examples, ready
+from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import AnyRecipe, Recipe
 from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
 LIFTED, THERE = 4, 60
@@ -87,24 +88,27 @@ def _compare(
     out: Connection,
 ) -> None:
     quieten()
-    here, fault = ready(recipes, device, recipe_files), find_plant(file, fault_id)
+    options = SessionOptions(
+        device=device, recipes=recipes, recipe_files=recipe_files, ledger="none"
+    )
+    session, fault = open_session(options), find_plant(file, fault_id)
+    chosen = [*session.prepared().values()]
     ladders = rarely if device == "cpu" else often
     if all(BY_NAME[name].sharded for name in select_arms(fault.arms)):
         # which rank raises first is chance
-        judge = here.judge(Ledger([]))
         drawn = [
             case
-            for case in draw_on_ranks(here.chosen, number)
-            if not any(trace.error for trace in judge.run_arms(case).values())
+            for case in draw_on_ranks(chosen, number)
+            if not any(trace.error for trace in session.judge.run_arms(case).values())
         ]
     else:
-        drawn = draw(here.chosen, number, ladders=ladders)
+        drawn = draw(chosen, number, ladders=ladders)
     if compiled:
-        models = [recipe for recipe in here.chosen if isinstance(recipe, Recipe)]
+        models = [recipe for recipe in chosen if isinstance(recipe, Recipe)]
         drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
-        judge = here.judge(Ledger([]))
+        judge = session.new_judge(Ledger([]))
         return digest([judge.run_arms(case) for case in drawn])
 
     before = seen()

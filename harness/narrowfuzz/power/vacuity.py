@@ -16,11 +16,10 @@ from narrowfuzz.case.spec import Case, Compile
 from narrowfuzz.draw.specs import of_rung
 from narrowfuzz.draw.strategies import batches, schedule_cases
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.device import check_device
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.power import reads, schedules
-from narrowfuzz.power.cases import examples, ready
+from narrowfuzz.power.cases import examples
 from narrowfuzz.power.perturbation import remembering
 from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
@@ -33,6 +32,7 @@ from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.table import OF_LIBRARY
 from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
 DRAWS, RELATIONS = 4, 6
@@ -79,9 +79,9 @@ def run(
 
 
 def _measured(names: Sequence[str], cases: int, seed: int, compile: Compile, device: str) -> Table:
-    here = ready(names, device)
-    judge = here.judge(load_ledger(device=here.device.torch))
-    return measure(judge, here.chosen, cases, seed, compile=compile)
+    session = open_session(SessionOptions(device=device, recipes=names, ledger="named"))
+    recipes = [*session.prepared().values()]
+    return measure(session.judge, recipes, cases, seed, compile=compile)
 
 
 def measure(

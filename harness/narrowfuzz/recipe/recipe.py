@@ -337,7 +337,7 @@ def processes(recipes: Iterable[AnyRecipe]) -> list[str]:
     return sorted({recipe.process for recipe in recipes})
 
 
-def select(recipes: Mapping[str, T], globs: Sequence[str]) -> dict[str, T]:
+def select(recipes: Mapping[str, T], globs: Iterable[str]) -> dict[str, T]:
     """The recipes matching any glob (all if none is given). Raises ValueError for one that matches
     nothing."""
     chosen: dict[str, T] = {}

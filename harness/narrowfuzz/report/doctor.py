@@ -43,19 +43,17 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from narrowfuzz.machine.device import enter
-    from narrowfuzz.machine.environment import settle
     from narrowfuzz.machine.gpu import ask, problem
     from narrowfuzz.machine.machine import machine
     from narrowfuzz.machine.policy import cast_policies
 
-    settle()
-    here, gpus = machine(), ask()
+    device, here, gpus = enter("cpu"), machine(), ask()
     return {
         "capability": torch.backends.cpu.get_cpu_capability(),
         **here.describe(),
         "gpus": [{"name": gpu.name, "free": gpu.free} for gpu in gpus.gpus],
         "no_gpu": problem("cuda", gpus, 1),
-        "adds": enter("cpu").profile(),
+        "adds": device.profile(),
         "policies": cast_policies(),
     }
 

@@ -12,8 +12,8 @@ from narrowfuzz.arms.ladder import select_arms, unavailable
 from narrowfuzz.arms.lost import DeviceLost
 from narrowfuzz.case.arm import BY_NAME, climb
 from narrowfuzz.case.spec import Case
-from narrowfuzz.machine.device import check_device, choose, enter
-from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.machine.device import check_device
+from narrowfuzz.machine.environment import prepare
 from narrowfuzz.models.catalog import title_of
 from narrowfuzz.report.lookup import kept
 from narrowfuzz.trace.verdict import fingerprint
@@ -72,22 +72,19 @@ def replay(
     case, finding = found.case, found.finding
     name = device or (finding.device if finding else "cpu")
     check_device(name)
-    choose(name)
     prepare()
     if te_version:
         from te_on_cpu import environment as te
 
         te.choose(te_version)
-    from narrowfuzz.judge.judge import Judge
-    from narrowfuzz.ledger.ledger import Ledger, load_ledger
-    from narrowfuzz.recipe.recipe import load_every
-    from narrowfuzz.triage.trials import Trials
+    from narrowfuzz.triage.session import SessionOptions, open_session
 
-    recipes = load_every(files, case.recipes)
+    options = SessionOptions(
+        device=name, recipes=case.recipes, recipe_files=files, arms=chosen, ledger="none"
+    )
+    session = open_session(options)
+    judge = session.judge
     _register(case, models)
-    settle()
-    there = enter(name)
-    judge = Judge(recipes, Ledger([]), chosen, device=there)
     if obstacles := _obstacles(judge, case, chosen):
         return Replayed(case.id, "cannot tell", reason=f"cannot run here: {obstacles[0]}")
     try:
@@ -97,8 +94,7 @@ def replay(
         outcome: Outcome = "still failing" if same else "diverges otherwise"
         return Replayed(case.id, outcome, case.spec.recipe, f"the case loses the device: {lost}")
     if judgement.causes:
-        ledger = load_ledger(Trials(device=name), there.torch)
-        again = Judge(recipes, ledger, chosen, device=there)
+        again = session.new_judge(session.ledger)
         return _diverged(again, judgement, finding.fingerprint if finding else "")
     if reason := _not_judged(judgement, finding):
         return Replayed(case.id, "cannot tell", reason=reason)

@@ -17,13 +17,9 @@ import msgspec
 from narrowfuzz.case.arm import BY_NAME, LADDER
 from narrowfuzz.case.spec import Case, dump_case, load_case
 from narrowfuzz.judge.judge import Judge
-from narrowfuzz.ledger.ledger import Ledger
-from narrowfuzz.machine.device import enter
-from narrowfuzz.machine.environment import settle
-from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.rules import rules_of
 from narrowfuzz.trace.verdict import Verdict, fingerprint
+from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.verify import GONE, GUARD, SHOWN, RunScript
 
 #: Cases that a worker remembers.
@@ -161,12 +157,17 @@ def show(
 ) -> int:
     """1 if this process sees ``wanted`` on the case that lies in the ``folder``, where it leaves
     what it saw, else 0: what a fresh process runs."""
-    settle()
-    for model in models:
-        register(model)
     case = load_case((folder / _CASE).read_bytes())
-    every = load_every([Path(file) for file in files], case.recipes)
-    judge = Judge(every, Ledger([]), frozenset(arms), device=enter(device))
+    options = SessionOptions(
+        device=device,
+        worker=None,
+        recipes=case.recipes,
+        recipe_files=[Path(file) for file in files],
+        models=models,
+        arms=frozenset(arms),
+        ledger="none",
+    )
+    judge = open_session(options).judge
     verdict = judge.judge(case, [rules_of(case.spec)[name] for name in rules]).cause(wanted)
     if verdict is None:
         return GONE
