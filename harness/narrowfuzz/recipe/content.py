@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from narrowfuzz.recipe.deprecated import definitions
 from narrowfuzz.recipe.moved import SOURCE, outdated
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -84,7 +85,7 @@ def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...
         if isinstance(error, ImportError):
             _refuse_outdated(kind, file, files)
         raise ValueError(f"{kind} file {file} raised {type(error).__name__}: {error}") from error
-    items = defined.get(name)
+    items = definitions(defined, name, file)
     if not isinstance(items, list | tuple) or not all(isinstance(item, types) for item in items):
         wanted = " or ".join(f"narrowfuzz.{kind.__name__}" for kind in types)
         raise ValueError(f"{kind} file {file} must define {name}, a list of {wanted}")
