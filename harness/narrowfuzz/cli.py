@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 from typer.exceptions import TyperException
@@ -632,9 +632,16 @@ def _old_names() -> Iterator[None]:
     """Python shows what is deprecated to few: whoever runs a command is told of each old name."""
     told: set[str] = set()
 
-    def show(message: Warning | str, category: type[Warning], *more: Any) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
         if not issubclass(category, Deprecated):
-            others(message, category, *more)
+            others(message, category, filename, lineno, file, line)
         elif str(message) not in told:
             told.add(str(message))
             print(f"narrowfuzz: {message}", file=sys.stderr)

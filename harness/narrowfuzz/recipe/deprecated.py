@@ -6,6 +6,8 @@ instead. Where modules are now stands in ``moved.py``; docs/compatibility.md say
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
 from typing import Any
 
@@ -33,20 +35,20 @@ GONE = {"ScriptText": _SCRIPT}
 #: Record -> field that it no longer takes -> what to write.
 FIELDS = {
     "Recipe": {
-        "autocasts": "autocast, a function of (device) that returns the tensors it rounds",
-        "may_refuse": "refusal, a function of (spec, device)",
+        "autocasts": "write autocast, a function of (device) that returns the tensors it rounds",
+        "may_refuse": "write refusal, a function of (spec, device)",
         "script": _SCRIPT,
     },
     "Stateful": {
-        "may_refuse": "refusal, a function of (spec, device)",
+        "may_refuse": "write refusal, a function of (spec, device)",
         "script": "leave it out: scripts are made of the source of the subject's functions",
     },
-    "Plant": {"link": "source", "why": "source"},
+    "Plant": {"link": "write source", "why": "write source"},
     "Entry": {
         "case": "leave it out: the predicates of `when` say which cases it is about",
-        "fingerprints": "[[matches]] with fingerprints = [...]",
-        "link": "links = [...]",
-        "severity": "symptom, effect, data and use, of which it follows",
+        "fingerprints": "write [[matches]] with fingerprints = [...]",
+        "link": "write links = [...]",
+        "severity": "write symptom, effect, data and use, of which it follows",
     },
 }
 #: Record -> field -> what the function in it is called with, where that was less before.
@@ -62,6 +64,31 @@ def warn(old: str, new: str, stacklevel: int = 2) -> None:
     """Say what to write for an old name; ``stacklevel`` is that of ``warnings.warn``."""
     sentence = f"{old} is deprecated and goes in narrowfuzz {GOES}: use {new}"
     warnings.warn(sentence, Deprecated, stacklevel=stacklevel + 1)
+
+
+def refused_field(record: str, field: str) -> str:
+    """What to write for a field that a record no longer takes; "" if it never took it."""
+    instead = FIELDS.get(record, {}).get(field)
+    return f"the field {field!r} of {record} is gone: {instead}" if instead else ""
+
+
+def refused_keyword(error: str) -> str:
+    """The same of Python's own words for a keyword that a record does not take."""
+    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", error)
+    return refused_field(*found.groups()) if found else ""
+
+
+def refused_arguments(record: object) -> str:
+    """What to write for a function of a record that takes fewer arguments than it is called with
+    now; "" if all take them."""
+    for field, arguments in ARGUMENTS.get(type(record).__name__, {}).items():
+        taken = inspect.signature(getattr(record, field))
+        try:
+            taken.bind(*arguments)
+        except TypeError:
+            names = ", ".join(taken.parameters)
+            return f"{field} takes ({names}): write it to take ({', '.join(arguments)})"
+    return ""
 
 
 def definitions(defined: dict[str, Any], name: str, file: object) -> Any:
