@@ -38,6 +38,7 @@ MOVED = {
     "causes": "ledger.causes",
     "choices": "draw.choices",
     "content": "recipe.content",
+    "controls.control": "plants.older",
     "coverage": "draw.coverage",
     "cures": "ledger.mitigations",
     "data": "case.data",
@@ -51,6 +52,7 @@ MOVED = {
     "expect": "trace.expect",
     "factors": "draw.factors",
     "facts": "ledger.facts",
+    "faults.fault": "plants.older",
     "filed": "ledger.filed",
     "fold": "judge.fold",
     "gpu": "machine.gpu",
@@ -105,6 +107,9 @@ MOVED = {
     "verdict": "trace.verdict",
     "verified": "ledger.verified",
 }
+
+#: Package of 0.1.0 whose other modules kept their names -> what it is called.
+PACKAGES = {"faults": "plants", "oracles": "rules"}
 
 
 def outdated(source: bytes) -> str:
@@ -185,9 +190,8 @@ def _stays(old: str, name: str) -> bool:
 
 def _module(old: str) -> str:
     """Where a module of ours is now."""
-    if old.split(".")[0] == "oracles":
-        return "rules" + old.removeprefix("oracles")
-    return MOVED.get(old, old)
+    first, dot, rest = old.partition(".")
+    return MOVED.get(old, f"{PACKAGES.get(first, first)}{dot}{rest}")
 
 
 def _is_public(name: str) -> bool:
