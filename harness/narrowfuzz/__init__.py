@@ -87,6 +87,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "watch":  # a module that is called
         return importlib.import_module("narrowfuzz.watch")
-    if name not in _MODULE_OF:
+    module = _MODULE_OF.get(name) or _deprecated(name)
+    return getattr(importlib.import_module(f"narrowfuzz.{module}"), name)
+
+
+def _deprecated(name: str) -> str:
+    """The module of a name that is no longer public, which is said."""
+    old = importlib.import_module("narrowfuzz.recipe.deprecated")
+    if name not in old.NAMES:
         raise AttributeError(f"module 'narrowfuzz' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"narrowfuzz.{_MODULE_OF[name]}"), name)
+    module, instead = old.NAMES[name]
+    old.warn(f"narrowfuzz.{name}", instead, stacklevel=3)
+    return str(module)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 from typer.exceptions import TyperException
 
 from narrowfuzz.ledger.exits import CLEAN, INTERRUPTED, OURS, USAGE
 from narrowfuzz.machine.overlay import lay
+from narrowfuzz.recipe.deprecated import Deprecated
 from narrowfuzz.report.document import aside, write_document
 
 app = typer.Typer(
@@ -602,7 +604,8 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point. A user's mistake is one sentence on stderr and exit code 2, one of ours is a
     traceback and 3."""
     try:
-        code: Any = app(args=argv, standalone_mode=False)
+        with _old_names():
+            code: Any = app(args=argv, standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         sys.exit(INTERRUPTED)
@@ -622,6 +625,32 @@ def main(argv: list[str] | None = None) -> None:
         traceback.print_exc()
         sys.exit(OURS)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _old_names() -> Iterator[None]:
+    """Python shows what is deprecated to few: whoever runs a command is told of each old name."""
+    told: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, Deprecated):
+            others(message, category, filename, lineno, file, line)
+        elif str(message) not in told:
+            told.add(str(message))
+            print(f"narrowfuzz: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+        warnings.showwarning = show
+        warnings.simplefilter("always", Deprecated)
+        yield
 
 
 def _refuse(sentence: str) -> None:

@@ -13,6 +13,7 @@ import fnmatch
 import functools
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,6 +30,7 @@ from narrowfuzz.machine.environment import checkout
 from narrowfuzz.machine.machine import machine
 from narrowfuzz.numerics.reference import DEVIATIONS
 from narrowfuzz.recipe.content import content_dir
+from narrowfuzz.recipe.deprecated import refused_field
 from narrowfuzz.trace.verdict import Verdict
 
 #: Deviations the oracles follow beyond those of the quantiser's reference.
@@ -289,7 +291,9 @@ def _load(path: Path) -> Entry:
         entry = msgspec.toml.decode(path.read_bytes(), type=Entry)
         _check(entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"ledger entry {path.name}: {error}") from None
+        field = re.search(r"unknown field `(\w+)`$", str(error))
+        gone = refused_field("Entry", field.group(1)) if field else ""
+        raise ValueError(f"ledger entry {path.name}: {gone or error}") from None
     return msgspec.structs.replace(entry, folder=str(path.parent))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from narrowfuzz.case.events import (
     Algorithm,
@@ -38,6 +39,14 @@ class Carries:
     ranks: bool = False
     #: A graph that is kept can be run backward again.
     keeps_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        known = get_args(AnyCheckpoint)
+        for checkpoint in self.checkpoints:
+            if checkpoint not in known:
+                raise ValueError(
+                    f"checkpoints of Carries has {checkpoint!r}: known are {', '.join(known)}"
+                )
 
 
 def check_carried(spec: Spec, carries: Carries) -> None:

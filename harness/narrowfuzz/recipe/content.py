@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from narrowfuzz.recipe.deprecated import definitions, refused_keyword
 from narrowfuzz.recipe.moved import SOURCE, outdated
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -83,8 +84,10 @@ def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...
     except (Exception, SystemExit) as error:
         if isinstance(error, ImportError):
             _refuse_outdated(kind, file, files)
+        if isinstance(error, TypeError) and (instead := refused_keyword(str(error))):
+            raise ValueError(f"{kind} file {file}: {instead}") from error
         raise ValueError(f"{kind} file {file} raised {type(error).__name__}: {error}") from error
-    items = defined.get(name)
+    items = definitions(defined, name, file)
     if not isinstance(items, list | tuple) or not all(isinstance(item, types) for item in items):
         wanted = " or ".join(f"narrowfuzz.{kind.__name__}" for kind in types)
         raise ValueError(f"{kind} file {file} must define {name}, a list of {wanted}")
@@ -96,7 +99,7 @@ def _refuse_outdated(kind: str, file: Path, sources: Sequence[Path]) -> None:
     any more. From a checkout the source folder can be imported, so that is not left to fail."""
     for source in sources:
         if found := outdated(source.read_bytes()):
-            raise ValueError(f"{kind} file {file} says {found[0]!r}: write {found[1]!r}")
+            raise ValueError(f"{kind} file {file} says {found}")
 
 
 def _packaged(folder: Path, file: Path) -> dict[str, Any]:

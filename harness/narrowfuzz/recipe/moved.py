@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from narrowfuzz.recipe.deprecated import GONE, NAMES
+
 #: The folder of the source. A file that imports it means the package.
 SOURCE = "harness"
 _PACKAGE = "narrowfuzz"
@@ -36,6 +38,7 @@ MOVED = {
     "causes": "ledger.causes",
     "choices": "draw.choices",
     "content": "recipe.content",
+    "controls.control": "plants.older",
     "coverage": "draw.coverage",
     "cures": "ledger.mitigations",
     "data": "case.data",
@@ -49,6 +52,7 @@ MOVED = {
     "expect": "trace.expect",
     "factors": "draw.factors",
     "facts": "ledger.facts",
+    "faults.fault": "plants.older",
     "filed": "ledger.filed",
     "fold": "judge.fold",
     "gpu": "machine.gpu",
@@ -104,28 +108,40 @@ MOVED = {
     "verified": "ledger.verified",
 }
 
+#: Package of 0.1.0 whose other modules kept their names -> what it is called.
+PACKAGES = {"faults": "plants", "oracles": "rules"}
 
-def outdated(source: bytes) -> tuple[str, str] | None:
-    """The first import that is no longer right, and what to write instead; None if all are right,
-    or if the file is no Python, which says so itself when it is executed."""
+
+def outdated(source: bytes) -> str:
+    """The first import that is no longer right, and what to write instead; "" if all are right, or
+    if the file is no Python, which says so itself when it is executed."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return None
-    return next(_outdated(tree), None)
+        return ""
+    return next(_outdated(tree), "")
 
 
-def _outdated(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _outdated(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [alias.name for alias in node.names]
             written = f"from {node.module} import {', '.join(names)}"
-            if instead := _instead(node.module, names):
-                yield written, instead
+            gone = [name for name in names if name in GONE and _is_ours(node.module)]
+            if gone:
+                yield f"{written!r}: {gone[0]} is gone, {GONE[gone[0]]}"
+            elif instead := _instead(node.module, names):
+                yield f"{written!r}: write {instead!r}"
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if "." in alias.name and (instead := _instead(alias.name, [])):
-                    yield f"import {alias.name}", instead
+                    yield f"{f'import {alias.name}'!r}: write {instead!r}"
+
+
+def _is_ours(module: str) -> bool:
+    """Is it, or was it, a module of ours? A user's project may have a package called harness."""
+    first, _, rest = module.partition(".")
+    return first == _PACKAGE or (first == SOURCE and _exists(_module(rest)))
 
 
 def _instead(module: str, names: list[str]) -> str:
@@ -174,15 +190,14 @@ def _stays(old: str, name: str) -> bool:
 
 def _module(old: str) -> str:
     """Where a module of ours is now."""
-    if old.split(".")[0] == "oracles":
-        return "rules" + old.removeprefix("oracles")
-    return MOVED.get(old, old)
+    first, dot, rest = old.partition(".")
+    return MOVED.get(old, f"{PACKAGES.get(first, first)}{dot}{rest}")
 
 
 def _is_public(name: str) -> bool:
     from narrowfuzz import __all__ as public
 
-    return name in public
+    return name in public or name in NAMES
 
 
 def _exists(module: str) -> bool:

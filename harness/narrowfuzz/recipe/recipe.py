@@ -27,6 +27,7 @@ from narrowfuzz.case.trainings import check_events
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.content import content_dir, load_definitions
+from narrowfuzz.recipe.deprecated import refused_arguments
 from narrowfuzz.recipe.stateful import Stateful
 from narrowfuzz.trace.trace import ChangeKind
 
@@ -287,7 +288,11 @@ def _is_folder(path: Path) -> bool:
 
 
 def _load_file(file: Path) -> Sequence[AnyRecipe]:
-    return load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
+    recipes: list[AnyRecipe] = load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
+    for recipe in recipes:
+        if wrong := refused_arguments(recipe):
+            raise ValueError(f"recipe file {file}: {recipe.name}: {wrong}")
+    return recipes
 
 
 def lacks(recipe: AnyRecipe) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from narrowfuzz.machine.environment import prepare
+from narrowfuzz.recipe import deprecated
 from narrowfuzz.recipe.recipe import unknown
 
 Record = Mapping[str, Any]
@@ -39,9 +40,9 @@ def listed(
 
     Raises ValueError for a kind, a recipe or an arm that does not exist.
     """
-    if what in _FORMERLY:
-        print(f"list {what} is deprecated: use list {_FORMERLY[what]}", file=sys.stderr)
-        what = _FORMERLY[what]
+    if what in deprecated.LISTINGS:
+        deprecated.warn(f"list {what}", f"list {deprecated.LISTINGS[what]}")
+        what = deprecated.LISTINGS[what]
     if what not in _KINDS:
         raise ValueError(unknown("list", what, _KINDS))
     if (recipes or arms) and what != "known":
@@ -179,10 +180,6 @@ _KINDS: Mapping[str, Callable[[tuple[Path, ...]], Listing]] = {
     "known": _known,
     "coverage": _coverage,
 }
-
-
-#: Names that kinds had before.
-_FORMERLY = {"oracles": "rules"}
 
 
 def known_command(id: str, *, issue: bool = False) -> None:
