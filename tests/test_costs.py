@@ -27,7 +27,7 @@ PLANTS = [
 ]
 """
 RULE = '''
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 
 
 def check_trial(evidence):
@@ -87,8 +87,8 @@ TRIALS = {
         (
             ("rules/__init__.py", "from functools import partial\n",
              "from narrowfuzz.rules.trial import check_trial\n"),
-            ("rules/__init__.py", "OF_CONVERTED: tuple[Oracle, ...] = (\n",
-             '    Oracle("R99", "a trial", "exact", "C", "none", check_trial, scope="case"),\n'),
+            ("rules/__init__.py", "OF_CONVERTED: tuple[Rule, ...] = (\n",
+             '    Rule("R99", "a trial", "exact", "C", "none", check_trial, scope="case"),\n'),
         ),
     ),
     "arm": Trial(

@@ -249,5 +249,5 @@ def test_every_rule_has_a_property() -> None:
     names = [promise.name for promise in told]
     assert len(names) == len(set(names))
     judged = {rule for promise in told for rule in promise.rules}
-    assert judged == {oracle.name for oracle in OF_CONVERTED}
+    assert judged == {rule.name for rule in OF_CONVERTED}
     assert all(set(promise.compiled) <= set(promise.rules) for promise in told)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from narrowfuzz.cli import main
 from narrowfuzz.plants.registry import builtin_plants
-from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules import BY_NAME, RULES
 from narrowfuzz.rules.explained import explained, pages, rows_of, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Hunts of tests/oracles/test_rules_catch_faults.py, which must find what they look for.
+#: Hunts of tests/rules/test_rules_catch_faults.py, which must find what they look for.
 HUNTS = {tuple(name.split()[:2]) for name in json.loads(
-    (ROOT / "tests" / "oracles" / "fingerprints.json").read_text()
+    (ROOT / "tests" / "rules" / "fingerprints.json").read_text()
 )}  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_only_rules_that_exist_are_explained_and_each_kind_of_case_has_its_row()
         "converted": "rules", "sharded": "sharding", "pipeline": "sharding", "context": "sharding",
     }  # fmt: skip
     assert {name for row in explained() for name in row.names} == set(BY_NAME)
-    for rule in ORACLES:
+    for rule in RULES:
         wanted = pages_of.get(rule.of)
         pages = {row.page for row in rows_of(rule.name)}
         assert (wanted in pages) if wanted else pages & {"sharding", "schedules"}, rule.name

@@ -28,7 +28,7 @@ from narrowfuzz.recipe.recipe import load_every, load_recipes, load_stateful
 from narrowfuzz.rules import BY_NAME, OF_CONVERTED
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.table import OF_LIBRARY
-from narrowfuzz.rules.oracle import Oracle, plain
+from narrowfuzz.rules.rule import Rule, plain
 from narrowfuzz.trace.snapshots import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
@@ -63,7 +63,7 @@ class TestProbe:
         def content_with_all(evidence: Evidence) -> Iterator[Verdict]:
             yield from (plain("always", arm, "output", "ok") for arm in evidence.traces)
 
-        always = Oracle(
+        always = Rule(
             "always", "always ok", "exact", "C", "none", content_with_all,
             reads=("results", "operands", "scales"),
         )  # fmt: skip
@@ -74,7 +74,7 @@ class TestProbe:
     def test_a_rule_that_compares_bits_is_not(self) -> None:
         sharp = [BY_NAME[name] for name in ("O1", "O2", "O3", "O4", "O12", "R1", "R18")]
         found = list(passes(judge(), CASE, sharp))
-        assert {one.oracle for one in found} == {oracle.name for oracle in sharp}
+        assert {one.oracle for one in found} == {rule.name for rule in sharp}
         assert not any(one.vacuous for one in found)
         assert all(one.noticed == one.tried for one in found if one.oracle in ("O1", "O12", "R1"))
 
@@ -85,7 +85,7 @@ class TestProbe:
                 fine = role == "grad_input" or got is None or got.any()
                 yield plain("first", "eager", role, "ok" if fine else "diverged")
 
-        half = Oracle("first", "looks at the output", "exact", "C", "none", first_only)
+        half = Rule("first", "looks at the output", "exact", "C", "none", first_only)
         found = {one.role: one for one in passes(judge(), CASE, [half])}
         assert found["output"].noticed == {"zeros (results)"}
         assert found["grad_input"].vacuous
@@ -120,7 +120,7 @@ def test_every_rule_has_perturbations() -> None:
         (OF_CONVERTED, reads.FALSIFIES),
         (OF_LIBRARY, schedules.FALSIFIES),
     ):
-        assert {read for oracle in rules for read in oracle.reads} == set(falsifies)
+        assert {read for rule in rules for read in rule.reads} == set(falsifies)
 
 
 class TestFalsify:

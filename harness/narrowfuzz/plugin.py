@@ -17,7 +17,7 @@ from narrowfuzz.case.arm import BY_NAME
 
 if TYPE_CHECKING:
     from narrowfuzz.case.spec import Compile, Spec
-    from narrowfuzz.rules.oracle import Oracle
+    from narrowfuzz.rules.rule import Rule
 
 #: Eager cases per property, and compiled Specs per rung, which all properties share.
 PROFILES = {
@@ -239,7 +239,7 @@ class Harness:
 
         from narrowfuzz.rules import OF_CONVERTED
 
-        rules = [oracle for oracle in OF_CONVERTED if not oracle.reruns]
+        rules = [rule for rule in OF_CONVERTED if not rule.reruns]
         found: list[Any] = []
 
         @settings(self.settings(compile), max_examples=examples)
@@ -284,7 +284,7 @@ class Harness:
         assert ended.value.code == 0, "new findings; see above"
 
     def check(
-        self, strategy: Any, rules: tuple[str, ...], among: Sequence[Oracle] | None = None
+        self, strategy: Any, rules: tuple[str, ...], among: Sequence[Rule] | None = None
     ) -> None:
         """Draw eager cases and fail with the full sentence of every first cause of these rules,
         which are ``among`` those of models unless told otherwise.
@@ -299,7 +299,7 @@ class Harness:
 
         __tracebackhide__ = True
         known = among or OF_CONVERTED
-        oracles = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
+        asked = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
         said: Counter[str] = Counter()
 
         @self.settings()
@@ -307,7 +307,7 @@ class Harness:
         def run(case: Any) -> None:
             nonlocal said
             __tracebackhide__ = True
-            judgement = self.judge.judge(case, oracles)
+            judgement = self.judge.judge(case, asked)
             said += _said(judgement, rules)
             self._fail(judgement, rules)
 

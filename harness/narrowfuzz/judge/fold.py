@@ -9,7 +9,7 @@ from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import explained
-from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 
@@ -78,7 +78,7 @@ def fold(
 
 
 def _above(
-    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Rule]
 ) -> Sequence[Verdict]:
     """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
     of another: the ledger is asked of each."""

@@ -32,7 +32,7 @@ from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.table import OF_LIBRARY
-from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.rule import Rule
 
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
 DRAWS, RELATIONS = 4, 6
@@ -95,32 +95,32 @@ def measure(
     """(rule, recipe) -> its passes, over so many cases of each recipe."""
     found: Table = {}
     for recipe in recipes:
-        for case, oracles in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
-            for one in passes(judge, case, oracles):
+        for case, rules in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
+            for one in passes(judge, case, rules):
                 found.setdefault((one.oracle, recipe.name), Passes()).take(case, one)
     return found
 
 
-def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass]:
+def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
     evidence = judge.observe(case)
     if isinstance(evidence, LibraryEvidence):
         once = schedules.remembering(evidence)
-        falsify = falsifying(oracles, schedules.FALSIFIES)
-        for oracle in oracles:
-            yield from probe(oracle.check, once, falsify)
+        falsify = falsifying(rules, schedules.FALSIFIES)
+        for rule in rules:
+            yield from probe(rule.check, once, falsify)
         return
     assert isinstance(evidence, Evidence) and evidence.rerun is not None
     evidence = replace(evidence, rerun=remembering(evidence.rerun))
-    falsify = falsifying(oracles, reads.FALSIFIES)
+    falsify = falsifying(rules, reads.FALSIFIES)
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
-        for at, check, seen in checks(evidence, oracles):
+        for at, check, seen in checks(evidence, rules):
             yield from probe(check, seen, falsify, at.layer)
 
 
 def drawn(
     recipe: AnyRecipe, cases: int, name: str, compile: Compile
-) -> Iterator[tuple[Case, Sequence[Oracle]]]:
+) -> Iterator[tuple[Case, Sequence[Rule]]]:
     """Cases with the rules they meet, from the strategies that campaigns draw from: as there, a
     Spec's first draw meets every rule, and later ones some relations in turn."""
     number = random.Random(name).getrandbits(64)

@@ -68,6 +68,9 @@ MOVED = {
     "moments": "trace.snapshots",
     "observe_library": "judge.observe_library",
     "older_cases": "case.older",
+    "oracles.ORACLES": "rules.RULES",
+    "oracles.oracle": "rules.rule",
+    "oracles.oracle.Oracle": "rules.rule.Rule",
     "overlay": "machine.overlay",
     "policy": "machine.policy",
     "programs": "judge.programs",
@@ -174,7 +177,7 @@ def _stays(old: str, name: str) -> bool:
 
 def _module(old: str) -> str:
     """Where a module of ours is now."""
-    if old.split(".")[0] == "oracles":
+    if old.split(".")[0] == "oracles" and old not in MOVED:
         return "rules" + old.removeprefix("oracles")
     return MOVED.get(old, old)
 

@@ -1,4 +1,4 @@
-"""What oracles look at: the case, its reference and the arms' traces."""
+"""What rules look at: the case, its reference and the arms' traces."""
 
 from __future__ import annotations
 

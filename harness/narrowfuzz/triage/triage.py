@@ -23,7 +23,7 @@ from narrowfuzz.rules import OF_CONVERTED, rules_of
 from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict, fingerprint
@@ -101,7 +101,7 @@ def triage(
                 instead, finding=msgspec.structs.replace(instead.finding, seen_as=seen_as)
             )
     if past:
-        names = [oracle.name for oracle in _rules(small.case, verdict)]
+        names = [rule.name for rule in _rules(small.case, verdict)]
         compiled = ARMS[verdict.arm].compiled
         # what was compiled to make it smaller is in this process only, and may be what it meets
         base = drawn if compiled else small
@@ -156,7 +156,7 @@ def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
     return ("fp32",) if "fp32" in judge.recipe(spec).dtypes else ()
 
 
-def _rules(case: Case, verdict: Verdict) -> tuple[Oracle, ...]:
+def _rules(case: Case, verdict: Verdict) -> tuple[Rule, ...]:
     every = tuple(rules_of(case.spec).values())
     if isinstance(verdict.expect, Refuses) and not verdict.expect.raised:
         return tuple(rule for rule in every if not rule.reruns)  # a reference is what is refused
@@ -413,7 +413,7 @@ def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     return Spike(name, 0, 0, bits)
 
 
-def needed(name: str, rules: Sequence[Oracle] = OF_CONVERTED) -> tuple[Oracle, ...]:
+def needed(name: str, rules: Sequence[Rule] = OF_CONVERTED) -> tuple[Rule, ...]:
     """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
     upstream = next(o.upstream for o in rules if o.name == name)
     return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")

@@ -14,7 +14,7 @@ from narrowfuzz.rules.library.precision import check_precision
 from narrowfuzz.rules.library.ranks import check_alone, check_shared
 from narrowfuzz.rules.library.recompute import check_recompute
 from narrowfuzz.rules.library.twins import check_company, check_reload, check_twin
-from narrowfuzz.rules.oracle import Oracle, Reads
+from narrowfuzz.rules.rule import Reads, Rule
 from narrowfuzz.rules.state.machine import check_machine
 
 _START = frozenset({"contract"})
@@ -31,14 +31,14 @@ def _rule(
     check: Any,
     upstream: frozenset[str],
     *reads: Reads,
-) -> Oracle:
-    return Oracle(
+) -> Rule:
+    return Rule(
         name, title, "exact", level, precondition, check, upstream, scope="case",
         reads=reads or ("results", "states"), of="library",
     )  # fmt: skip
 
 
-OF_LIBRARY: tuple[Oracle, ...] = (
+OF_LIBRARY: tuple[Rule, ...] = (
     _rule("contract", "contract", "C", "none", check_contract, frozenset(), "run"),
     _rule("O2", "cast-exact", "A", "casts are seen", check_casts, _START, "casts"),
     _rule(

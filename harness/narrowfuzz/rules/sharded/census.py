@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.rules.evidence import identical
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.rules.whole import error_ratio
 from narrowfuzz.trace.verdict import Verdict

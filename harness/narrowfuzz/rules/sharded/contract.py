@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.case.arm import BY_NAME, EAGER
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs

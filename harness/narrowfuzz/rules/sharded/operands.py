@@ -14,7 +14,7 @@ from narrowfuzz.numerics.formats import Format, canonical
 from narrowfuzz.numerics.plan import Role
 from narrowfuzz.rules.evidence import identical, same_bits
 from narrowfuzz.rules.layers import layer_evidence
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
     ShardedEvidence,
     calls,

@@ -17,7 +17,7 @@ from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING, centre_and_radius, observed, rescaled
 from narrowfuzz.rules.layers import layer_evidence
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
     ShardedEvidence,
     calls,

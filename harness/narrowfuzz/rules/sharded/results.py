@@ -16,7 +16,7 @@ from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.reduction import added
 from narrowfuzz.rules.evidence import identical, same_bits
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
     ShardedEvidence,
     before_steps,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.rules.sharded.results import differs
 from narrowfuzz.trace.address import At

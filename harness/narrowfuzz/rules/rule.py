@@ -32,7 +32,7 @@ Reads = Literal[
 
 
 @dataclass(frozen=True)
-class Oracle:
+class Rule:
     """A rule over traces: its strength, the exposure it needs, and when it may be applied."""
 
     name: str
@@ -54,9 +54,9 @@ class Oracle:
 
 
 @lru_cache(4096)  # most verdicts are the same few
-def plain(oracle: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
+def plain(rule: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
     """A verdict that points at nothing."""
-    return Verdict(oracle, arm, role, status, why=why)
+    return Verdict(rule, arm, role, status, why=why)
 
 
 def first(bad: Any) -> tuple[int, ...]:
@@ -64,4 +64,4 @@ def first(bad: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in np.argwhere(bad)[0])
 
 
-__all__ = ["Check", "Oracle", "first", "number", "plain", "same_bits"]
+__all__ = ["Check", "Rule", "first", "number", "plain", "same_bits"]

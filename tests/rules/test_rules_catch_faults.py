@@ -231,7 +231,7 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
 
 def test_every_rule_has_a_fault() -> None:
     of_users = {"O24"}  # tests/test_own_functions.py: what is wrong there is wrong in a user's file
-    assert {hunt.oracle for hunt in HUNTS} | of_users == {oracle.name for oracle in OF_CONVERTED}
+    assert {hunt.oracle for hunt in HUNTS} | of_users == {rule.name for rule in OF_CONVERTED}
 
 
 def test_every_fault_is_hunted_or_ends_the_process() -> None:
