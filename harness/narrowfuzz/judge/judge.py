@@ -42,7 +42,7 @@ from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
 from narrowfuzz.recipe.stateful import Stateful
-from narrowfuzz.rules import BY_NAME, RULES, kind_of, rules_of
+from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.applied import AnyEvidence, checks
 from narrowfuzz.rules.contract import accepted
 from narrowfuzz.rules.evidence import Evidence
@@ -114,8 +114,8 @@ class Judge:
         for earlier in case.history:
             self.run_arms(earlier)
             self.programs.clear()  # its models are dead by now
-        asked, kind = self.rules if rules is None else rules, kind_of(case.spec)
-        chosen = [rule for rule in asked if rule.of == kind]
+        asked = self.rules if rules is None else rules
+        chosen = [rule for rule in asked if rule.applies(case.spec)]
         repeat = repeat and any(rule.name == "O1" for rule in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)

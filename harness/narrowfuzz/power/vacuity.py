@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from narrowfuzz.case.spec import Case, Compile
+from narrowfuzz.case.spec import Case, Compile, Spec
 from narrowfuzz.draw.specs import of_rung
 from narrowfuzz.draw.strategies import batches, schedule_cases
 from narrowfuzz.judge.judge import Judge
@@ -27,11 +27,10 @@ from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
 from narrowfuzz.recipe.recipe import AnyRecipe, load_every, processes, select, unknown
 from narrowfuzz.recipe.stateful import Stateful
-from narrowfuzz.rules import OF_CONVERTED
+from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.library.table import OF_LIBRARY
 from narrowfuzz.rules.rule import Rule
 
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
@@ -126,12 +125,13 @@ def drawn(
     number = random.Random(name).getrandbits(64)
     if isinstance(recipe, Stateful):
         for case in examples(schedule_cases([recipe]), cases, number):
-            yield case, OF_LIBRARY
+            yield case, tuple(rules_of(case.spec).values())
         return
-    relations = itertools.cycle(o for o in OF_CONVERTED if o.reruns)
-    core = tuple(o for o in OF_CONVERTED if not o.reruns)
+    every = tuple(rules_of(Spec(recipe=recipe.name)).values())
+    relations = itertools.cycle(rule for rule in every if rule.reruns)
+    core = tuple(rule for rule in every if not rule.reruns)
     batch = batches(of_rung([recipe], compile, largest=128), draws=DRAWS)
     for one in examples(batch, -(-cases // DRAWS), number):
         for i, case in enumerate(one):
             some = tuple(itertools.islice(relations, RELATIONS))
-            yield case, OF_CONVERTED if i == 0 else (*core, *some)
+            yield case, every if i == 0 else (*core, *some)

@@ -27,7 +27,7 @@ def explained(
             continue
         if rule.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
-            beneath = _beneath(root, verdict) or (rule.of == "library" and _on_ranks(root, verdict))
+            beneath = _beneath(root, verdict) or _on_ranks(root, verdict)
             if again or (beneath and root.oracle in upstream):
                 return root
         if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
@@ -49,7 +49,7 @@ def _beneath(root: Verdict, verdict: Verdict) -> bool:
 
 
 def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
-    """Did one process diverge already, where a library's layers diverge on ranks?"""
+    """Did one process diverge already, where ranks diverge?"""
     return BY_NAME[verdict.arm].sharded and not BY_NAME[root.arm].sharded
 
 

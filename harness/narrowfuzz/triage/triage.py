@@ -19,7 +19,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
-from narrowfuzz.rules import OF_CONVERTED, rules_of
+from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
@@ -145,7 +145,7 @@ def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case
         spec = msgspec.structs.replace(plain.spec, dtype=dtype)
         again = msgspec.structs.replace(plain, spec=spec)
         for _ in range(_REPEATS):
-            causes = judge.judge(again, needed("O1")).causes
+            causes = judge.judge(again, needed("O1", again.spec)).causes
             if found := next((v for v in causes if v.oracle == "O1"), None):
                 return again, found
     return None
@@ -157,10 +157,10 @@ def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
 
 
 def _rules(case: Case, verdict: Verdict) -> tuple[Rule, ...]:
-    every = tuple(rules_of(case.spec).values())
     if isinstance(verdict.expect, Refuses) and not verdict.expect.raised:
+        every = rules_of(case.spec).values()
         return tuple(rule for rule in every if not rule.reruns)  # a reference is what is refused
-    return needed(verdict.oracle, every)
+    return needed(verdict.oracle, case.spec)
 
 
 def _drawn(
@@ -413,7 +413,8 @@ def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     return Spike(name, 0, 0, bits)
 
 
-def needed(name: str, rules: Sequence[Rule] = OF_CONVERTED) -> tuple[Rule, ...]:
+def needed(name: str, spec: Spec) -> tuple[Rule, ...]:
     """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
-    upstream = next(o.upstream for o in rules if o.name == name)
-    return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
+    rules = rules_of(spec)
+    wanted = {name, "contract"} | rules[name].upstream
+    return tuple(rule for rule in rules.values() if rule.name in wanted)
