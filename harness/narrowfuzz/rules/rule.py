@@ -73,6 +73,8 @@ class Rule:
     scope: Literal["layer", "case"] = "layer"
     #: True: runs the arm again on transformed data.
     reruns: bool = False
+    #: True: also judges what happened in a run that did not come to its end.
+    unfinished: bool = False
     #: Whose cases it judges: those of which one of these is true.
     cases: tuple[Callable[[Spec], bool], ...] = (converted,)
 

@@ -124,8 +124,8 @@ shared_bound = partial(bound, scope="case", cases=(on_ranks,))
 #: Exact, of a training and of its steps in another arrangement.
 trained = partial(relation, scope="case")
 #: Of a library's own layers: what they leave, or what was seen inside.
-left = partial(whole, reads=_STATES, cases=(by_events,))
-inside = partial(whole, level="A", cases=(by_events,))
+left = partial(whole, reads=_STATES, unfinished=True, cases=(by_events,))
+inside = partial(whole, level="A", unfinished=True, cases=(by_events,))
 
 
 def scaled(name: str, title: str, tensor: str) -> Rule:
@@ -142,13 +142,14 @@ def variant(name: str, title: str, upstream: frozenset[str], where: str = _ALIKE
 
 RULES: tuple[Rule, ...] = (
     # how it ran, and that it does so again
-    whole("contract", "contract", "none", check_contract, reads=("run",)),
+    whole("contract", "contract", "none", check_contract, reads=("run",), unfinished=True),
     whole(
         "contract",
         "contract on ranks",
         "one process runs it",
         of_ranks.check_contract,
         reads=("run",),
+        unfinished=True,
         cases=(on_ranks, in_pipeline, in_context),
     ),
     left("contract", "contract", "none", of_events.check_contract, reads=("run",)),
@@ -405,6 +406,7 @@ RULES: tuple[Rule, ...] = (
         own_layers.check_own_backward,
         _STATE | {"O13"},
         _STATES,
+        unfinished=True,
         cases=(by_events,),
     ),
     # what a run sets aside for good, a later one finds

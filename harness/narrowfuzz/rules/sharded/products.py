@@ -73,7 +73,7 @@ def check_products(evidence: ShardedEvidence) -> Iterator[Verdict]:
 
 
 def _shared(evidence: ShardedEvidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
-    if evidence.sharding.tensor >= 1:
+    if evidence.sharded is not None and evidence.sharding.tensor >= 1:
         yield from evidence.groups()
 
 
