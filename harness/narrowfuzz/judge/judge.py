@@ -47,7 +47,6 @@ from narrowfuzz.rules.applied import AnyEvidence, checks
 from narrowfuzz.rules.contract import accepted
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Rule, plain
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
@@ -226,12 +225,12 @@ class Judge:
             functions=partial(derivatives_of, case.spec, self.device.torch) if model.own else None,
         )
 
-    def _observe_sharded(
-        self, case: Case, recipe: Recipe, only: frozenset[str] | None
-    ) -> ShardedEvidence:
+    def _observe_sharded(self, case: Case, recipe: Recipe, only: frozenset[str] | None) -> Evidence:
         spec, tensors = case.spec, tensors_of(case, recipe)
         traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, only), self.device.torch)
-        whole = Evidence(
+        bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
+        arm = with_checkpoint(SHARDED, spec.checkpoint)
+        return Evidence(
             case=case,
             plan=self.plan(spec),
             unconverted=not self.plan(spec).quantised and self.plan_of_converted(spec).quantised,
@@ -247,14 +246,9 @@ class Judge:
             twin=(lambda: twin_outputs(spec, tensors)) if spec.sharding.context else None,
             plan_of=self.plan_of_converted,
             layers=layer_names(spec),
-        )  # fmt: skip
-        bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
-        arm = with_checkpoint(SHARDED, spec.checkpoint)
-        return ShardedEvidence(
-            whole,
-            MODELS[spec.model].styles(spec),
-            partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
-            lambda sharding: run_sharded(
+            styles=MODELS[spec.model].styles(spec),
+            unconverted_run=partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
+            laid_out=lambda sharding: run_sharded(
                 msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm,
                 self.device.torch,
             ),
@@ -505,7 +499,7 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
 
 def _judged(evidence: AnyEvidence, rules: Sequence[Rule]) -> list[Verdict]:
     """Of every rule, also where there is nothing that it could look at."""
-    if not isinstance(evidence, Evidence):
+    if not isinstance(evidence, Evidence) or evidence.spec.sharded:
         return list(verdicts_of(evidence, rules))
     verdicts = [
         plain(rule.name, arm, "output", "inconclusive", reason)

@@ -12,7 +12,6 @@ from narrowfuzz.rules.kernels import check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.rule import Check, Rule, converted, on_ranks
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.rules.sharded.products import parts_of_calls
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
@@ -22,7 +21,7 @@ Applied = tuple[At, Check, Any]
 
 
 #: What the rules of one kind of case look at.
-AnyEvidence = Evidence | ShardedEvidence | LibraryEvidence
+AnyEvidence = Evidence | LibraryEvidence
 
 
 #: How the linears of a whole run are found, to be judged one by one: each with its place.

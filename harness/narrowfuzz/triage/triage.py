@@ -24,7 +24,6 @@ from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.rule import Rule
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict, fingerprint
 from narrowfuzz.triage.avoid import avoided_by
@@ -360,7 +359,7 @@ def _looks(
         return tell(evidence, shown.verdict), None, ""
     spec = shown.minimal.spec
     conversion = conversion_of(judge.converting(spec), spec)
-    if isinstance(evidence, ShardedEvidence):
+    if spec.sharded:
         return None, None, conversion
     return None, _view(judge, shown, evidence), conversion
 
