@@ -46,6 +46,7 @@ from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.applied import AnyEvidence, checks
 from narrowfuzz.rules.contract import accepted
 from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.rule import Rule, plain
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Change, RunError, Trace
@@ -163,6 +164,17 @@ class Judge:
             if (unseen := evidence.unseen) is not None:
                 self.unseen.setdefault(recipe.name, unseen)
             return evidence
+        return self.observe_events(case, recipe, only, focus=focus)
+
+    def observe_events(
+        self,
+        case: Case,
+        recipe: Stateful,
+        only: frozenset[str] | None = None,
+        *,
+        focus: int | None = None,
+    ) -> LibraryEvidence:
+        """The same of a library's own layers, whose recipe is at hand."""
         return observe_library(
             case,
             self.programs.subject(recipe),
