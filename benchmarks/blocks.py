@@ -14,7 +14,7 @@ from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.device import Device
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules import RULES
 from plain_hypothesis import generate
 
 MODELS: tuple[ModelName, ...] = ("linear", "mlp_swiglu", "attention", "llama_block", "two_blocks")
@@ -24,7 +24,7 @@ CASES, ROUNDS = 40, 3
 DRAWS = 16
 #: Milliseconds by which judging a linear may outlast running it.
 LINEAR_MS = 4.0
-_CORE = [oracle for oracle in ORACLES if not oracle.reruns]
+_CORE = [rule for rule in RULES if not rule.reruns]
 
 
 def blocks_part(seconds: float, device: Device) -> dict[str, Any]:

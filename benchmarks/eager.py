@@ -168,9 +168,9 @@ def _stages(
                 evidence.reference.gemm(role)
                 evidence.reference.may_overflow(role)
             took("reference")
-            for oracle in _CORE:
-                list(oracle.check(evidence))
-                took(f"rule {oracle.name}")
+            for rule in _CORE:
+                list(rule.check(evidence))
+                took(f"rule {rule.name}")
     cases = sum(len(b) for b in batches)
     per_case = {stage: value / cases * 1e3 for stage, value in spent.items()}
     return per_case | {"rest": whole - sum(per_case.values())}

@@ -111,7 +111,7 @@ def quiet_worker(
         def _judge(
             self,
             case: Case,
-            oracles: Sequence[Any],
+            rules: Sequence[Any],
             only: frozenset[str] | None = None,
             *,
             focus: int | None = None,
@@ -122,7 +122,7 @@ def quiet_worker(
                 self.keys.append(key)
                 arms = only or {arm.name for arm in self.judge.rungs(case.spec)}
                 self.firsts.append((dump_case(case).decode(), sorted(arms)))
-            judgement = super()._judge(case, oracles, only, focus=focus, repeat=repeat)
+            judgement = super()._judge(case, rules, only, focus=focus, repeat=repeat)
             self.ran += judgement.ran
             after(self.ran)
             return judgement

@@ -14,7 +14,6 @@ from narrowfuzz.draw.strategies import schedule_cases
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.recipe.recipe import load_every, load_stateful
-from narrowfuzz.rules.library.table import OF_LIBRARY
 
 #: Recipe -> schedules of five events a second, at least.
 TARGETS = {"reference.delayed": 100.0, "te.delayed": 20.0}
@@ -28,7 +27,7 @@ def schedules_part(recipe: str, seconds: float) -> dict[str, Any]:
     judge = Judge(load_every(), load_ledger())
     five = [_five(recipe, number) for number in range(400)]
     for case in five[:20]:
-        judge.judge(case, OF_LIBRARY)  # warm up
+        judge.judge(case)  # warm up
     rates = [_rate(judge, five, seconds / 6) for _ in range(3)]
     drawn = _drawn(library, 300)
     return {
@@ -66,7 +65,7 @@ def _drawn(recipe: Any, count: int) -> list[Case]:
 def _rate(judge: Judge, cases: list[Case], seconds: float) -> float:
     start, done = time.perf_counter(), 0
     for case in itertools.cycle(cases):
-        judge.judge(case, OF_LIBRARY)
+        judge.judge(case)
         done += 1
         if time.perf_counter() - start > seconds:
             break

@@ -27,7 +27,7 @@ PLANTS = [
 ]
 """
 RULE = '''
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 
 
 def check_trial(evidence):
@@ -85,10 +85,10 @@ TRIALS = {
     "rule": Trial(
         {"rules/trial.py": RULE},
         (
-            ("rules/__init__.py", "from functools import partial\n",
+            ("rules/table.py", "from functools import partial\n",
              "from narrowfuzz.rules.trial import check_trial\n"),
-            ("rules/__init__.py", "OF_CONVERTED: tuple[Oracle, ...] = (\n",
-             '    Oracle("R99", "a trial", "exact", "C", "none", check_trial, scope="case"),\n'),
+            ("rules/table.py", "RULES: tuple[Rule, ...] = (\n",
+             '    whole("R99", "a trial", "none", check_trial),\n'),
         ),
     ),
     "arm": Trial(

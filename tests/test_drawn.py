@@ -11,8 +11,8 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.rules.oracle import same_bits
 from narrowfuzz.rules.reference import alone
+from narrowfuzz.rules.rule import same_bits
 
 prepare()
 settle()

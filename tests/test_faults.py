@@ -22,7 +22,7 @@ from narrowfuzz.recipe.recipe import load_recipes
 prepare()
 settle()
 
-#: A case that shows each fault which no table of tests/oracles or tests/test_state_faults.py has,
+#: A case that shows each fault which no table of tests/rules or tests/test_state_faults.py has,
 #: as generation found it; docs/faults.md says which five are written by hand.
 CASES = {
     name: load_case(json.dumps(case).encode())

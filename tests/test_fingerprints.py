@@ -46,7 +46,7 @@ def fingerprints(case: Case, fault: str) -> list[str]:
         return sorted(bad() - clean)
 
 
-@pytest.mark.heavy  # the first fingerprint of each rule is frozen in tests/oracles
+@pytest.mark.heavy  # the first fingerprint of each rule is frozen in tests/rules
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_faults_fingerprints_keep_their_words(name: str) -> None:
     case = CASES[name]

@@ -17,7 +17,7 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.recipe.recipe import load_every
 from narrowfuzz.report.accepted import Accepted
-from narrowfuzz.report.judged import RULES, Judged, happened, judged, looked_at
+from narrowfuzz.report.judged import LOOKING, Judged, happened, judged, looked_at
 from narrowfuzz.report.outcome import Ended
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import print_summary
@@ -37,8 +37,8 @@ def verdict(oracle: str, status: Status, layer: str = "") -> Verdict:
 
 
 def test_rules_about_casts_and_multiplies_count_and_no_others() -> None:
-    assert {"O2", "O3", "O5", "O15", "O13", "O20", "S1", "S2", "S12"} <= RULES
-    assert not RULES & {"contract", "O1", "O8", "O9", "O12", "R5"}
+    assert {"O2", "O3", "O5", "O15", "O13", "O20", "S1", "S2", "S12"} <= LOOKING
+    assert not LOOKING & {"contract", "O1", "O8", "O9", "O12", "R5"}
 
 
 @pytest.mark.parametrize(

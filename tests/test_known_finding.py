@@ -12,7 +12,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Entry, Ledger, load_ledger
 from narrowfuzz.ledger.severity import severity
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import report
 from narrowfuzz.triage.known import known_issue
@@ -35,7 +35,7 @@ def cause(case: Case, oracle: str) -> Verdict:
 
 
 def asked(case: Case, verdict: Verdict, ledger: Ledger = LEDGER) -> Entry | None:
-    return known_issue(BARE, ledger, case, verdict, ORACLES)
+    return known_issue(BARE, ledger, case, verdict, RULES)
 
 
 def without(ids: Iterable[str]) -> Ledger:
@@ -65,7 +65,7 @@ def test_what_no_entry_explains_is_none_though_an_entry_holds_for_the_case() -> 
         judge = Judge(RECIPES, Ledger([]), frozenset({"eager"}))
         verdict = next(v for v in judge.judge(BIASED).causes if v.oracle == "O3")
         assert LEDGER.deviations(BIASED)
-        assert known_issue(judge, LEDGER, BIASED, verdict, ORACLES) is None
+        assert known_issue(judge, LEDGER, BIASED, verdict, RULES) is None
 
 
 def test_what_comes_and_goes_by_chance_is_explained_by_none() -> None:

@@ -157,7 +157,7 @@ def test_the_emulated_extension_imports_nothing_of_ours() -> None:
     }
 
 
-def test_strategies_load_neither_torch_nor_arms_nor_oracles() -> None:
+def test_strategies_load_neither_torch_nor_arms_nor_rules() -> None:
     loaded = loaded_after("import narrowfuzz.case.data, narrowfuzz.draw.strategies")
     assert loaded.isdisjoint({"torch", "torchao", "narrowfuzz.arms", "narrowfuzz.rules"})
 

@@ -14,7 +14,7 @@ from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules import BY_NAME, RULES
 from narrowfuzz.rules.relations_shape import check_variants, variants
 from narrowfuzz.rules.relations_state import telling
 from narrowfuzz.trace.address import At
@@ -70,7 +70,7 @@ def test_every_variant_of_a_case_says_what_was_done_to_it() -> None:
     recipe = load_recipes()["torch.fp32"]
     assert isinstance(recipe, Recipe)
     tensors = tensors_of(case, recipe)
-    names = {rule.name for rule in ORACLES if getattr(rule.check, "func", None) is check_variants}
+    names = {rule.name for rule in RULES if getattr(rule.check, "func", None) is check_variants}
     titles = {
         variant.run.name
         for name in names

@@ -23,7 +23,7 @@ from narrowfuzz.own_models.calls import asked
 from narrowfuzz.play.own import imported
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.report.judged import looked_at
-from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.finding import example_of
 from narrowfuzz.triage.minimise import minimise
@@ -404,7 +404,7 @@ def build():
     assert (model.fixed["n"], model.fixed["k"]) == (vocabulary, vocabulary)
     case = case_of(model)
     assert load_case(dump_case(case)) == case
-    rules = [rule for rule in ORACLES if not rule.reruns]
+    rules = [rule for rule in RULES if not rule.reruns]
     judgement = Judge(RECIPES, Ledger([]), frozenset({"eager"})).judge(case, rules)
     assert judgement.ran and not judgement.causes
     assert tensors_of(case, RECIPES["torch.bf16"])["input"].max() > 0.5 * vocabulary

@@ -16,7 +16,7 @@ from narrowfuzz.report.glossary import WORDS, explained
 from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.page import write_page
 from narrowfuzz.report.plots import heat_map, histogram, histogram_text
-from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules import RULES
 from narrowfuzz.rules.explained import rows_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Present, Refuses, Runs
@@ -147,7 +147,7 @@ def test_every_term_says_what_it_means(store: Any) -> None:
     assert len(terms) >= 10 and all(
         term["data-means"] and term["type"] == "button" for term in terms
     )
-    assert all(explained(rule.name) for rule in ORACLES) and all(explained(w) for w in WORDS)
+    assert all(explained(rule.name) for rule in RULES) and all(explained(w) for w in WORDS)
     assert explained("no such word") == ""
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from narrowfuzz.cli import main
 from narrowfuzz.plants.registry import builtin_plants
-from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules import BY_NAME, RULES
 from narrowfuzz.rules.explained import explained, pages, rows_of, with_tables
+from narrowfuzz.rules.rule import by_events, converted
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Hunts of tests/oracles/test_rules_catch_faults.py, which must find what they look for.
+#: Hunts of tests/rules/test_rules_catch_faults.py, which must find what they look for.
 HUNTS = {tuple(name.split()[:2]) for name in json.loads(
-    (ROOT / "tests" / "oracles" / "fingerprints.json").read_text()
+    (ROOT / "tests" / "rules" / "fingerprints.json").read_text()
 )}  # fmt: skip
 
 
@@ -44,14 +45,12 @@ def test_the_pages_say_what_the_command_says(page: str, which: str) -> None:
 
 
 def test_only_rules_that_exist_are_explained_and_each_kind_of_case_has_its_row() -> None:
-    pages_of = {
-        "converted": "rules", "sharded": "sharding", "pipeline": "sharding", "context": "sharding",
-    }  # fmt: skip
+    pages_of = {converted: {"rules"}, by_events: {"sharding", "schedules"}}
     assert {name for row in explained() for name in row.names} == set(BY_NAME)
-    for rule in ORACLES:
-        wanted = pages_of.get(rule.of)
+    for rule in RULES:
         pages = {row.page for row in rows_of(rule.name)}
-        assert (wanted in pages) if wanted else pages & {"sharding", "schedules"}, rule.name
+        for are in rule.cases:
+            assert pages & pages_of.get(are, {"sharding"}), (rule.name, are)
 
 
 def test_what_a_rule_is_said_to_catch_is_an_injected_bug() -> None:

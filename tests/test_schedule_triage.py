@@ -364,7 +364,6 @@ def test_reach_is_the_wildest_stimulus(values: str, reach: str) -> None:
 
 
 def test_only_the_rules_that_explain_are_needed() -> None:
-    from narrowfuzz.rules.library.table import OF_LIBRARY
-
-    names = [oracle.name for oracle in needed("O14", OF_LIBRARY)]
+    spec = Spec(recipe="reference.delayed", model="library_linear")
+    names = [rule.name for rule in needed("O14", spec)]
     assert "O14" in names and "contract" in names and "R20" not in names

@@ -21,7 +21,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.rules import BY_NAME, ORACLES
+from narrowfuzz.rules import BY_NAME, RULES
 from narrowfuzz.rules.relations_shape import halves, variants
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import (
@@ -163,19 +163,19 @@ REPEATS = {a.name for a in LADDER if a.recomputes and a.stage not in ("eager", "
 def places() -> Iterator[tuple[str, str]]:
     """(rule, Spec) wherever the rule can be broken."""
     for name, spec in SPECS.items():
-        for oracle in ORACLES:
-            inside = oracle.name in TAPPED and (name == "empty" or spec.recipe == "torch.fp32")
-            amax = oracle.name == "O4" and spec.recipe == MX
-            empty = oracle.name in VARIANTS and name == "empty"  # an operand without elements
-            models = oracle.name in (
+        for rule in RULES:
+            inside = rule.name in TAPPED and (name == "empty" or spec.recipe == "torch.fp32")
+            amax = rule.name == "O4" and spec.recipe == MX
+            empty = rule.name in VARIANTS and name == "empty"  # an operand without elements
+            models = rule.name in (
                 "O9",
                 "O18",
                 "O21",
                 "O22",
                 "R23",
             )  # test_script_model.py, test_play.py
-            if not (inside or amax or empty or models) and says_something(oracle.name, spec):
-                yield oracle.name, name
+            if not (inside or amax or empty or models) and says_something(rule.name, spec):
+                yield rule.name, name
 
 
 def says_something(relation: str, spec: Spec) -> bool:

@@ -12,7 +12,8 @@ from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.rules.sharded.table import OF_PIPELINE, OF_SHARDED
+from narrowfuzz.rules import RULES
+from narrowfuzz.rules.rule import in_pipeline, on_ranks
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
@@ -306,9 +307,8 @@ def test_a_script_shows_it(
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:
-    assert {rule.name for rule in (*OF_SHARDED, *OF_PIPELINE)} == set().union(
-        *(fault[4] for fault in FAULTS)
-    )
+    every = {rule.name for rule in RULES if {on_ranks, in_pipeline} & set(rule.cases)}
+    assert every == set().union(*(fault[4] for fault in FAULTS))
 
 
 def test_a_case_on_ranks_survives_its_file() -> None:

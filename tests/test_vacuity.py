@@ -25,10 +25,9 @@ from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
 from narrowfuzz.power.vacuity import drawn, measure, passes
 from narrowfuzz.recipe.recipe import load_every, load_recipes, load_stateful
-from narrowfuzz.rules import BY_NAME, OF_CONVERTED
+from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.table import OF_LIBRARY
-from narrowfuzz.rules.oracle import Oracle, plain
+from narrowfuzz.rules.rule import Rule, by_events, converted, plain
 from narrowfuzz.trace.snapshots import At
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
@@ -63,8 +62,8 @@ class TestProbe:
         def content_with_all(evidence: Evidence) -> Iterator[Verdict]:
             yield from (plain("always", arm, "output", "ok") for arm in evidence.traces)
 
-        always = Oracle(
-            "always", "always ok", "exact", "C", "none", content_with_all,
+        always = Rule(
+            "exact", "always", "always ok", "none", content_with_all,
             reads=("results", "operands", "scales"),
         )  # fmt: skip
         found = list(passes(judge(), CASE, [always]))
@@ -74,7 +73,7 @@ class TestProbe:
     def test_a_rule_that_compares_bits_is_not(self) -> None:
         sharp = [BY_NAME[name] for name in ("O1", "O2", "O3", "O4", "O12", "R1", "R18")]
         found = list(passes(judge(), CASE, sharp))
-        assert {one.oracle for one in found} == {oracle.name for oracle in sharp}
+        assert {one.oracle for one in found} == {rule.name for rule in sharp}
         assert not any(one.vacuous for one in found)
         assert all(one.noticed == one.tried for one in found if one.oracle in ("O1", "O12", "R1"))
 
@@ -85,7 +84,7 @@ class TestProbe:
                 fine = role == "grad_input" or got is None or got.any()
                 yield plain("first", "eager", role, "ok" if fine else "diverged")
 
-        half = Oracle("first", "looks at the output", "exact", "C", "none", first_only)
+        half = Rule("exact", "first", "looks at the output", "none", first_only)
         found = {one.role: one for one in passes(judge(), CASE, [half])}
         assert found["output"].noticed == {"zeros (results)"}
         assert found["grad_input"].vacuous
@@ -94,7 +93,7 @@ class TestProbe:
     def test_every_rule_could_have_failed_where_it_passed(self, values: str) -> None:
         spec = Spec(recipe=ROWWISE, m=32, k=48, n=32, bias=True, checkpoint="full", batch=2)
         case = Case(spec=spec, data=DataSpec(values=values, seed=1))  # type: ignore[arg-type]
-        found = list(passes(judge(), case, OF_CONVERTED))
+        found = list(passes(judge(), case, tuple(rules_of(case.spec).values())))
         assert len({one.oracle for one in found}) > 10
         assert [one for one in found if one.vacuous] == []
 
@@ -116,11 +115,9 @@ class TestProbe:
 
 
 def test_every_rule_has_perturbations() -> None:
-    for rules, falsifies in (
-        (OF_CONVERTED, reads.FALSIFIES),
-        (OF_LIBRARY, schedules.FALSIFIES),
-    ):
-        assert {read for oracle in rules for read in oracle.reads} == set(falsifies)
+    for are, falsifies in ((converted, reads.FALSIFIES), (by_events, schedules.FALSIFIES)):
+        told = {read for rule in RULES if are in rule.cases for read in rule.reads}
+        assert told == set(falsifies)
 
 
 class TestFalsify:

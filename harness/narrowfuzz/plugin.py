@@ -7,7 +7,7 @@ the fixtures, not here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from narrowfuzz.case.arm import BY_NAME
 
 if TYPE_CHECKING:
     from narrowfuzz.case.spec import Compile, Spec
-    from narrowfuzz.rules.oracle import Oracle
 
 #: Eager cases per property, and compiled Specs per rung, which all properties share.
 PROFILES = {
@@ -219,9 +218,9 @@ class Harness:
         """So many batches, every case of them judged by all rules that rerun nothing."""
         from hypothesis import given, settings
 
-        from narrowfuzz.rules import OF_CONVERTED
+        from narrowfuzz.rules import RULES
 
-        rules = [oracle for oracle in OF_CONVERTED if not oracle.reruns]
+        rules = [rule for rule in RULES if not rule.reruns]
         found: list[Any] = []
 
         @settings(self.settings(compile), max_examples=examples)
@@ -236,13 +235,12 @@ class Harness:
     def check_schedules(self, rules: tuple[str, ...]) -> None:
         """As ``check``, on schedules of the stateful recipes that patch nothing."""
         from narrowfuzz.draw.strategies import schedule_cases
-        from narrowfuzz.rules.library.table import OF_LIBRARY
 
         __tracebackhide__ = True
         here = [r for r in self.stateful if not r.process]
         if not here:
             pytest.skip("none of the selected recipes keeps a state and patches nothing")
-        self.check(schedule_cases(here), rules, OF_LIBRARY)
+        self.check(schedule_cases(here), rules)
 
     def check_patched(self) -> None:
         """A short campaign, in processes of its own, over the recipes that have to patch a library.
@@ -265,23 +263,17 @@ class Harness:
             main(["run", *chosen, "--minutes", str(seconds / 60), "--seed", "1"])
         assert ended.value.code == 0, "new findings; see above"
 
-    def check(
-        self, strategy: Any, rules: tuple[str, ...], among: Sequence[Oracle] | None = None
-    ) -> None:
-        """Draw eager cases and fail with the full sentence of every first cause of these rules,
-        which are ``among`` those of models unless told otherwise.
+    def check(self, strategy: Any, rules: tuple[str, ...]) -> None:
+        """Draw eager cases and fail with the full sentence of every first cause of these rules.
 
         Fails if no case was ever judged: a property that never applies is not one that holds. Where
         the user chose recipes to none of which the rules apply, it skips and says so.
         """
         from hypothesis import given
 
-        from narrowfuzz.rules import OF_CONVERTED
         from narrowfuzz.triage.triage import needed
 
         __tracebackhide__ = True
-        known = among or OF_CONVERTED
-        oracles = tuple({o.name: o for rule in rules for o in needed(rule, known)}.values())
         said: Counter[str] = Counter()
 
         @self.settings()
@@ -289,7 +281,8 @@ class Harness:
         def run(case: Any) -> None:
             nonlocal said
             __tracebackhide__ = True
-            judgement = self.judge.judge(case, oracles)
+            asked = {one.name: one for rule in rules for one in needed(rule, case.spec)}
+            judgement = self.judge.judge(case, tuple(asked.values()))
             said += _said(judgement, rules)
             self._fail(judgement, rules)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from narrowfuzz.case.spec import Case, dump_case
 from narrowfuzz.judge.fold import Judgement
-from narrowfuzz.report.judged import JUDGED, RULES
+from narrowfuzz.report.judged import JUDGED, LOOKING
 from narrowfuzz.trace.hashes import Hashes, hashes_of
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
@@ -167,7 +167,7 @@ def _seen(
         recipe=case.spec.recipe,
         model=case.spec.model,
         rules={arm: sorted(names) for arm, names in rules.items()},
-        arms=sorted(arm for arm, names in rules.items() if names & RULES),
+        arms=sorted(arm for arm, names in rules.items() if names & LOOKING),
         known=sorted({verdict.explained_by for verdict in judgement.known}),
         causes={
             name: Shown(verdict.sentence(), verdict.oracle, verdict.arm)

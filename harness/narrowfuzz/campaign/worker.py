@@ -48,7 +48,7 @@ from narrowfuzz.recipe.stateful import Stateful
 from narrowfuzz.report.judged import happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
-from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import fingerprint
 from narrowfuzz.triage.first_bad import with_first_bad
 from narrowfuzz.triage.forked import ForkedScripts
@@ -57,8 +57,8 @@ from narrowfuzz.triage.session import SessionOptions, open_session
 from narrowfuzz.triage.triage import triage, unconfirmed
 from narrowfuzz.triage.verify import RunScript, run_script
 
-_RELATIONS = tuple(o for o in ORACLES if o.reruns)
-_CORE = tuple(o for o in ORACLES if not o.reruns)
+_RELATIONS = tuple(o for o in RULES if o.reruns)
+_CORE = tuple(o for o in RULES if not o.reruns)
 _REPORT_EVERY = 0.5
 #: What one side of a comparison shows alone is made smaller in so many seconds, all together.
 _TOGETHER_SECONDS = 20.0
@@ -215,7 +215,7 @@ class Worker:
             self.holding = holding
             self.counts["specs"] += 1
             with self._compiles_counted():
-                judgement = self._judge(case, ORACLES, only)
+                judgement = self._judge(case, RULES, only)
             self.counts["first"] += 1
             self.counts["first stopped"] += not judgement.ran
         self.holding = False
@@ -265,7 +265,7 @@ class Worker:
     def _schedule(self, batch: tuple[Case, ...]) -> None:
         self.counts["specs"] += 1
         for case in batch:
-            self._judge(case, ORACLES, focus=next(self.focus))
+            self._judge(case, RULES, focus=next(self.focus))
 
     def _batch(self, batch: tuple[Case, ...], *, now: Slice, until: float) -> None:
         kind = now.kind
@@ -330,7 +330,7 @@ class Worker:
         only = None if arms == self.judge.rungs(case.spec) else frozenset(a.name for a in arms)
         compiled = any(a.compiler for a in arms)
         if i == 0 or case.spec.sharded:
-            return self._judge(case, ORACLES, only)
+            return self._judge(case, RULES, only)
         if i == 1 or not compiled:
             rules, focus = (*_CORE, next(self.relations)), None if i == 1 else next(self.focus)
             return self._judge(case, rules, only, focus=focus, repeat=case.spec.direct)
@@ -360,7 +360,7 @@ class Worker:
     def _judge(
         self,
         case: Case,
-        oracles: Sequence[Any],
+        rules: Sequence[Any],
         only: frozenset[str] | None = None,
         *,
         focus: int | None = None,
@@ -369,7 +369,7 @@ class Worker:
         self._note(case)
         if self.beside:
             self.beside.begin(case)
-        judgement = self.judge.judge(case, oracles, only, focus=focus, repeat=repeat)
+        judgement = self.judge.judge(case, rules, only, focus=focus, repeat=repeat)
         verdicts, known = judgement.verdicts, judgement.known
         if only is not None and judgement.causes:  # which rung is the first to show it?
             rungs = (self.judge.beneath(case.spec, v.arm) for v in judgement.causes)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.spec import Case
+from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import explained
-from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.rule import on_ranks
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 
@@ -61,7 +61,7 @@ def fold(
         if verdict.status == "known":
             roots.append(verdict)
         elif verdict.status in BAD:
-            root = explained(verdict, _above(verdict, roots, rules), rules, single=single)
+            root = explained(verdict, _above(verdict, roots, case.spec), rules, single=single)
             if root is None:
                 entry = known_as(verdict)
                 verdict = verdict.known(entry) if entry else verdict
@@ -77,12 +77,10 @@ def fold(
     return Judgement(case, family, tuple(folded), causes, known, ran)
 
 
-def _above(
-    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle]
-) -> Sequence[Verdict]:
+def _above(verdict: Verdict, roots: Sequence[Verdict], spec: Spec) -> Sequence[Verdict]:
     """What a verdict may be a consequence of. What is known of one parameter on ranks says nothing
     of another: the ledger is asked of each."""
-    if rules[verdict.oracle].of != "sharded" or verdict.oracle == "contract":
+    if not on_ranks(spec) or verdict.oracle == "contract":
         return roots
 
     def of_another(root: Verdict) -> bool:

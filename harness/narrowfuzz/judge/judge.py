@@ -1,6 +1,6 @@
 """judge(case) -> verdicts: run a case on its arms, apply every rule, fold consequences.
 
-The only place that sees both arms and oracles. pytest, campaign, replay and the minimiser all call
+The only place that sees both arms and rules. pytest, campaign, replay and the minimiser all call
 it.
 """
 
@@ -43,12 +43,12 @@ from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
 from narrowfuzz.recipe.stateful import Stateful
-from narrowfuzz.rules import BY_NAME, ORACLES, kind_of, rules_of
+from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.applied import AnyEvidence, checks
 from narrowfuzz.rules.contract import accepted
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import Oracle, plain
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.rule import Rule, plain
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
@@ -64,12 +64,12 @@ _PLANS = 256
 
 @dataclass
 class Judge:
-    """Recipes, ledger and selected arms and oracles, plus the cache of built programs."""
+    """Recipes, ledger and selected arms and rules, plus the cache of built programs."""
 
     recipes: Mapping[str, AnyRecipe]
     ledger: Ledger
     arms: frozenset[str] | None = None
-    oracles: Sequence[Oracle] = ORACLES
+    rules: Sequence[Rule] = RULES
     device: Device = field(default_factory=Device)
     #: Called with each case of another shape or layout that a relation is about to run.
     before_rerun: Callable[[Case], None] = lambda case: None
@@ -91,7 +91,7 @@ class Judge:
     def judge(
         self,
         case: Case,
-        oracles: Sequence[Oracle] | None = None,
+        rules: Sequence[Rule] | None = None,
         only: frozenset[str] | None = None,
         *,
         focus: int | None = None,
@@ -115,9 +115,9 @@ class Judge:
         for earlier in case.history:
             self.run_arms(earlier)
             self.programs.clear()  # its models are dead by now
-        asked, kind = self.oracles if oracles is None else oracles, kind_of(case.spec)
-        chosen = [oracle for oracle in asked if oracle.of == kind]
-        repeat = repeat and any(oracle.name == "O1" for oracle in chosen)
+        asked = self.rules if rules is None else rules
+        chosen = [rule for rule in asked if rule.applies(case.spec)]
+        repeat = repeat and any(rule.name == "O1" for rule in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
         self.observed(case, evidence.left)
@@ -165,6 +165,17 @@ class Judge:
             if (unseen := evidence.unseen) is not None:
                 self.unseen.setdefault(recipe.name, unseen)
             return evidence
+        return self.observe_events(case, recipe, only, focus=focus)
+
+    def observe_events(
+        self,
+        case: Case,
+        recipe: Stateful,
+        only: frozenset[str] | None = None,
+        *,
+        focus: int | None = None,
+    ) -> LibraryEvidence:
+        """The same of a library's own layers, whose recipe is at hand."""
         return observe_library(
             case,
             self.programs.subject(recipe),
@@ -227,12 +238,12 @@ class Judge:
             functions=partial(derivatives_of, case.spec, self.device.torch) if model.own else None,
         )
 
-    def _observe_sharded(
-        self, case: Case, recipe: Recipe, only: frozenset[str] | None
-    ) -> ShardedEvidence:
+    def _observe_sharded(self, case: Case, recipe: Recipe, only: frozenset[str] | None) -> Evidence:
         spec, tensors = case.spec, tensors_of(case, recipe)
         traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, only), self.device.torch)
-        whole = Evidence(
+        bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
+        arm = with_checkpoint(SHARDED, spec.checkpoint)
+        return Evidence(
             case=case,
             plan=self.plan(spec),
             unconverted=not self.plan(spec).quantised and self.plan_of_converted(spec).quantised,
@@ -248,14 +259,9 @@ class Judge:
             twin=(lambda: twin_outputs(spec, tensors)) if spec.sharding.context else None,
             plan_of=self.plan_of_converted,
             layers=layer_names(spec),
-        )  # fmt: skip
-        bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
-        arm = with_checkpoint(SHARDED, spec.checkpoint)
-        return ShardedEvidence(
-            whole,
-            MODELS[spec.model].styles(spec),
-            partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
-            lambda sharding: run_sharded(
+            styles=MODELS[spec.model].styles(spec),
+            unconverted_run=partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
+            laid_out=lambda sharding: run_sharded(
                 msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm,
                 self.device.torch,
             ),
@@ -504,28 +510,28 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
 
 
-def _judged(evidence: AnyEvidence, oracles: Sequence[Oracle]) -> list[Verdict]:
+def _judged(evidence: AnyEvidence, rules: Sequence[Rule]) -> list[Verdict]:
     """Of every rule, also where there is nothing that it could look at."""
-    if not isinstance(evidence, Evidence):
-        return list(verdicts_of(evidence, oracles))
+    if not isinstance(evidence, Evidence) or evidence.spec.sharded:
+        return list(verdicts_of(evidence, rules))
     verdicts = [
-        plain(oracle.name, arm, "output", "inconclusive", reason)
+        plain(rule.name, arm, "output", "inconclusive", reason)
         for arm, reason in evidence.void.items()
-        for oracle in oracles
+        for rule in rules
     ]
     if not evidence.ran:
-        mute = [oracle for oracle in oracles if oracle.name != "contract"]
+        mute = [rule for rule in rules if rule.name != "contract"]
         verdicts += [plain(o.name, evidence.base, "output", "not_applicable") for o in mute]
     try:
-        verdicts += verdicts_of(evidence, oracles)
+        verdicts += verdicts_of(evidence, rules)
     except Undivided as error:
         verdicts.append(accepted(evidence.base, evidence.spec.model, str(error)))
     return verdicts
 
 
-def verdicts_of(evidence: AnyEvidence, oracles: Sequence[Oracle]) -> Iterator[Verdict]:
+def verdicts_of(evidence: AnyEvidence, rules: Sequence[Rule]) -> Iterator[Verdict]:
     """Of every rule on all it is applied to."""
-    for place, check, seen in checks(evidence, oracles):
+    for place, check, seen in checks(evidence, rules):
         for verdict in check(seen):
             if seen.unconverted:
                 verdict = replace(verdict, unconverted=True)

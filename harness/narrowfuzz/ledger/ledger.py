@@ -33,7 +33,7 @@ from narrowfuzz.recipe.content import content_dir
 from narrowfuzz.recipe.deprecated import refused_field
 from narrowfuzz.trace.verdict import Verdict
 
-#: Deviations the oracles follow beyond those of the quantiser's reference.
+#: Deviations the rules follow beyond those of the quantiser's reference.
 LAYER_DEVIATIONS = {
     "autocast_ignored": "under autocast the layer returns the type of its input",
     "bias_ignored": "the layer returns its output without the bias",

@@ -9,7 +9,7 @@ from typing import Any
 
 from narrowfuzz.case.spec import Case
 from narrowfuzz.power.perturbation import Perturbation
-from narrowfuzz.rules.oracle import Oracle, Reads
+from narrowfuzz.rules.rule import Reads, Rule
 from narrowfuzz.trace.verdict import BAD, Verdict
 
 #: Vacuous cases kept of each rule and recipe.
@@ -66,10 +66,10 @@ Falsifying = Mapping[str, Sequence[Perturbation]]
 
 
 def falsifying(
-    oracles: Iterable[Oracle], falsifies: Mapping[Reads, Sequence[Perturbation]]
+    rules: Iterable[Rule], falsifies: Mapping[Reads, Sequence[Perturbation]]
 ) -> Falsifying:
     """The perturbations of all that each of these rules reads."""
-    return {o.name: tuple(p for read in o.reads for p in falsifies[read]) for o in oracles}
+    return {o.name: tuple(p for read in o.reads for p in falsifies[read]) for o in rules}
 
 
 def probe(

@@ -23,7 +23,7 @@ from narrowfuzz.power.perturbation import (
     statistics,
     without,
 )
-from narrowfuzz.rules.oracle import Reads
+from narrowfuzz.rules.rule import Reads
 
 
 def _each(

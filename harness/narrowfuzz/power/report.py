@@ -150,10 +150,10 @@ def print_vacuity(console: Console, found: Vacuity) -> None:
     """A row for each rule: passes, vacuous ones, and what it misses most; then one for each of its
     recipes with more than LIMIT."""
     view = _table("passes", "rule", "passes", "vacuous", "share", "missed most often")
-    for oracle in sorted({oracle for oracle, _ in found}):
-        rows = {recipe: passes for (name, recipe), passes in found.items() if name == oracle}
+    for rule in sorted({rule for rule, _ in found}):
+        rows = {recipe: passes for (name, recipe), passes in found.items() if name == rule}
         whole = _sum(rows.values())
-        view.add_row(oracle, *_numbers(whole), _missed(whole))
+        view.add_row(rule, *_numbers(whole), _missed(whole))
         for recipe, passes in sorted(rows.items(), key=lambda row: -row[1].share):
             if passes.share > LIMIT:
                 view.add_row(f"  {recipe}", *_numbers(passes))
@@ -184,7 +184,7 @@ def vacuity_json(found: Vacuity) -> list[dict[str, Any]]:
     """One entry for each rule and recipe, the most vacuous first."""
     return [
         {
-            "oracle": oracle,
+            "oracle": rule,
             "recipe": recipe,
             "passes": passes.number,
             "vacuous": passes.vacuous,
@@ -197,5 +197,5 @@ def vacuity_json(found: Vacuity) -> list[dict[str, Any]]:
                 for case, arm, role, layer in passes.examples
             ],
         }
-        for (oracle, recipe), passes in sorted(found.items(), key=lambda r: (-r[1].share, r[0]))
+        for (rule, recipe), passes in sorted(found.items(), key=lambda r: (-r[1].share, r[0]))
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.power.falsify import GAIN, NUMBERS, Numbers
 from narrowfuzz.power.perturbation import Perturbation
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.oracle import Reads
+from narrowfuzz.rules.rule import Reads
 from narrowfuzz.trace.snapshots import (
     Moment,
     ProductSeen,

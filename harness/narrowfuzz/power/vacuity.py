@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from narrowfuzz.case.spec import Case, Compile
+from narrowfuzz.case.spec import Case, Compile, Spec
 from narrowfuzz.draw.specs import of_rung
 from narrowfuzz.draw.strategies import batches, schedule_cases
 from narrowfuzz.judge.judge import Judge
@@ -26,12 +26,11 @@ from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
 from narrowfuzz.recipe.recipe import AnyRecipe, load_every, processes, select, unknown
 from narrowfuzz.recipe.stateful import Stateful
-from narrowfuzz.rules import OF_CONVERTED
+from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.library.table import OF_LIBRARY
-from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
@@ -95,43 +94,44 @@ def measure(
     """(rule, recipe) -> its passes, over so many cases of each recipe."""
     found: Table = {}
     for recipe in recipes:
-        for case, oracles in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
-            for one in passes(judge, case, oracles):
+        for case, rules in drawn(recipe, cases, f"{seed}/{recipe.name}", compile):
+            for one in passes(judge, case, rules):
                 found.setdefault((one.oracle, recipe.name), Passes()).take(case, one)
     return found
 
 
-def passes(judge: Judge, case: Case, oracles: Sequence[Oracle]) -> Iterator[Pass]:
+def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
     evidence = judge.observe(case)
     if isinstance(evidence, LibraryEvidence):
         once = schedules.remembering(evidence)
-        falsify = falsifying(oracles, schedules.FALSIFIES)
-        for oracle in oracles:
-            yield from probe(oracle.check, once, falsify)
+        falsify = falsifying(rules, schedules.FALSIFIES)
+        for rule in rules:
+            yield from probe(rule.check, once, falsify)
         return
     assert isinstance(evidence, Evidence) and evidence.rerun is not None
     evidence = replace(evidence, rerun=remembering(evidence.rerun))
-    falsify = falsifying(oracles, reads.FALSIFIES)
+    falsify = falsifying(rules, reads.FALSIFIES)
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
-        for at, check, seen in checks(evidence, oracles):
+        for at, check, seen in checks(evidence, rules):
             yield from probe(check, seen, falsify, at.layer)
 
 
 def drawn(
     recipe: AnyRecipe, cases: int, name: str, compile: Compile
-) -> Iterator[tuple[Case, Sequence[Oracle]]]:
+) -> Iterator[tuple[Case, Sequence[Rule]]]:
     """Cases with the rules they meet, from the strategies that campaigns draw from: as there, a
     Spec's first draw meets every rule, and later ones some relations in turn."""
     number = random.Random(name).getrandbits(64)
     if isinstance(recipe, Stateful):
         for case in examples(schedule_cases([recipe]), cases, number):
-            yield case, OF_LIBRARY
+            yield case, tuple(rules_of(case.spec).values())
         return
-    relations = itertools.cycle(o for o in OF_CONVERTED if o.reruns)
-    core = tuple(o for o in OF_CONVERTED if not o.reruns)
+    every = tuple(rules_of(Spec(recipe=recipe.name)).values())
+    relations = itertools.cycle(rule for rule in every if rule.reruns)
+    core = tuple(rule for rule in every if not rule.reruns)
     batch = batches(of_rung([recipe], compile, largest=128), draws=DRAWS)
     for one in examples(batch, -(-cases // DRAWS), number):
         for i, case in enumerate(one):
             some = tuple(itertools.islice(relations, RELATIONS))
-            yield case, OF_CONVERTED if i == 0 else (*core, *some)
+            yield case, every if i == 0 else (*core, *some)

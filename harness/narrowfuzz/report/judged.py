@@ -20,13 +20,13 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import AnyRecipe
-from narrowfuzz.rules import ORACLES
+from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict
 
 #: The rules that look at a cast, or hold a multiply to its operands, or ranks to one process.
-RULES = frozenset(
+LOOKING = frozenset(
     rule.name
-    for rule in ORACLES
+    for rule in RULES
     if not rule.reruns and (rule.level == "A" or rule.name.startswith("S"))
 )
 #: What the contract says of an arm that fails.
@@ -65,7 +65,7 @@ def looked_at(verdicts: Iterable[Verdict], recipe: str, model: str) -> set[tuple
     return {
         ("judged", recipe, verdict.arm, model, verdict.at.layer)
         for verdict in verdicts
-        if verdict.oracle in RULES and verdict.status in JUDGED
+        if verdict.oracle in LOOKING and verdict.status in JUDGED
     }
 
 

@@ -29,13 +29,13 @@ _UNMET, _NEVER = 6, 6
 
 
 def rule_counts(counts: Counter[Any]) -> dict[str, dict[str, list[int]]]:
-    """oracle -> recipe -> [judged, inconclusive, not applicable]."""
+    """rule -> recipe -> [judged, inconclusive, not applicable]."""
     found: dict[str, dict[str, list[int]]] = {}
     for key, n in counts.items():
         if not (isinstance(key, tuple) and len(key) == 3):
             continue
-        oracle, recipe, status = key
-        cell = found.setdefault(oracle, {}).setdefault(recipe, [0, 0, 0])
+        rule, recipe, status = key
+        cell = found.setdefault(rule, {}).setdefault(recipe, [0, 0, 0])
         cell[0 if status in JUDGED else 1 if status == "inconclusive" else 2] += n
     return found
 
@@ -141,12 +141,12 @@ def _print_rules(console: Console, counts: Counter[Any]) -> None:
         view.add_column("rule", no_wrap=True, width=_RULE_WIDTH)
         for recipe in shown:
             view.add_column(recipe.removeprefix("torchao."), justify="right", no_wrap=True)
-        for oracle in BY_NAME.values():
-            row = counted.get(oracle.name, {})
+        for rule in BY_NAME.values():
+            row = counted.get(rule.name, {})
             if not any(r in row for r in shown):
                 continue
             cells = ["/".join(map(_short, row[r])) if r in row else "-" for r in shown]
-            view.add_row(f"{oracle.name} {oracle.title}", *cells)
+            view.add_row(f"{rule.name} {rule.title}", *cells)
         console.print(view)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.kernels import check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.oracle import Check, Oracle
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.rule import Check, Rule, converted, on_ranks
 from narrowfuzz.rules.sharded.products import parts_of_calls
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
@@ -21,44 +21,35 @@ Applied = tuple[At, Check, Any]
 
 
 #: What the rules of one kind of case look at.
-AnyEvidence = Evidence | ShardedEvidence | LibraryEvidence
+AnyEvidence = Evidence | LibraryEvidence
 
 
-def checks(evidence: AnyEvidence, oracles: Sequence[Oracle]) -> Iterator[Applied]:
+#: How the linears of a whole run are found, to be judged one by one: each with its place.
+_LINEARS: Mapping[Callable[[Spec], bool], Callable[[Any], Iterator[tuple[At, Evidence]]]] = {
+    converted: layer_evidences,
+    on_ranks: parts_of_calls,
+}
+
+
+def checks(evidence: AnyEvidence, rules: Sequence[Rule]) -> Iterator[Applied]:
     """Rules of the whole run and of a single linear, a model's linears one by one, and the kernels
-    its compiled graphs called. Of a case whose eager run raised, the contract is all there is to
-    judge; of a library's layers also what happened until then."""
-    if isinstance(evidence, LibraryEvidence):
-        yield from ((At(), oracle.check, evidence) for oracle in oracles)
-        return
-    if isinstance(evidence, ShardedEvidence):
-        yield from _sharded(evidence, oracles)
-        return
-    ran, direct = evidence.ran, evidence.case.spec.direct
-    for oracle in oracles:
-        if (ran or oracle.name == "contract") and (oracle.scope == "case" or direct):
-            yield At(), oracle.check, evidence
+    its compiled graphs called. Of a case whose eager run raised, few rules have something to judge:
+    the contract, and in a library's layers what happened until then."""
+    spec, ran = evidence.spec, evidence.ran
+    direct = spec.direct and converted(spec)
+    for rule in rules:
+        if (ran or rule.unfinished) and (rule.scope == "case" or direct):
+            yield At(), rule.check, evidence
     if not ran or direct:
         return
-    layered = [o for o in oracles if o.scope == "layer" and not o.reruns]
-    for layer, seen in layer_evidences(evidence):
-        for oracle in layered:
-            yield layer, oracle.check, seen
-    names = frozenset(oracle.name for oracle in oracles)
-    for check in (check_kernels, check_weight_copies):
-        yield At(), partial(_named, check=check, names=names), evidence
-
-
-def _sharded(evidence: ShardedEvidence, oracles: Sequence[Oracle]) -> Iterator[Applied]:
-    """Rules of the whole run, and on what each rank multiplies by itself those of a linear."""
-    whole = [oracle for oracle in oracles if oracle.scope == "case"]
-    if not evidence.ran:
-        whole = [oracle for oracle in whole if oracle.name == "contract"]
-    yield from ((At(), oracle.check, evidence) for oracle in whole)
-    if evidence.ran and evidence.sharded is not None:
-        layered = [oracle for oracle in oracles if oracle.scope == "layer"]
-        for layer, seen in parts_of_calls(evidence):
-            yield from ((layer, oracle.check, seen) for oracle in layered)
+    layered = [rule for rule in rules if rule.scope == "layer" and not rule.reruns]
+    for are, linears in _LINEARS.items():
+        for layer, seen in linears(evidence) if are(spec) else ():
+            yield from ((layer, rule.check, seen) for rule in layered)
+    if converted(spec):
+        names = frozenset(rule.name for rule in rules)
+        for check in (check_kernels, check_weight_copies):
+            yield At(), partial(_named, check=check, names=names), evidence
 
 
 def _named(evidence: Evidence, check: Check, names: frozenset[str]) -> Iterator[Verdict]:

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.rules.evidence import EAGER
-from narrowfuzz.rules.oracle import Oracle
 from narrowfuzz.rules.quantiser import LEVEL_B
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 
 def explained(
-    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Oracle], *, single: bool = False
+    verdict: Verdict, roots: Sequence[Verdict], rules: Mapping[str, Rule], *, single: bool = False
 ) -> Verdict | None:
     """The cause, among those found so far, that this divergence is a consequence of; None if it is
     a cause itself. A known wrong output of a ``single`` linear explains none of its gradients."""
-    oracle = rules[verdict.oracle]
-    upstream = oracle.upstream
+    rule = rules[verdict.oracle]
+    upstream = rule.upstream
     for root in roots:
         if single and _apart(root, verdict):
             continue
@@ -25,11 +25,9 @@ def explained(
             if verdict.oracle == "O12" and root.arm == verdict.arm and _only_there(root, roots):
                 return root
             continue
-        if oracle.scope == "case" and verdict.oracle != "contract":
+        if rule.scope == "case" and verdict.oracle != "contract":
             again = root.oracle == verdict.oracle and root.symptom == verdict.symptom
-            beneath = _beneath(root, verdict) or (
-                oracle.of == "library" and _on_ranks(root, verdict)
-            )
+            beneath = _beneath(root, verdict) or _on_ranks(root, verdict)
             if again or (beneath and root.oracle in upstream):
                 return root
         if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
@@ -51,7 +49,7 @@ def _beneath(root: Verdict, verdict: Verdict) -> bool:
 
 
 def _on_ranks(root: Verdict, verdict: Verdict) -> bool:
-    """Did one process diverge already, where a library's layers diverge on ranks?"""
+    """Did one process diverge already, where ranks diverge?"""
     return BY_NAME[verdict.arm].sharded and not BY_NAME[root.arm].sharded
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Lacking, Present, Refuses, Runs, Typed

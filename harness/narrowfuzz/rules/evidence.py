@@ -1,4 +1,4 @@
-"""What oracles look at: the case, its reference and the arms' traces."""
+"""What rules look at: the case, its reference and the arms' traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from narrowfuzz.case import arm as arms
 from narrowfuzz.case.arm import BY_NAME
-from narrowfuzz.case.spec import Case, Spec
+from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
 from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
@@ -30,9 +30,10 @@ Rerun = Callable[[dict[str, F32], Spec, str], Trace]
 EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evidence:
-    """Everything about one judged case. Traces are by arm name, in ladder order."""
+    """Everything about one judged case of a converted model. Traces are by arm name, in ladder
+    order; of a case on ranks the first is of its pieces in one process."""
 
     case: Case
     plan: Plan
@@ -89,6 +90,12 @@ class Evidence:
     functions: Callable[[], tuple[Derivative, ...]] | None = None
     #: True of a single linear that conversion leaves alone.
     unconverted: bool = False
+    #: Of a case on ranks: how linears are shared, by name, colwise or rowwise.
+    styles: Mapping[str, str] = field(default_factory=dict)
+    #: Runs the model on the ranks that no recipe has converted; runs the case on ranks that are
+    #: laid out otherwise. None in one process.
+    unconverted_run: Callable[[], Trace] | None = None
+    laid_out: Callable[[Sharding], Trace] | None = None
 
     @property
     def left(self) -> dict[str, Trace]:

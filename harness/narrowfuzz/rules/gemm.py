@@ -14,8 +14,8 @@ from narrowfuzz.numerics.formats import BF16, F32, F64, FORMATS, Format, round_t
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import first, number, plain
 from narrowfuzz.rules.reference import Reference
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Within, bits
 from narrowfuzz.trace.trace import Seen, Trace
@@ -36,21 +36,21 @@ def check_gemm_grads(evidence: Evidence) -> Iterator[Verdict]:
     yield from _check_gemm(evidence, "O15", ("grad_input", "grad_weight"))
 
 
-def _check_gemm(evidence: Evidence, oracle: str, roles: tuple[Role, ...]) -> Iterator[Verdict]:
+def _check_gemm(evidence: Evidence, rule: str, roles: tuple[Role, ...]) -> Iterator[Verdict]:
     for arm, trace in evidence.traces.items():
         for role in roles:
             got = trace.outputs.get(role)
             if trace.error is not None or got is None:
-                yield plain(oracle, arm, role, "not_applicable")
+                yield plain(rule, arm, role, "not_applicable")
                 continue
             a, b = observed(evidence, trace, role)
             if a is None or b is None:
                 why = trace.unobserved or "not tapped"
-                yield plain(oracle, arm, role, "inconclusive", why)
+                yield plain(rule, arm, role, "inconclusive", why)
                 continue
             centre, radius = centre_and_radius(evidence, role, a, b)
             skip = evidence.reference.may_overflow(role) | np.isnan(centre)
-            yield within(evidence, oracle, arm, role, got, centre, radius, skip)
+            yield within(evidence, rule, arm, role, got, centre, radius, skip)
 
 
 def observed(evidence: Evidence, trace: Trace, role: Role) -> tuple[F64 | None, F64 | None]:
@@ -210,16 +210,16 @@ def _grid(magnitude: F64) -> float:
 
 
 def within(
-    evidence: Evidence, oracle: str, arm: str, role: Role,
+    evidence: Evidence, rule: str, arm: str, role: Role,
     got: F32, centre: F64, radius: F64 | float, skip: Any,
 ) -> Verdict:  # fmt: skip
     """``got`` against the interval around ``centre``, with the bias where there is one."""
     if got.size and skip.all():
-        return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
+        return plain(rule, arm, role, "inconclusive", "every element may overflow or is NaN")
     bias = evidence.tensors.get("bias") if role == "output" else None
     if _surely_within(evidence, arm, role, got, centre, radius, skip, bias):
-        share = _used(got, centre, radius, skip, bias) if oracle == "O6" else 0.0
-        return _passed(oracle, arm, role, share)
+        share = _used(got, centre, radius, skip, bias) if rule == "O6" else 0.0
+        return _passed(rule, arm, role, share)
     lo, hi = interval(evidence, arm, role, centre, radius, bias)
     bad = ~(bounds.contains(lo, hi, got) | skip)
     if bias is not None:  # a NaN or Inf bias is the bias's business
@@ -227,9 +227,9 @@ def within(
     if not bad.any():
         judged = ~skip if bias is None else ~skip & np.isfinite(bias)[None, :]
         if not (bounds.excludes_zero(lo, hi) & judged).any():
-            return plain(oracle, arm, role, "inconclusive", NOTHING)
-        share = _used(got, centre, radius, skip, bias) if oracle == "O6" else 0.0
-        return _passed(oracle, arm, role, share)
+            return plain(rule, arm, role, "inconclusive", NOTHING)
+        share = _used(got, centre, radius, skip, bias) if rule == "O6" else 0.0
+        return _passed(rule, arm, role, share)
     entry, without = _ignores_bias(evidence) if bias is not None else "", False
     if bias is not None:
         ends = interval(evidence, arm, role, centre, radius, None)
@@ -237,13 +237,13 @@ def within(
         if entry:
             lo, hi = ends
         if entry and without:
-            return plain(oracle, arm, role, "ok").known(entry)
+            return plain(rule, arm, role, "ok").known(entry)
     excused = rescaled(evidence, role)
     if excused is not None and not (bad & ~excused).any():
-        return plain(oracle, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
+        return plain(rule, arm, role, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
     return Verdict(
-        oracle, arm, role, "diverged", _symptom(got, at), At(name=role, index=at),
+        rule, arm, role, "diverged", _symptom(got, at), At(name=role, index=at),
         number(got[at]), Within(bits(lo[at]), bits(hi[at])),
         factor=_factor(got[at], centre[at], radius, at, bias),
         remark="the bias of this linear is ignored: output is wrong"
@@ -260,10 +260,10 @@ def rescaled(evidence: Evidence, role: Role) -> Any:
     return None
 
 
-def _passed(oracle: str, arm: str, role: Role, share: float) -> Verdict:
+def _passed(rule: str, arm: str, role: Role, share: float) -> Verdict:
     if not share:
-        return plain(oracle, arm, role, "ok")
-    return Verdict(oracle, arm, role, "ok", factor=share)
+        return plain(rule, arm, role, "ok")
+    return Verdict(rule, arm, role, "ok", factor=share)
 
 
 def _surely_within(

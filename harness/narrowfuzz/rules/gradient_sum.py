@@ -19,7 +19,7 @@ from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING, centre_and_radius, interval, observed, rescaled
 from narrowfuzz.rules.layers import given_of, layer_evidence
-from narrowfuzz.rules.oracle import first, plain
+from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Within, bits, number
 from narrowfuzz.trace.trace import LayerCall, Trace

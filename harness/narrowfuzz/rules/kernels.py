@@ -20,9 +20,9 @@ from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
 from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING
-from narrowfuzz.rules.oracle import first, number, plain
 from narrowfuzz.rules.quantiser import judge_cast, judge_scale
 from narrowfuzz.rules.reference import Operand
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Within, bits
 from narrowfuzz.trace.trace import Multiplied, Seen, Trace
@@ -65,7 +65,7 @@ def _some(items: tuple[Multiplied, ...], focus: int | None) -> tuple[Multiplied,
 
 
 def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
-    oracle, role = ("O5", "output") if one.phase == "forward" else ("O15", "gradient")
+    rule, role = ("O5", "output") if one.phase == "forward" else ("O15", "gradient")
     a, b = _dequantised(one.a), _dequantised(one.b)
     centre = reference.product(a, b)
     radius = _radius(accumulators, one, a, b)
@@ -78,15 +78,15 @@ def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
         else:
             lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype)
     if risky.all():
-        return plain(oracle, arm, role, "inconclusive", "every element may overflow or is NaN")
+        return plain(rule, arm, role, "inconclusive", "every element may overflow or is NaN")
     bad = ~(bounds.contains(lo, hi, one.result) | risky)
     if not bad.any():
         if not (bounds.excludes_zero(lo, hi) & ~risky).any():
-            return plain(oracle, arm, role, "inconclusive", NOTHING)
-        return plain(oracle, arm, role, "ok")
+            return plain(rule, arm, role, "inconclusive", NOTHING)
+        return plain(rule, arm, role, "ok")
     at = first(bad)
     return Verdict(
-        oracle, arm, role, "diverged", WRONG_PRODUCT,
+        rule, arm, role, "diverged", WRONG_PRODUCT,
         At(what="product", phase=one.phase, index=at), number(one.result[at]),
         Within(bits(lo[at]), bits(hi[at])),
         factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]),

@@ -13,7 +13,7 @@ from narrowfuzz.numerics.outcomes import outcomes
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING, interval, observed
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import OneOf, Within, bits
 from narrowfuzz.trace.trace import Seen, Trace

@@ -20,7 +20,7 @@ import numpy as np
 
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import first, plain
+from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own, Within, bits, number
 from narrowfuzz.trace.trace import Trace

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import DerivativeOf, bits, number
 from narrowfuzz.trace.trace import Derivative

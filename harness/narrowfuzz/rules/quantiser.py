@@ -15,8 +15,8 @@ from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
 from narrowfuzz.rules.evidence import Evidence, identical
-from narrowfuzz.rules.oracle import first, number, plain, same_bits
 from narrowfuzz.rules.reference import Operand
+from narrowfuzz.rules.rule import first, number, plain, same_bits
 from narrowfuzz.trace.address import At, What
 from narrowfuzz.trace.expect import Given, Is, bits
 from narrowfuzz.trace.trace import Seen, Trace
@@ -27,25 +27,25 @@ LEVEL_B = "dequantised value"
 
 
 def _operands(
-    evidence: Evidence, oracle: str
+    evidence: Evidence, rule: str
 ) -> Iterator[tuple[Trace, Role, str, Seen, Operand] | Verdict]:
     """Every observed quantised operand, or the verdict that says why there is none."""
     for arm, trace in evidence.traces.items():
         for role in ROLES:
             unused = trace.error is not None or not evidence.backward_of(role)
             if unused or not evidence.plan.gemms[role].quantised:
-                yield plain(oracle, arm, role, "not_applicable")
+                yield plain(rule, arm, role, "not_applicable")
                 continue
             site = trace.main_site(role)
             if site is None:
-                yield plain(oracle, arm, role, "inconclusive", trace.unobserved or "not tapped")
+                yield plain(rule, arm, role, "inconclusive", trace.unobserved or "not tapped")
                 continue
             for side, seen in (("a", site.a), ("b", site.b)):
                 operand = evidence.reference.operand(role, side)
                 if operand.plan.hadamard:
                     # summed in the kernel's order and rounded to bf16: not known to the last bit
                     why = "transformed before it is quantised"
-                    yield plain(oracle, arm, role, "inconclusive", why)
+                    yield plain(rule, arm, role, "inconclusive", why)
                     continue
                 yield trace, role, side, seen, operand
 

@@ -20,7 +20,7 @@ from narrowfuzz.numerics.bounds import FLUSH32
 from narrowfuzz.numerics.formats import FORMATS, canonical
 from narrowfuzz.play.attention import scores, sums_to_one
 from narrowfuzz.rules.evidence import Evidence, same_bits
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own, Same, bits

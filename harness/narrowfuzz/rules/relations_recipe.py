@@ -16,8 +16,8 @@ from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F64, FP32, Format, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Plan, Role
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import first, number, plain
 from narrowfuzz.rules.rerun import again, base_of
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At, What
 from narrowfuzz.trace.expect import Given, Is, Same, bits
 from narrowfuzz.trace.trace import Seen, Trace

@@ -27,9 +27,9 @@ from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import ROLES, Plan, Role
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING, on_lattice
-from narrowfuzz.rules.oracle import first, number, plain
 from narrowfuzz.rules.reference import alone
 from narrowfuzz.rules.rerun import again, base_of
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.variant import Index, Variant, everything, judge_variant
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Within, bits

@@ -14,8 +14,8 @@ from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import on_lattice
-from narrowfuzz.rules.oracle import plain, same_bits
 from narrowfuzz.rules.rerun import again, base_of, compare
+from narrowfuzz.rules.rule import plain, same_bits
 from narrowfuzz.rules.variant import Variant, bias_may_fuse, everything, judge_against
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At

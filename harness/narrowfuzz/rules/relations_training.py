@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Backward, Event, Forward, Open, Step, numbere
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence, same_bits
-from narrowfuzz.rules.oracle import first, plain
+from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same, number

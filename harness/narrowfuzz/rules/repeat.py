@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.whole import equal_outputs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs

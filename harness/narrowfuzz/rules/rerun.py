@@ -9,7 +9,7 @@ import numpy as np
 
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import first, number, plain, same_bits
+from narrowfuzz.rules.rule import first, number, plain, same_bits
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same
 from narrowfuzz.trace.trace import Trace

@@ -9,7 +9,7 @@ import numpy as np
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, Within, bits
 from narrowfuzz.trace.verdict import Verdict

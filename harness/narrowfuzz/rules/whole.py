@@ -13,7 +13,7 @@ from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.rules.evidence import EAGER, Evidence, identical, same_bits
 from narrowfuzz.rules.gemm import on_lattice
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import FINITE, Near, Same, bits
 from narrowfuzz.trace.trace import Trace
@@ -56,18 +56,18 @@ def _not_exact(evidence: Evidence) -> str:
 
 
 def equal_outputs(
-    oracle: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str,
+    rule: str, evidence: Evidence, trace: Trace, other: Trace, symptom: str, than: str,
     names: frozenset[str] | None = None,
 ) -> Verdict:  # fmt: skip
     """One verdict for a whole run: every named result has the bits of the ``other``, which is
     called ``than``; with ``names`` only those have, and the others are there in both."""
     arm = trace.arm
     if any(evidence.by_chance(role) for role in ROLES):
-        return plain(oracle, arm, "output", "not_applicable", "stochastic rounding")
+        return plain(rule, arm, "output", "not_applicable", "stochastic rounding")
     for name in sorted(set(trace.outputs) | set(other.outputs), key=_rank):
         got, want = trace.outputs.get(name), other.outputs.get(name)
         if got is None or want is None:
-            return Verdict(oracle, arm, role_of(name), "diverged", "gradient missing in one run",
+            return Verdict(rule, arm, role_of(name), "diverged", "gradient missing in one run",
                            At(name=name), "one run without it",
                            Same(At(name=name, run=than)))  # fmt: skip
         if identical(got, want):
@@ -75,12 +75,12 @@ def equal_outputs(
         bad = ~same_bits(got, want)
         if bad.any() and (names is None or name in names):
             at = first(bad)
-            return Verdict(oracle, arm, role_of(name), "diverged", symptom,
+            return Verdict(rule, arm, role_of(name), "diverged", symptom,
                            At(name=name, index=at), number(got[at]),
                            Same(At(name=name, index=at, run=than), number(want[at])))  # fmt: skip
     if not any(x.any() for x in trace.outputs.values()):
-        return plain(oracle, arm, "output", "inconclusive", "zeros in both runs")
-    return plain(oracle, arm, "output", "ok")
+        return plain(rule, arm, "output", "inconclusive", "zeros in both runs")
+    return plain(rule, arm, "output", "ok")
 
 
 def _rank(name: str) -> tuple[int, float, str]:

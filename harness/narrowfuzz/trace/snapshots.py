@@ -1,4 +1,4 @@
-"""What a run of a library's layers left, event by event: numpy and plain data, so oracles need no
+"""What a run of a library's layers left, event by event: numpy and plain data, so rules need no
 torch."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run left behind: numpy arrays, never live tensors, so oracles need no torch."""
+"""What a run left behind: numpy arrays, never live tensors, so rules need no torch."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def place_of(at: At) -> str:
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:
-    """Identity of a cause: oracle, role, guilty rung, class of symptom, recipe family; in a user's
+    """Identity of a cause: rule, role, guilty rung, class of symptom, recipe family; in a user's
     own model the module, too.
 
     Quantiser rules judge operands, and the same cast serves all three GEMMs: their role is the

@@ -21,7 +21,7 @@ from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import NATIVE, Evidence
 from narrowfuzz.rules.layers import layer_evidences
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence, joined
+from narrowfuzz.rules.sharded.evidence import groups, joined, run_of
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import Came
 
@@ -73,7 +73,7 @@ def worst_of(evidence: AnyEvidence, verdict: Verdict) -> Effect:
         return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
     if isinstance(evidence, LibraryEvidence):
         return _of_library(evidence, verdict)
-    if isinstance(evidence, ShardedEvidence):
+    if evidence.spec.sharded:
         return _of_ranks(evidence)
     if verdict.at.what == "function" and evidence.functions is not None:
         return Effect(max((d.off for d in evidence.functions() if d.wrong), default=SMALL))
@@ -97,17 +97,17 @@ def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> Effect:
     return _told(excess(guilty.outputs, plain.outputs, plain.outputs))
 
 
-def _of_ranks(evidence: ShardedEvidence) -> Effect:
+def _of_ranks(evidence: Evidence) -> Effect:
     """Of what ranks return and send back, against their pieces of the rows in one process; of a
     pipeline or a context, of all that its ranks have."""
-    if evidence.sharded is None:
+    if run_of(evidence) is None:
         return _UNKNOWN
     found = [Effect()]
-    for _, alone, group in evidence.groups():
+    for _, alone, group in groups(evidence):
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
             rows = name.partition("@")[0] in ("output", "grad_input")
-            if pieces and (rows or evidence.sharding.together):
+            if pieces and (rows or evidence.spec.sharding.together):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(Effect(1.0) if got is None else _excess_of(got, want, want))
     return _told(_worst(found))

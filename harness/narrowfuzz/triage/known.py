@@ -6,12 +6,12 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.fold import Judgement
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Entry, Ledger
-from narrowfuzz.rules.oracle import Oracle
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 
 
 def known_issue(
-    judge: Judge, ledger: Ledger, case: Case, verdict: Verdict, rules: tuple[Oracle, ...]
+    judge: Judge, ledger: Ledger, case: Case, verdict: Verdict, rules: tuple[Rule, ...]
 ) -> Entry | None:
     """The entry of the ledger that explains this divergence of the case: by its fingerprint, or
     because ``rules``, which follow what an entry says is built so, no longer see it. None: no entry

@@ -18,7 +18,6 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
@@ -71,8 +70,7 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     device = judge.device.torch
     at, recipe = verdict.at, judge.recipe(case.spec)
     if not isinstance(recipe, Recipe):
-        evidence = judge.observe(case)
-        assert isinstance(evidence, LibraryEvidence)
+        evidence = judge.observe_events(case, recipe)
         yield partial(write_library_script, evidence, verdict, recipe, device=device)
         return
     if case.spec.sharded:

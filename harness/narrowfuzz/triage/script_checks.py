@@ -15,26 +15,26 @@ ELEMENT_RULES = ("O5", "O15", "O6", "O7", "O23", "O10", "O11", "O16")
 
 def check_rule(verdict: Verdict) -> str:
     """The check of a contract, an operand, an element or a repetition; "" for a relation."""
-    oracle = verdict.oracle
-    if oracle == "contract":
+    rule = verdict.oracle
+    if rule == "contract":
         return check_contract(verdict)
-    if oracle in ELEMENT_RULES:
+    if rule in ELEMENT_RULES:
         got = f'run(input, weight, grad_output)["{verdict.role}"]{list(verdict.at.index)}'
         return check_element(verdict, f"{got}.item()")
-    if oracle in ("O2", "O3", "O4"):
+    if rule in ("O2", "O3", "O4"):
         return check_operand(verdict)
-    if oracle == "O1":
+    if rule == "O1":
         return check_equal(
             f"runs = [run(input, weight, grad_output)]\n{POISON}\n"
             "runs += [run(input, weight, grad_output) for _ in range(20)]",
             "runs[0]", "next((r for r in runs if not same(r, runs[0])), runs[0])", verdict.role,
         )  # fmt: skip
-    if oracle == "O12":
+    if rule == "O12":
         return check_equal(
             "kept = run(input, weight, grad_output, checkpointed=False)",
             "kept", "run(input, weight, grad_output)", verdict.role,
         )  # fmt: skip
-    return check_recompute() if oracle == "O13" else ""
+    return check_recompute() if rule == "O13" else ""
 
 
 def check_recompute() -> str:

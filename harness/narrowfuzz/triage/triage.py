@@ -19,12 +19,11 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
-from narrowfuzz.rules import OF_CONVERTED, rules_of
+from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.oracle import Oracle
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict, fingerprint
 from narrowfuzz.triage.avoid import avoided_by
@@ -101,7 +100,7 @@ def triage(
                 instead, finding=msgspec.structs.replace(instead.finding, seen_as=seen_as)
             )
     if past:
-        names = [oracle.name for oracle in _rules(small.case, verdict)]
+        names = [rule.name for rule in _rules(small.case, verdict)]
         compiled = ARMS[verdict.arm].compiled
         # what was compiled to make it smaller is in this process only, and may be what it meets
         base = drawn if compiled else small
@@ -145,7 +144,7 @@ def _differs_on_repeat(judge: Judge, case: Case, verdict: Verdict) -> tuple[Case
         spec = msgspec.structs.replace(plain.spec, dtype=dtype)
         again = msgspec.structs.replace(plain, spec=spec)
         for _ in range(_REPEATS):
-            causes = judge.judge(again, needed("O1")).causes
+            causes = judge.judge(again, needed("O1", again.spec)).causes
             if found := next((v for v in causes if v.oracle == "O1"), None):
                 return again, found
     return None
@@ -156,11 +155,11 @@ def _widest(judge: Judge, spec: Spec) -> tuple[Dtype, ...]:
     return ("fp32",) if "fp32" in judge.recipe(spec).dtypes else ()
 
 
-def _rules(case: Case, verdict: Verdict) -> tuple[Oracle, ...]:
-    every = tuple(rules_of(case.spec).values())
+def _rules(case: Case, verdict: Verdict) -> tuple[Rule, ...]:
     if isinstance(verdict.expect, Refuses) and not verdict.expect.raised:
+        every = rules_of(case.spec).values()
         return tuple(rule for rule in every if not rule.reruns)  # a reference is what is refused
-    return needed(verdict.oracle, every)
+    return needed(verdict.oracle, case.spec)
 
 
 def _drawn(
@@ -360,7 +359,7 @@ def _looks(
         return tell(evidence, shown.verdict), None, ""
     spec = shown.minimal.spec
     conversion = conversion_of(judge.converting(spec), spec)
-    if isinstance(evidence, ShardedEvidence):
+    if spec.sharded:
         return None, None, conversion
     return None, _view(judge, shown, evidence), conversion
 
@@ -413,7 +412,8 @@ def _hint(case: Case, verdict: Verdict, judge: Judge) -> Spike | None:
     return Spike(name, 0, 0, bits)
 
 
-def needed(name: str, rules: Sequence[Oracle] = OF_CONVERTED) -> tuple[Oracle, ...]:
+def needed(name: str, spec: Spec) -> tuple[Rule, ...]:
     """The rule itself and all that could explain it: fewer reruns per attempt, same folding."""
-    upstream = next(o.upstream for o in rules if o.name == name)
-    return tuple(o for o in rules if o.name == name or o.name in upstream or o.name == "contract")
+    rules = rules_of(spec)
+    wanted = {name, "contract"} | rules[name].upstream
+    return tuple(rule for rule in rules.values() if rule.name in wanted)

@@ -8,7 +8,7 @@ import numpy as np
 
 from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
 from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
-from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, bits
 from narrowfuzz.trace.snapshots import CastSeen, Wrong

@@ -10,7 +10,7 @@ from narrowfuzz.rules.library.evidence import (
     LibraryEvidence,
     steps_of,
 )
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.symptoms import circumstances, unfinished
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, Runs, bits

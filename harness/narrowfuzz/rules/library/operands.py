@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from narrowfuzz.case.events import Backward, Forward
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
-from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.trace.address import At as Address
 from narrowfuzz.trace.expect import MadeBy
 from narrowfuzz.trace.snapshots import At, CastSeen, ProductSeen, Side

@@ -17,8 +17,8 @@ from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
-from narrowfuzz.rules.oracle import plain
 from narrowfuzz.rules.own_backward import allowed, compared, sides
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Trace

@@ -12,7 +12,7 @@ from narrowfuzz.rules.library.evidence import (
     steps_of,
 )
 from narrowfuzz.rules.library.recompute import sides_of
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.symptoms import circumstances
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Formats, Present

@@ -12,7 +12,7 @@ import numpy as np
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.twins import same
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.machine import judged
 from narrowfuzz.trace.snapshots import CastSeen, Moment, SlotName
 from narrowfuzz.trace.trace import Trace

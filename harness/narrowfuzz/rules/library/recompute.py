@@ -14,7 +14,7 @@ from narrowfuzz.rules.library.evidence import (
     LibraryEvidence,
     address_of,
 )
-from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.rules.state.symptoms import circumstances
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same

@@ -19,7 +19,7 @@ from narrowfuzz.rules.library.evidence import (
     LibraryEvidence,
     order_lost,
 )
-from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.rules.state.blame import blamed
 from narrowfuzz.rules.state.run import by_library
 from narrowfuzz.rules.state.symptoms import described, differing, unfinished
@@ -141,7 +141,7 @@ def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> lis
 
 def same(
     evidence: LibraryEvidence,
-    oracle: str,
+    rule: str,
     arm: str,
     base: Trace,
     other: Trace,
@@ -154,7 +154,7 @@ def same(
             if not a.state[slot].equals(b.state[slot]):
                 at = slot.at(i)
                 return Verdict(
-                    oracle, arm, "state", "diverged", f"{slot.direction} state", at,
+                    rule, arm, "state", "diverged", f"{slot.direction} state", at,
                     differing(b.state[slot], a.state[slot]),
                     Same(msgspec.structs.replace(at, run=than), described(a.state[slot])),
                 )  # fmt: skip
@@ -163,11 +163,11 @@ def same(
         if got is None or not _same_bits(base.outputs[name], got):
             kind = "gradient" if "grad" in name else "output"
             return Verdict(
-                oracle, arm, kind, "diverged", kind, At(name=name),
+                rule, arm, kind, "diverged", kind, At(name=name),
                 "none" if got is None else _furthest(base.outputs[name], got),
                 Same(At(name=name, run=than)),
             )  # fmt: skip
-    return plain(oracle, arm, "output", "ok")
+    return plain(rule, arm, "output", "ok")
 
 
 def _same_bits(a: F32, b: F32) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
-from narrowfuzz.rules.evidence import identical
-from narrowfuzz.rules.oracle import plain
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.evidence import Evidence, identical
+from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.sharded.evidence import arm_of, run_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Own
 from narrowfuzz.trace.trace import Trace
@@ -17,13 +17,14 @@ from narrowfuzz.trace.verdict import Verdict
 QUANTISED = "quantised products, as in one process"
 
 
-def check_quantised(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_quantised(evidence: Evidence) -> Iterator[Verdict]:
     """S7: ranks on which no quantised product is seen, where one process makes some, do not leave
     the very results of the model that nothing converted."""
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
-    if not evidence.whole.plan.quantised or not _products(evidence.traces[EAGER.name]):
+    assert evidence.unconverted_run is not None
+    if not evidence.plan.quantised or not _products(evidence.traces[EAGER.name]):
         yield plain("S7", arm, "operand", "not_applicable", "one process shows no product")
     elif _products(run):
         yield plain("S7", arm, "operand", "ok")

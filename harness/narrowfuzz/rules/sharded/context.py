@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.case.arm import EAGER
-from narrowfuzz.rules.oracle import plain
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.sharded.evidence import run_of
 from narrowfuzz.rules.whole import error_ratio
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_context(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_context(evidence: Evidence) -> Iterator[Verdict]:
     """O9: what ranks put together errs against float64 by at most a small multiple of what one
     process errs by: softmaxes over parts of the keys are merged, and sums cut over ranks. S4 says
     that all ranks hold the same, so the first speaks for them."""
-    run = evidence.sharded
+    run = run_of(evidence)
     if run is None:
         return
-    if evidence.sharding.ranks == 1:
+    if evidence.spec.sharding.ranks == 1:
         yield plain("O9", run.arm, "output", "not_applicable", "one rank leaves the bits (S1)")
         return
     (alone,) = evidence.traces[EAGER.name].ranks
-    yield error_ratio(evidence.whole, run.arm, run.ranks[0], alone)
+    yield error_ratio(evidence, run.arm, run.ranks[0], alone)

@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.case.arm import BY_NAME, EAGER
-from narrowfuzz.rules.oracle import plain
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.sharded.evidence import arm_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_contract(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     """A model that converts and trains in one process does so on ranks, unless the recipe says that
     a piece of it has no shape that it takes."""
     if not evidence.ran:
         why = "one process refuses it"
-        yield plain("contract", evidence.arm, "output", "not_applicable", why)
+        yield plain("contract", arm_of(evidence), "output", "not_applicable", why)
         return
     for arm in evidence.traces:
         if arm != EAGER.name:
             yield from _of_arm(evidence, arm)
 
 
-def _of_arm(evidence: ShardedEvidence, arm: str) -> Iterator[Verdict]:
+def _of_arm(evidence: Evidence, arm: str) -> Iterator[Verdict]:
     error = evidence.traces[arm].error
     if error is None:
         yield plain("contract", arm, "output", "ok")
-    elif evidence.whole.refusal:
-        yield plain("contract", arm, error.phase, "not_applicable", evidence.whole.refusal)
+    elif evidence.refusal:
+        yield plain("contract", arm, error.phase, "not_applicable", evidence.refusal)
     else:
         lines = error.message.strip().splitlines() or ["(no message)"]
         compiled = ", compiled" if BY_NAME[arm].compiled else ""

@@ -1,111 +1,63 @@
-"""What the rules of a sharded case look at, and how a whole is put together from ranks' pieces."""
+"""What ran on ranks, and how a whole is put together from their pieces."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME, EAGER, SHARDED_PROCESSES
 from narrowfuzz.case.events import Backward, Forward, Step
-from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import LayerCall, Trace
 
 
-@dataclass(frozen=True)
-class ShardedEvidence:
-    """A case that ran on ranks, and each data-parallel rank's piece of it in one process."""
+def run_of(evidence: Evidence) -> Trace | None:
+    """The run on ranks, if it came to its end."""
+    runs = [t for name, t in evidence.traces.items() if name != EAGER.name]
+    return runs[0] if runs and runs[0].error is None and not runs[0].void else None
 
-    #: Of the unsharded model, with what the rules of single linears need; its traces are ``alone``
-    #: and the sharded one.
-    whole: Evidence
-    #: How linears are shared, by name: colwise or rowwise.
-    styles: dict[str, str]
-    #: Runs the model on the ranks that no recipe has converted.
-    unconverted_run: Callable[[], Trace]
-    #: Runs the case on ranks that are laid out otherwise.
-    rerun: Callable[[Sharding], Trace]
 
-    @property
-    def case(self) -> Case:
-        return self.whole.case
+def compiled_of(evidence: Evidence) -> Trace | None:
+    """The compiled run on ranks, if there is one."""
+    return next((t for name, t in evidence.traces.items() if BY_NAME[name].compiled), None)
 
-    @property
-    def traces(self) -> dict[str, Trace]:
-        """Of one process and of the ranks, by arm."""
-        return self.whole.traces
 
-    @property
-    def left(self) -> dict[str, Trace]:
-        """As of Evidence."""
-        return self.traces
+def processes_of(evidence: Evidence) -> Trace | None:
+    """The eager run on ranks that are processes, if there is one."""
+    stages = ((BY_NAME[name].stage, t) for name, t in evidence.traces.items())
+    return next((t for stage, t in stages if stage == SHARDED_PROCESSES.name), None)
 
-    @property
-    def spec(self) -> Spec:
-        return self.case.spec
 
-    @property
-    def sharding(self) -> Sharding:
-        return self.spec.sharding
+def arm_of(evidence: Evidence) -> str:
+    """The sharded arm."""
+    return next((name for name in evidence.traces if name != EAGER.name), EAGER.name)
 
-    @property
-    def unconverted(self) -> bool:
-        return self.whole.unconverted
 
-    @property
-    def ran(self) -> bool:
-        """True if the pieces ran in one process."""
-        return self.traces[EAGER.name].error is None
+def groups(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
+    """For each data-parallel rank the first rank of its tensor-parallel group, its piece in one
+    process, and the group's traces; of a pipeline or a context the one group that all are."""
+    run, sharding = run_of(evidence), evidence.spec.sharding
+    assert run is not None
+    size = sharding.ranks if sharding.together else max(sharding.tensor, 1)
+    for piece, one in enumerate(evidence.traces[EAGER.name].ranks):
+        first = piece * size
+        yield first, one, run.ranks[first : first + size]
 
-    @property
-    def sharded(self) -> Trace | None:
-        """The run on ranks, if it came to its end."""
-        runs = [t for name, t in self.traces.items() if name != EAGER.name]
-        return runs[0] if runs and runs[0].error is None and not runs[0].void else None
 
-    @property
-    def compiled(self) -> Trace | None:
-        """The compiled run on ranks, if there is one."""
-        return next((t for name, t in self.traces.items() if BY_NAME[name].compiled), None)
-
-    @property
-    def processes(self) -> Trace | None:
-        """The eager run on ranks that are processes, if there is one."""
-        stages = ((BY_NAME[name].stage, t) for name, t in self.traces.items())
-        return next((t for stage, t in stages if stage == SHARDED_PROCESSES.name), None)
-
-    @property
-    def arm(self) -> str:
-        """The sharded arm."""
-        return next((name for name in self.traces if name != EAGER.name), EAGER.name)
-
-    def groups(self) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
-        """For each data-parallel rank the first rank of its tensor-parallel group, its piece in one
-        process, and the group's traces; of a pipeline or a context the one group that all are."""
-        assert self.sharded is not None
-        alone, size = self.traces[EAGER.name].ranks, max(self.sharding.tensor, 1)
-        if self.sharding.together:
-            size = self.sharding.ranks
-        for piece, one in enumerate(alone):
-            first = piece * size
-            yield first, one, self.sharded.ranks[first : first + size]
-
-    @cached_property
-    def first_step(self) -> tuple[int, int]:
-        """Forwards before the first step of the optimizer, and backwards: until then every rank
-        computes with the parameters that the case gives."""
-        forwards = backwards = 0
-        for event in self.spec.training:
-            forwards += isinstance(event, Forward)
-            backwards += isinstance(event, Backward)
-            if isinstance(event, Step):
-                break
-        return forwards, backwards
+def first_step(evidence: Evidence) -> tuple[int, int]:
+    """Forwards before the first step of the optimizer, and backwards: until then every rank
+    computes with the parameters that the case gives."""
+    forwards = backwards = 0
+    for event in evidence.spec.training:
+        forwards += isinstance(event, Forward)
+        backwards += isinstance(event, Backward)
+        if isinstance(event, Step):
+            break
+    return forwards, backwards
 
 
 def before_steps(trace: Trace, name: str, count: int) -> dict[str, Any]:
@@ -154,7 +106,7 @@ def copies(parts: Sequence[Any], shape: tuple[int, ...]) -> bool:
     return len(parts) > 1 and all(part.shape == shape for part in parts)
 
 
-def weight_pieces(evidence: ShardedEvidence, call: LayerCall, ranks: int) -> list[Any]:
+def weight_pieces(evidence: Evidence, call: LayerCall, ranks: int) -> list[Any]:
     """The pieces of a shared linear's weight that tensor-parallel ranks hold; none of another's."""
     style = evidence.styles.get(call.module)
     if style is None or "weight" not in call.tensors:

@@ -12,14 +12,17 @@ import numpy as np
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.numerics.formats import Format, canonical
 from narrowfuzz.numerics.plan import Role
-from narrowfuzz.rules.evidence import identical, same_bits
+from narrowfuzz.rules.evidence import Evidence, identical, same_bits
 from narrowfuzz.rules.layers import layer_evidence
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
-    ShardedEvidence,
+    arm_of,
     calls,
+    first_step,
+    groups,
     joined,
     origin,
+    run_of,
     weight_pieces,
 )
 from narrowfuzz.trace.address import At
@@ -36,27 +39,27 @@ _MADE_OF: dict[Role, tuple[str, str]] = {
 _SIDES: tuple[Literal["a", "b"], ...] = ("a", "b")
 
 
-def check_operands(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_operands(evidence: Evidence) -> Iterator[Verdict]:
     """S3: where ranks multiply pieces of a tensor, codes and scales are those of the whole tensor
     in one process: a scale's maximum is the largest of all pieces."""
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
     seen = False
-    for rank, alone, group in evidence.groups():
-        for call, parts in calls(alone, group, evidence.first_step[0]):
+    for rank, alone, group in groups(evidence):
+        for call, parts in calls(alone, group, first_step(evidence)[0]):
             for verdict in _operands(evidence, rank, call, parts):
                 seen = True
                 yield verdict
     if not seen:
-        why = "nothing is quantised" if not evidence.whole.plan.quantised else "not tapped"
+        why = "nothing is quantised" if not evidence.plan.quantised else "not tapped"
         yield plain("S3", arm, "operand", "not_applicable", why)
 
 
 def _operands(
-    evidence: ShardedEvidence, rank: int, call: LayerCall, parts: Sequence[LayerCall]
+    evidence: Evidence, rank: int, call: LayerCall, parts: Sequence[LayerCall]
 ) -> Iterator[Verdict]:
-    arm = evidence.arm
+    arm = arm_of(evidence)
     for site in call.sites:
         others = [next((s for s in p.sites if s.site == site.site), None) for p in parts]
         for side, source in zip(_SIDES, _MADE_OF[site.site.role], strict=True):
@@ -70,7 +73,7 @@ def _operands(
                     layer=call.module, call=call.index, phase=site.site.phase, side=side,
                     name=site.site.role, rank=rank,
                 )  # fmt: skip
-                fmt = getattr(evidence.whole.plan.gemms[site.site.role], side).format
+                fmt = getattr(evidence.plan.gemms[site.site.role], side).format
                 pieces = [getattr(other, side) for other in others]
                 verdict = _same_seen(arm, at, getattr(site, side), pieces, fmt)
                 if verdict.status == "diverged" and source == "weight":
@@ -105,7 +108,7 @@ def _same_seen(arm: str, at: At, want: Seen, pieces: Sequence[Seen], fmt: Format
 
 
 def _scaled_apart(
-    evidence: ShardedEvidence,
+    evidence: Evidence,
     verdict: Verdict,
     call: LayerCall,
     parts: Sequence[LayerCall],
@@ -113,13 +116,13 @@ def _scaled_apart(
 ) -> Verdict:
     """The divergence, known where every rank's codes and scale are those of its own piece of the
     weight and the reference follows that deviation."""
-    entry = evidence.whole.deviations.get("shards_scaled_apart")
+    entry = evidence.deviations.get("shards_scaled_apart")
     weights = weight_pieces(evidence, call, len(parts))
     if not entry or not weights:
         return verdict
     for part, weight, seen in zip(parts, weights, pieces, strict=True):
         own = replace(part, tensors={**part.tensors, "weight": weight})
-        linear = layer_evidence(evidence.whole, evidence.arm, own)
+        linear = layer_evidence(evidence, arm_of(evidence), own)
         operand = linear.reference.operand("output", "b")
         planned = operand.quantised
         if planned is None or seen.codes is None or seen.scale is None:

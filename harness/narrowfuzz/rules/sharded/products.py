@@ -17,12 +17,15 @@ from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import NOTHING, centre_and_radius, observed, rescaled
 from narrowfuzz.rules.layers import layer_evidence
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
-    ShardedEvidence,
+    arm_of,
     calls,
+    first_step,
+    groups,
     joined,
     origin,
+    run_of,
     weight_pieces,
 )
 from narrowfuzz.trace.address import At
@@ -34,7 +37,7 @@ from narrowfuzz.trace.verdict import Verdict
 _CUT: dict[str, Role] = {"colwise": "grad_input", "rowwise": "output"}
 
 
-def parts_of_calls(evidence: ShardedEvidence) -> Iterator[tuple[At, Evidence]]:
+def parts_of_calls(evidence: Evidence) -> Iterator[tuple[At, Evidence]]:
     """Each rank's part of each call of a shared linear as a linear of its own, without the results
     that are sums over ranks."""
     for rank, alone, group in _shared(evidence):
@@ -44,27 +47,27 @@ def parts_of_calls(evidence: ShardedEvidence) -> Iterator[tuple[At, Evidence]]:
                     own = replace(part, outputs=dict(part.outputs))
                     own.outputs.pop(_CUT[evidence.styles[call.module]], None)
                     at = At(layer=call.module, call=call.index, rank=rank + i)
-                    yield at, layer_evidence(evidence.whole, evidence.arm, own)
+                    yield at, layer_evidence(evidence, arm_of(evidence), own)
 
 
-def check_products(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_products(evidence: Evidence) -> Iterator[Verdict]:
     """S5: a product whose sums are cut over ranks lies in the interval of the sum of what each rank
     may get from the operands that it multiplies, rounded by each and added in any order."""
-    if evidence.sharded is None:
+    if run_of(evidence) is None:
         return
-    if evidence.sharding.tensor < 1:
-        yield plain("S5", evidence.arm, "output", "not_applicable", "no linear is shared")
+    if evidence.spec.sharding.tensor < 1:
+        yield plain("S5", arm_of(evidence), "output", "not_applicable", "no linear is shared")
         return
     for rank, alone, group in _shared(evidence):
         for call, parts in calls(alone, group, len(evidence.spec.training)):
             own = _as_linears(evidence, call, _weighed(evidence, call, parts))
             role = _CUT[evidence.styles[call.module]]
             if any(part is None for part in own):
-                yield plain("S5", evidence.arm, role, "inconclusive", "pieces make up no whole")
+                yield plain("S5", arm_of(evidence), role, "inconclusive", "pieces make up no whole")
                 continue
             if not all(_divides(evidence, part) for part in own if part is not None):
                 why = "a block reaches over ranks"
-                yield plain("S5", evidence.arm, role, "inconclusive", why)
+                yield plain("S5", arm_of(evidence), role, "inconclusive", why)
                 continue
             # tensors of this run: after a step they are others than one process has
             bias = parts[0].tensors.get("bias") if role == "output" else None
@@ -72,14 +75,14 @@ def check_products(evidence: ShardedEvidence) -> Iterator[Verdict]:
             yield _product(evidence, rank, role, call, linears, bias)
 
 
-def _shared(evidence: ShardedEvidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
-    if evidence.sharding.tensor >= 1:
-        yield from evidence.groups()
+def _shared(evidence: Evidence) -> Iterator[tuple[int, Trace, tuple[Trace, ...]]]:
+    if run_of(evidence) is not None and evidence.spec.sharding.tensor >= 1:
+        yield from groups(evidence)
 
 
-def _divides(evidence: ShardedEvidence, part: LayerCall) -> bool:
+def _divides(evidence: Evidence, part: LayerCall) -> bool:
     """Has the plan whole blocks for what this rank holds? Where it has not, ranks gather them."""
-    linear = layer_evidence(evidence.whole, evidence.arm, part)
+    linear = layer_evidence(evidence, arm_of(evidence), part)
     try:
         for role in ROLES[: 3 if "grad_output" in part.tensors else 1]:
             for side in ("a", "b"):
@@ -90,12 +93,12 @@ def _divides(evidence: ShardedEvidence, part: LayerCall) -> bool:
 
 
 def _weighed(
-    evidence: ShardedEvidence, call: LayerCall, parts: Sequence[LayerCall]
+    evidence: Evidence, call: LayerCall, parts: Sequence[LayerCall]
 ) -> Sequence[LayerCall]:
     """The calls with each rank's piece of the weight. Where codes are gathered no rank has it;
     until a step it is what the case gives."""
     pieces = weight_pieces(evidence, call, len(parts))
-    given = pieces and call.forward < evidence.first_step[0]
+    given = pieces and call.forward < first_step(evidence)[0]
     if not given or any("weight" in part.tensors for part in parts):
         return parts
     return [
@@ -105,7 +108,7 @@ def _weighed(
 
 
 def _as_linears(
-    evidence: ShardedEvidence, call: LayerCall, parts: Sequence[LayerCall]
+    evidence: Evidence, call: LayerCall, parts: Sequence[LayerCall]
 ) -> list[LayerCall | None]:
     """What each rank multiplies: of what the ranks share the whole, its own piece of the rest. None
     where that is not seen."""
@@ -141,14 +144,14 @@ def _rescaled(linear: Evidence, role: Role) -> Any:
 
 
 def _product(
-    evidence: ShardedEvidence,
+    evidence: Evidence,
     rank: int,
     role: Role,
     call: LayerCall,
     own: Sequence[LayerCall],
     bias: F32 | None,
 ) -> Verdict:
-    arm, ends, sums, rounds = evidence.arm, [], [], True
+    arm, ends, sums, rounds = arm_of(evidence), [], [], True
     unsure = excused = np.zeros((), dtype=bool)
     want = call.outputs.get(role)
     got_parts = [part.outputs.get(role) for part in own]
@@ -159,7 +162,7 @@ def _product(
         return plain("S5", arm, role, "inconclusive", "pieces make up no whole")
     fmt = FORMATS[call.dtype]
     for part in own:
-        linear = layer_evidence(evidence.whole, arm, part)
+        linear = layer_evidence(evidence, arm, part)
         a, b = observed(linear, linear.traces[arm], role)
         if a is None or b is None:
             return plain("S5", arm, role, "inconclusive", part.unobserved or "not tapped")
@@ -171,7 +174,7 @@ def _product(
         unsure = unsure | linear.reference.may_overflow(role) | np.isnan(centre)
         excused = excused | _rescaled(linear, role)
     # a scale of the whole weight is smaller than this rank's piece would have
-    excused = excused | _rescaled(layer_evidence(evidence.whole, EAGER.name, call), role)
+    excused = excused | _rescaled(layer_evidence(evidence, EAGER.name, call), role)
     more = 0.0 if bias is None else np.broadcast_to(bias.astype(np.float64), want.shape)
     lo, hi = added(ends, fmt, more)
     # what the kernel does not round, a rank may bring as it is, with the bias already added
@@ -181,7 +184,7 @@ def _product(
         lo, hi = np.minimum(lo, low), np.maximum(hi, high)
     bad = ~bounds.contains(lo, hi, got) & ~unsure & np.isfinite(lo) & np.isfinite(hi)
     if bad.any() and not (bad & ~excused).any():
-        entry = evidence.whole.deviations["rescale_overflow"]
+        entry = evidence.deviations["rescale_overflow"]
         return plain("S5", arm, role, "ok").known(entry)
     if bad.any():
         where = first(bad)

@@ -15,14 +15,19 @@ from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.reduction import added
-from narrowfuzz.rules.evidence import identical, same_bits
-from narrowfuzz.rules.oracle import first, number, plain
+from narrowfuzz.rules.evidence import Evidence, identical, same_bits
+from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
-    ShardedEvidence,
+    arm_of,
     before_steps,
+    compiled_of,
     copies,
+    first_step,
+    groups,
     joined,
     origin,
+    processes_of,
+    run_of,
 )
 from narrowfuzz.rules.whole import role_of
 from narrowfuzz.trace.address import At
@@ -38,20 +43,20 @@ OTHER_SHAPE, NO_WHOLE = "other shape", "pieces make up no whole"
 ON_THE_FLY = "on the fly"
 
 
-def check_equal(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_equal(evidence: Evidence) -> Iterator[Verdict]:
     """S1: a rank that shares no linear returns, and sends back, the bits of its piece of the rows
     in one process. The world of one rank leaves them everywhere."""
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
-    if evidence.sharding.tensor > 1 or evidence.sharding.context > 1:
+    if evidence.spec.sharding.tensor > 1 or evidence.spec.sharding.context > 1:
         yield plain("S1", arm, "output", "not_applicable", "sums are cut over ranks")
         return
-    forwards, backwards = evidence.first_step
-    for rank, alone, (trace,) in evidence.groups():
+    forwards, backwards = first_step(evidence)
+    for rank, alone, (trace,) in groups(evidence):
         names = [*before_steps(alone, "output", forwards)]
         names += before_steps(alone, "grad_input", backwards)
-        if evidence.sharding.ranks == 1:
+        if evidence.spec.sharding.ranks == 1:
             names = [name for name in alone.outputs if name != NORM]
         for name in names:
             want = alone.outputs[name]
@@ -83,21 +88,21 @@ def differs(
     )  # fmt: skip
 
 
-def check_gradients(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_gradients(evidence: Evidence) -> Iterator[Verdict]:
     """S2: a parameter's gradient is the sum, or the mean, of those of the data-parallel ranks'
     pieces of the rows, within what additions in any order may round."""
-    arm, sharding = evidence.arm, evidence.sharding
-    if evidence.sharded is None:
+    arm, sharding = arm_of(evidence), evidence.spec.sharding
+    if run_of(evidence) is None:
         return
     if sharding.tensor > 1:
         yield plain("S2", arm, "grad_parameter", "not_applicable", "sums are cut over ranks")
         return
-    if evidence.first_step[1] != 1:
+    if first_step(evidence)[1] != 1:
         why = "gradients of several backwards add up"
         yield plain("S2", arm, "grad_parameter", "not_applicable", why)
         return
     alone = evidence.traces[EAGER.name].ranks
-    ranks = [trace for _, _, group in evidence.groups() for trace in group]
+    ranks = [trace for _, _, group in groups(evidence) for trace in group]
     for name in alone[0].outputs:
         if not name.endswith(".grad"):
             continue
@@ -109,8 +114,8 @@ def check_gradients(evidence: ShardedEvidence) -> Iterator[Verdict]:
         yield _reduced(evidence, key, [trace.outputs[key] for trace in ranks], terms)
 
 
-def _reduced(evidence: ShardedEvidence, name: str, pieces: list[F32], terms: list[F32]) -> Verdict:
-    arm, sharding, role = evidence.arm, evidence.sharding, role_of(name)
+def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32]) -> Verdict:
+    arm, sharding, role = arm_of(evidence), evidence.spec.sharding, role_of(name)
     got = joined(pieces, terms[0].shape)
     if got is None:
         return Verdict(
@@ -154,9 +159,9 @@ def _divided(lo: Any, hi: Any, by: int, fmt: Format) -> Any:
     return round_to(np.stack([lo / by - slack, hi / by + slack]), fmt, overflow="ieee")
 
 
-def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
     """S4: what several ranks hold in full is the same on all of them."""
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
     if len(run.ranks) == 1:
@@ -164,24 +169,24 @@ def check_agreement(evidence: ShardedEvidence) -> Iterator[Verdict]:
         return
     if all(NORM in trace.outputs for trace in run.ranks):
         yield _agree(arm, NORM, 0, run.ranks)
-    for rank, alone, group in evidence.groups():
+    for rank, alone, group in groups(evidence):
         laid_out = _as_laid_out(evidence, alone)
         for name, whole in alone.outputs.items():
             parts = [trace.outputs[name] for trace in group if name in trace.outputs]
             kind = name.partition("@")[0]
             if kind in ("output", "grad_input") and name not in laid_out:
                 continue
-            sharded = evidence.sharding.data > 1 and kind not in ("output", "grad_input")
+            sharded = evidence.spec.sharding.data > 1 and kind not in ("output", "grad_input")
             if name != NORM and not sharded and copies(parts, whole.shape):
                 yield _agree(arm, name, rank, group)
 
 
-def _as_laid_out(evidence: ShardedEvidence, alone: Trace) -> Collection[str]:
+def _as_laid_out(evidence: Evidence, alone: Trace) -> Collection[str]:
     """The results of rows on the layout that the case begins with; on another, pieces of more rows
     may have the shape of what was whole before."""
-    if not evidence.sharding.resumes:
+    if not evidence.spec.sharding.resumes:
         return alone.outputs
-    forwards, backwards = evidence.first_step
+    forwards, backwards = first_step(evidence)
     before = before_steps(alone, "output", forwards)
     return before | before_steps(alone, "grad_input", backwards)
 
@@ -195,34 +200,34 @@ def _agree(arm: str, name: str, rank: int, group: Sequence[Trace]) -> Verdict:
     return next(filter(None, others), plain("S4", arm, role_of(name), "ok"))
 
 
-def check_compiled(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_compiled(evidence: Evidence) -> Iterator[Verdict]:
     """S9: graphs that are traced on ranks, and run eagerly, leave eager's bits. FSDP breaks graphs
     where a unit begins: what the norm's graph and the residual beside it send back to one tensor is
     then added in another order, so that of such a model only what comes out before a step is the
     same."""
-    spec, sharding = evidence.spec, evidence.sharding
-    names = None
+    spec, sharding = evidence.spec, evidence.spec.sharding
+    names, run = None, compiled_of(evidence)
     broken = sharding.data and sharding.units == "each"
-    if MODELS[spec.model].normalises and broken and evidence.compiled is not None:
-        ranks = evidence.compiled.ranks
-        names = before_steps(ranks[0], "output", evidence.first_step[0]) if ranks else {}
+    if MODELS[spec.model].normalises and broken and run is not None:
+        ranks = run.ranks
+        names = before_steps(ranks[0], "output", first_step(evidence)[0]) if ranks else {}
     yield from _beside(
-        "S9", evidence, evidence.processes or evidence.sharded, evidence.compiled,
+        "S9", evidence, processes_of(evidence) or run_of(evidence), run,
         "nothing is compiled", "differs from eager on ranks", names,
     )  # fmt: skip
 
 
-def check_processes(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_processes(evidence: Evidence) -> Iterator[Verdict]:
     """S10: ranks that are processes leave the bits of ranks that are threads."""
     yield from _beside(
-        "S10", evidence, evidence.sharded, evidence.processes, "threads alone ran it",
+        "S10", evidence, run_of(evidence), processes_of(evidence), "threads alone ran it",
         "differs from threads",
     )  # fmt: skip
 
 
 def _beside(
     rule: str,
-    evidence: ShardedEvidence,
+    evidence: Evidence,
     run: Trace | None,
     other: Trace | None,
     why: str,
@@ -233,12 +238,12 @@ def _beside(
     one result: of three terms that depends on the order, which is each kind of group's own."""
     if run is None or run.error is not None:
         return
-    sharding = evidence.sharding
+    sharding = evidence.spec.sharding
     if other is None or other is run:
-        yield plain(rule, evidence.arm, "output", "not_applicable", why)
+        yield plain(rule, arm_of(evidence), "output", "not_applicable", why)
     elif other.void or other.error is not None:
         yield plain(rule, other.arm, "output", "inconclusive", other.void or "it raised")
-    elif max(sharding.data, sharding.tensor) > 2 and run is evidence.sharded:
+    elif max(sharding.data, sharding.tensor) > 2 and run is run_of(evidence):
         orders = "more than two ranks add in an order of their own"
         yield plain(rule, other.arm, "output", "not_applicable", orders)
     else:
@@ -264,10 +269,10 @@ def _same_on_ranks(
     return next(filter(None, found), plain(rule, run.arm, "output", "ok"))
 
 
-def check_stages(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_stages(evidence: Evidence) -> Iterator[Verdict]:
     """S12: a rank leaves, of the stages that it has, the bits of the whole chain in one process:
     microbatches are the same rows in the same order, and no sum is cut."""
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
     (alone,) = evidence.traces[EAGER.name].ranks
@@ -281,10 +286,10 @@ def check_stages(evidence: ShardedEvidence) -> Iterator[Verdict]:
         yield found or plain("S12", arm, role_of(name), "ok")
 
 
-def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_precomputed(evidence: Evidence) -> Iterator[Verdict]:
     """S8: scales that are computed after each step are those that a gather computes itself, so
     all results are the same, of later steps as well."""
-    arm, run, sharding = evidence.arm, evidence.sharded, evidence.sharding
+    arm, run, sharding = arm_of(evidence), run_of(evidence), evidence.spec.sharding
     if run is None:
         return
     if sharding.gathers != "precomputed":
@@ -294,14 +299,15 @@ def check_precomputed(evidence: ShardedEvidence) -> Iterator[Verdict]:
         why = "a gather scales its rank's shard of a linear, precomputed is the whole's scale"
         yield plain("S8", arm, "output", "not_applicable", why)
         return
-    other = evidence.rerun(msgspec.structs.replace(sharding, gathers="codes"))
+    assert evidence.laid_out is not None
+    other = evidence.laid_out(msgspec.structs.replace(sharding, gathers="codes"))
     if other.error is not None:
         yield plain("S8", arm, "output", "inconclusive", other.error.message)
         return
     yield _same_on_ranks("S8", run, other, "differs from scales of the gather", ON_THE_FLY)
 
 
-def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_norm(evidence: Evidence) -> Iterator[Verdict]:
     """S6: the norm of all gradients is that of the whole gradients, however they are laid out.
 
     Proof of how far it may be. A rank's norm of each of its pieces errs by u, the norm of these by
@@ -310,7 +316,7 @@ def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:
     and rounds (u): (r + 2) u / 2 for each dimension of the mesh. With R ranks in all that is at
     most (R + 4) u, second orders included, u of the gradients' dtype.
     """
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
     if NORM not in run.ranks[0].outputs:
@@ -341,15 +347,16 @@ def check_norm(evidence: ShardedEvidence) -> Iterator[Verdict]:
     )  # fmt: skip
 
 
-def _whole(evidence: ShardedEvidence, name: str, shape: tuple[int, ...]) -> Any:
+def _whole(evidence: Evidence, name: str, shape: tuple[int, ...]) -> Any:
     """A parameter's or a gradient's: FSDP cuts along the first dimension what tensor parallelism
     has cut before."""
-    assert evidence.sharded is not None
-    size, ranks = max(evidence.sharding.tensor, 1), evidence.sharded.ranks
+    run = run_of(evidence)
+    assert run is not None
+    size, ranks = max(evidence.spec.sharding.tensor, 1), run.ranks
     if any(name not in trace.outputs for trace in ranks):
         return None
     columns = []
     for inside in range(size):
         pieces = [trace.outputs[name] for trace in ranks[inside::size]]
-        columns.append(np.concatenate(pieces) if evidence.sharding.data else pieces[0])
+        columns.append(np.concatenate(pieces) if evidence.spec.sharding.data else pieces[0])
     return joined(columns, shape)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narrowfuzz.rules.oracle import plain
-from narrowfuzz.rules.sharded.evidence import ShardedEvidence
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.rule import plain
+from narrowfuzz.rules.sharded.evidence import arm_of, run_of
 from narrowfuzz.rules.sharded.results import differs
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
@@ -17,16 +18,16 @@ _PAIRS = (
 )
 
 
-def check_resumed(evidence: ShardedEvidence) -> Iterator[Verdict]:
+def check_resumed(evidence: Evidence) -> Iterator[Verdict]:
     """S11: parameters and the optimizer's moments are, whole, those that were saved; and from there
     on every rank leaves the bits of a model into which they were written by hand."""
-    arm, run = evidence.arm, evidence.sharded
+    arm, run = arm_of(evidence), run_of(evidence)
     if run is None:
         return
-    if not evidence.sharding.resumes:
+    if not evidence.spec.sharding.resumes:
         yield plain("S11", arm, "state", "not_applicable", "nothing is saved")
         return
-    there = evidence.sharding.resumed.ranks or len(run.ranks)
+    there = evidence.spec.sharding.resumed.ranks or len(run.ranks)
     for got, want, symptom in _PAIRS:
         found = (
             differs(

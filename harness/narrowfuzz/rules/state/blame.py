@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.oracle import plain
+from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.trace.verdict import Verdict
 

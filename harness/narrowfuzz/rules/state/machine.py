@@ -10,7 +10,7 @@ from narrowfuzz.case.events import Reload
 from narrowfuzz.numerics.delayed import fresh
 from narrowfuzz.numerics.follow import Move
 from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
-from narrowfuzz.rules.oracle import number, plain
+from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.rules.state.fold import Turn, expected
 from narrowfuzz.rules.state.outcome import Outcome
 from narrowfuzz.rules.state.plan import Begin, Commit, Lose, Quantise, Resize

@@ -11,7 +11,7 @@ from narrowfuzz.case.events import Backward, Close, Event, Forward, Switch
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
-from narrowfuzz.rules.oracle import number
+from narrowfuzz.rules.rule import number
 from narrowfuzz.rules.state.run import by_library
 from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace

@@ -16,7 +16,8 @@ from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_recipes, obstacles
-from narrowfuzz.rules import BY_NAME, OF_CONVERTED
+from narrowfuzz.rules import BY_NAME, RULES
+from narrowfuzz.rules.rule import converted
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
 
 prepare()
@@ -231,7 +232,8 @@ def test_a_rule_judges_the_clean_library_and_stays_silent(
 
 def test_every_rule_has_a_fault() -> None:
     of_users = {"O24"}  # tests/test_own_functions.py: what is wrong there is wrong in a user's file
-    assert {hunt.oracle for hunt in HUNTS} | of_users == {oracle.name for oracle in OF_CONVERTED}
+    every = {rule.name for rule in RULES if converted in rule.cases}
+    assert {hunt.oracle for hunt in HUNTS} | of_users == every
 
 
 def test_every_fault_is_hunted_or_ends_the_process() -> None:

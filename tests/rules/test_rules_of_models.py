@@ -280,7 +280,7 @@ class TestStrictCompile:
     def judge(self, arm: str, *, pointwise: bool, bias: bool = False) -> str:
         wrong = outputs(output=numbers(3, 4) + 1)
         evidence = evidence_of({"eager": Trace("", outputs()), arm: Trace("", wrong)}, bias=bias)
-        evidence.pointwise, evidence.twin = pointwise, dict
+        evidence = replace(evidence, pointwise=pointwise, twin=dict)
         (status,) = statuses(check_strict, evidence)
         return status
 

@@ -1,0 +1,108 @@
+"""The record of a rule, which cases it may judge, and helpers every rule file uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import numpy as np
+
+from narrowfuzz.case.spec import Spec
+from narrowfuzz.rules.evidence import same_bits
+from narrowfuzz.trace.expect import number
+from narrowfuzz.trace.trace import Level
+from narrowfuzz.trace.verdict import Status, Strength, Verdict
+
+Check = Callable[[Any], Iterator[Verdict]]
+
+
+#: What a rule looks at, so that it can be falsified: how a run ended, what conversion did, results,
+#: whether they are finite or NaN, the bias gradient; what multiplies saw; `again` is the same in a
+#: run that it asks for; of a schedule casts, formats of products, state, what is set aside, and the
+#: run among the remains of others, and results and state on ranks; what backwards of a user's
+#: own Functions give.
+Reads = Literal[
+    "run", "conversion", "results", "finite", "nan", "bias gradient", "operands", "scales", "amax",
+    "second copies", "recomputed", "statistics", "results again", "operands again", "scales again",
+    "casts", "formats", "states", "kept state", "pending", "company",
+    "results on ranks", "states on ranks", "derivatives",
+]  # fmt: skip
+
+
+def by_events(spec: Spec) -> bool:
+    """A library's own layers, which are judged event by event."""
+    return bool(spec.layer)
+
+
+def converted(spec: Spec) -> bool:
+    """A model that a recipe converts, in one process."""
+    return not (by_events(spec) or spec.sharded)
+
+
+def in_context(spec: Spec) -> bool:
+    """Ranks that share the rows of each sequence."""
+    return not by_events(spec) and spec.sharding.context > 0
+
+
+def in_pipeline(spec: Spec) -> bool:
+    """Ranks that are stages of a pipeline."""
+    return not (by_events(spec) or in_context(spec)) and spec.sharding.stages > 0
+
+
+def on_ranks(spec: Spec) -> bool:
+    """Ranks that share data and linears."""
+    return spec.sharded and not (by_events(spec) or in_context(spec) or in_pipeline(spec))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule over traces: its strength, the exposure it needs, and when it may be applied."""
+
+    strength: Strength
+    name: str
+    title: str
+    precondition: str
+    check: Check
+    #: Rules whose divergence on the same role explains one of this rule.
+    upstream: frozenset[str] = frozenset()
+    reads: tuple[Reads, ...] = ("results",)
+    level: Level = "C"
+    #: ``layer``: judged at each linear, from what it got and returned. ``case``: at the whole run.
+    scope: Literal["layer", "case"] = "layer"
+    #: True: runs the arm again on transformed data.
+    reruns: bool = False
+    #: True: also judges what happened in a run that did not come to its end.
+    unfinished: bool = False
+    #: Whose cases it judges: those of which one of these is true.
+    cases: tuple[Callable[[Spec], bool], ...] = (converted,)
+
+    def applies(self, spec: Spec) -> bool:
+        """Does it judge the cases of this Spec?"""
+        return any(are(spec) for are in self.cases)
+
+
+exact, bound = partial(Rule, "exact"), partial(Rule, "bound")
+ratio = partial(Rule, "ratio", scope="case")
+#: Exact, of the whole run, or of what multiplies saw.
+whole, seen = partial(exact, scope="case"), partial(exact, level="A")
+#: Exact, between a run and another that it asks for.
+relation = partial(exact, reads=("results again",), reruns=True)
+
+
+@lru_cache(4096)  # most verdicts are the same few
+def plain(rule: str, arm: str, role: str, status: Status, why: str = "") -> Verdict:
+    """A verdict that points at nothing."""
+    return Verdict(rule, arm, role, status, why=why)
+
+
+def first(bad: Any) -> tuple[int, ...]:
+    """Index of the first True."""
+    return tuple(int(i) for i in np.argwhere(bad)[0])
+
+
+__all__ = [
+    "Check", "Reads", "Rule", "bound", "by_events", "converted", "exact", "first", "in_context",
+    "in_pipeline", "number", "on_ranks", "plain", "ratio", "relation", "same_bits", "seen", "whole",
+]  # fmt: skip
