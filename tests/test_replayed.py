@@ -1,0 +1,290 @@
+"""Every stored case is judged again, and what the rules say of it is what tests/replayed.json holds.
+
+As a command it prints each difference and exits with 1 if there is one:
+
+    OMP_NUM_THREADS=1 python tests/test_replayed.py [--quick] [--only GLOB] [--processes N] [--write]
+
+Each case is judged in a copy of this process, so its record does not depend on what ran before it,
+and what is planted stays there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from hunts import Replay
+    from narrowfuzz.judge.judge import Judgement
+    from narrowfuzz.trace.verdict import Verdict
+
+HERE = Path(__file__).parent
+FILE = HERE / "replayed.json"
+#: What was found of a case and what the other rules said, or why it cannot run.
+Record = dict[str, Any]
+
+
+# a record
+
+
+def record_of(replay: Replay) -> Record:
+    """Judge the cases of a replay until one shows something."""
+    from narrowfuzz.judge.judge import Judge
+    from narrowfuzz.ledger.ledger import Ledger
+    from narrowfuzz.rules import rules_of
+
+    recipes, ledger = loaded()
+    ledger = ledger if replay.ledger else Ledger([])
+    record: Record = {}
+    with replay.plant():
+        for number, case in enumerate(replay.cases, 1):
+            if why := _missing(case):
+                return {"unavailable": why}
+            rules = [rules_of(case.spec)[replay.rule]] if replay.rule else None
+            try:
+                judged = Judge(recipes, ledger, arms=replay.arms).judge(case, rules)
+            except ValueError as error:
+                return {"unavailable": str(error)}
+            record = _told(judged)
+            if len(replay.cases) > 1:
+                record = {"case": number, **record}
+            if record.get("found"):
+                break
+    return record
+
+
+@cache
+def loaded() -> tuple[Any, Any]:
+    """All recipes, and the ledger."""
+    from narrowfuzz.ledger.ledger import load_ledger
+    from narrowfuzz.recipe.recipe import load_every
+
+    return load_every(), load_ledger()
+
+
+def _missing(case: Any) -> str:
+    """Why this machine cannot run an arm that the case asks for, "" if it can."""
+    from narrowfuzz.arms.ladder import unavailable
+    from narrowfuzz.case.arm import climb
+
+    return next(filter(None, map(unavailable, climb(case.spec))), "")
+
+
+def _told(judged: Judgement) -> Record:
+    """First causes and what is known with their sentences; of other rules the statuses alone. Says
+    ``unavailable`` where no rule could judge anything."""
+    from narrowfuzz.trace.verdict import fingerprint
+
+    shown = [*judged.causes, *judged.known]
+    found = sorted(
+        [
+            v.oracle,
+            v.arm,
+            f"known: {v.explained_by}" if v.status == "known" else v.status,
+            fingerprint(v, judged.family),
+            _sentence(v),
+        ]
+        for v in shown
+    )
+    rest: dict[str, dict[str, set[str]]] = {}
+    for v in judged.verdicts:
+        if v not in shown and v.status != "not_applicable":
+            rest.setdefault(v.arm, {}).setdefault(v.status, set()).add(v.oracle)
+    if not found and not any("ok" in statuses for statuses in rest.values()):
+        reasons = sorted({v.why for v in judged.verdicts if v.why})
+        return {"unavailable": "; ".join(reasons) or "no rule applies"}
+    said = {
+        arm: {status: " ".join(sorted(rules)) for status, rules in sorted(statuses.items())}
+        for arm, statuses in sorted(rest.items())
+    }
+    return {"found": found, "rest": said}
+
+
+def _sentence(verdict: Verdict) -> str:
+    """Without what was in memory that nobody wrote: that is another number each time."""
+    said = verdict.sentence()
+    return said.partition(":")[0] if verdict.symptom.endswith("nobody wrote") else said
+
+
+# judging
+
+
+def judged(replays: Iterable[Replay], processes: int) -> dict[str, Record]:
+    """The record of each, so many at a time, each in a copy of this process."""
+    waiting, running = list(replays), {}
+    records: dict[str, Record] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                replay, file = waiting.pop(0), Path(folder) / f"{len(waiting)}.json"
+                sys.stdout.flush()
+                sys.stderr.flush()
+                if (child := os.fork()) == 0:
+                    _judge_here(replay, file)
+                running[child] = replay, file
+            child, status = os.wait()
+            replay, file = running.pop(child)
+            code = os.waitstatus_to_exitcode(status)
+            # no outcome: it differs from every record, and is not written
+            records[replay.id] = json.loads(file.read_text()) if code == 0 else {"ended": code}
+    return records
+
+
+def _judge_here(replay: Replay, file: Path) -> None:
+    """Ends this process."""
+    from narrowfuzz.arms import processes
+
+    os.dup2(2, 1)  # what libraries print is no difference
+    code = 1
+    try:
+        file.write_text(json.dumps(record_of(replay)))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        processes.end()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# comparing
+
+
+def differences(expected: Mapping[str, Record], got: Mapping[str, Record]) -> Iterator[str]:
+    """Lines to print, of records that are in one alone or not the same in both."""
+    for id in sorted(expected.keys() | got.keys()):
+        before, after = (_lines(records.get(id)) for records in (expected, got))
+        if before != after:
+            yield id
+            changed = difflib.ndiff(before, after)
+            for line in changed:
+                if line[0] in "-+":
+                    yield f"  {'expected' if line[0] == '-' else 'got     '} {line[2:]}"
+
+
+def _lines(record: Record | None) -> list[str]:
+    if record is None:
+        return ["no record"]
+    found = [" | ".join(one) for one in record.get("found", ())]
+    rest = [
+        f"{arm} {status}: {rules}"
+        for arm, statuses in record.get("rest", {}).items()
+        for status, rules in statuses.items()
+    ]
+    others = [f"{key}: {value}" for key, value in record.items() if key not in ("found", "rest")]
+    return [*others, *(found or ["nothing found"] * ("found" in record)), *rest]
+
+
+def load(file: Path = FILE) -> dict[str, Record]:
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def dumped(records: Mapping[str, Record]) -> str:
+    """A line for each record, so that a change is a line of a diff."""
+    lines = [f"{json.dumps(id)}: {json.dumps(records[id])}" for id in sorted(records)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+# the command
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="those of `make test` alone")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="those whose id it matches")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="so many at a time")
+    parser.add_argument("--write", action="store_true", help="write what comes as what is expected")
+    asked = parser.parse_args(arguments)
+    _warm()
+    from hunts import replays
+
+    every = replays()
+    chosen = {
+        id: replay
+        for id, replay in every.items()
+        if fnmatch.fnmatchcase(id, asked.only) and (replay.quick or not asked.quick)
+    }
+    if not chosen:
+        parser.error(f"no id matches {asked.only!r}")
+    got, before = judged(chosen.values(), asked.processes), load()
+    # what is no longer replayed differs, too
+    kept = {id: record for id, record in before.items() if id in chosen or id not in every}
+    told = list(differences(kept, got))
+    print(*told, sep="\n") if told else print(f"{len(got)} replayed, no difference")
+    if not asked.write:
+        return bool(told)
+    if ended := sorted(id for id, record in got.items() if "ended" in record):
+        print("not written, for these ended without an outcome:", *ended, sep="\n  ")
+        return 1
+    others = {id: record for id, record in before.items() if id in every}
+    FILE.write_text(dumped({**others, **got}))
+    return 0
+
+
+def _warm() -> None:
+    """Import and load what most cases need, once for all copies of this process."""
+    from narrowfuzz.machine.environment import prepare, settle
+
+    prepare()
+    import torch._dynamo
+    import torch._inductor.compile_fx
+    import torchao.float8
+    import torchao.prototype.moe_training.config
+    import torchao.prototype.mx_formats  # noqa: F401
+    from narrowfuzz.plants.registry import builtin_plants
+
+    loaded()
+    builtin_plants()
+    settle()
+
+
+# tests
+
+
+def run(*options: str) -> None:
+    """In a process of its own: it is what the command is."""
+    done = subprocess.run(
+        [sys.executable, __file__, *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+
+
+@pytest.mark.slow
+def test_the_quick_replays_are_as_recorded() -> None:
+    run("--quick")
+
+
+@pytest.mark.heavy
+def test_all_replays_are_as_recorded() -> None:
+    run()
+
+
+def test_a_changed_fingerprint_is_reported() -> None:
+    records = load()
+    id = next(id for id, record in records.items() if record.get("found"))
+    changed = json.loads(json.dumps(records))
+    changed[id]["found"][0][3] += "x"
+    told = "\n".join(differences(records, changed))
+    assert told.startswith(id) and "expected" in told and "got" in told
+    assert not list(differences(records, load()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
