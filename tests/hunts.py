@@ -1,19 +1,37 @@
-"""What tests/test_replayed.py judges again: every stored case with an outcome, by name."""
+"""What tests/test_replayed.py judges again: every case of the tests with an outcome, by name."""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from narrowfuzz.case.spec import Case, load_case
+import te_neighbours_checks as of_te
+import te_ranks_checks as te_ranks
+import test_context as context
+import test_controls as controls
+import test_ledger_neighbours as ledger
+import test_ledger_neighbours_compiled as compiled
+import test_schedule_triage as schedules
+import test_sharded as ranks
+from context_bridge import bridged
+from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
+from narrowfuzz.machine import machine
+from narrowfuzz.plants.hopper import PLANTS as OF_HOPPER
 from narrowfuzz.plants.registry import planted
+from narrowfuzz.play.processes import around
 from oracles import test_rules_catch_faults as rules
+from reproductions import miscompiles, tuned_for_generic
+from te_on_cpu.environment import DEFAULT
 
 HERE = Path(__file__).parent
+Plantable = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -22,22 +40,23 @@ class Replay:
 
     id: str
     cases: tuple[Case, ...]
-    plant: Callable[[], AbstractContextManager[object]] = nullcontext
+    plant: Plantable = nullcontext
     #: Is what the ledger knows held against it?
     ledger: bool = True
     #: The rule that judges alone; "": all that apply.
     rule: str = ""
     #: The arms that are run; None: all that the case asks for.
     arms: frozenset[str] | None = None
-    #: The process that it needs: "" or a version of TransformerEngine.
+    #: The process that it needs: "", "simulated" or a version of TransformerEngine.
     where: str = ""
+    #: Files that define recipes besides the shipped ones.
+    recipe_files: tuple[Path, ...] = ()
 
     @property
     def quick(self) -> bool:
         """Is it judged in `make test`?"""
-        return (
-            not self.where and self.id.partition(":")[0] in ("fault", "alarm") and not self.compiles
-        )
+        fault_or_alarm = self.id.startswith(("fault:", "alarm:"))
+        return fault_or_alarm and not self.where and not self.compiles
 
     @property
     def compiles(self) -> bool:
@@ -47,7 +66,11 @@ class Replay:
 
 def replays() -> dict[str, Replay]:
     """All of them by id."""
-    found = [*_faults(), *_alarms(), *_rules()]
+    sources = (
+        *(_faults, _state_faults, _schedules, _rules, _ranks, _context, _hopper, _te_ranks),
+        *(_alarms, _controls, _entries, _compiled_entries, _te_entries),
+    )
+    found = [replay for source in sources for replay in source()]
     by_id = {replay.id: replay for replay in found}
     assert len(by_id) == len(found), "two replays have one id"
     return by_id
@@ -61,25 +84,175 @@ def _case(stored: Any) -> Case:
     return load_case(json.dumps(stored).encode())
 
 
-def _both(id: str, case: Case, fault: str, **fields: Any) -> Iterator[Replay]:
-    """A case with a fault and without."""
-    yield Replay(id, (case,), lambda: planted("", fault), **fields)
-    yield Replay(f"{id}, clean", (case,), **fields)
+def _fault(id: str, *cases: Case, plant: str | Plantable, **fields: Any) -> Iterator[Replay]:
+    """Cases with a fault, by its name or as it is planted, and the first of them without."""
+    planting = partial(planted, "", plant) if isinstance(plant, str) else plant
+    yield Replay(id, cases, planting, **fields)
+    yield Replay(f"{id}, clean", cases[:1], **fields)
+
+
+# faults
 
 
 def _faults() -> Iterator[Replay]:
     for fault, stored in _stored("fault_cases.json").items():
-        yield from _both(f"fault: {fault}", _case(stored), fault)
+        yield from _fault(f"fault: {fault}", _case(stored), plant=fault)
 
 
-def _alarms() -> Iterator[Replay]:
-    for alarm in _stored("false_alarms.json"):
-        yield Replay(f"alarm: {alarm['why']}", (_case(alarm["case"]),))
+def _state_faults() -> Iterator[Replay]:
+    """On the first of tests/test_state_faults.py's schedules that shows it."""
+    for fault, stored in _stored("state_cases.json").items():
+        yield from _fault(f"state: {fault}", _case(stored), plant=fault, ledger=False)
+
+
+def _schedules() -> Iterator[Replay]:
+    case = schedules.case_of(schedules.LARGE)
+    for fault in schedules.SHOWN_BY:
+        planting = partial(planted, schedules.FAULTS, fault)
+        yield Replay(f"schedule: {fault}", (case,), planting, ledger=False)
+    yield Replay("schedule: clean", (case,), ledger=False)
 
 
 def _rules() -> Iterator[Replay]:
     for hunt in rules.HUNTS:
         alone = {"ledger": False, "rule": hunt.oracle, "arms": hunt.arms}
-        cases = tuple(rules.cases(hunt))
-        yield Replay(f"rule: {hunt}", cases, lambda f=hunt.fault: planted("", f), **alone)
-        yield Replay(f"rule: {hunt}, clean", cases[:1], **alone)
+        yield from _fault(f"rule: {hunt}", *rules.cases(hunt), plant=hunt.fault, **alone)
+
+
+def _ranks() -> Iterator[Replay]:
+    for fault, recipe, sharding, fields, _ in ranks.FAULTS:
+        id = f"ranks: {fault} {recipe} {sharding} {fields}"
+        case = ranks.case(recipe, sharding, **fields)
+        yield from _fault(id, case, plant=fault, ledger=False)
+    layouts = [
+        *((recipe, layout, {}) for recipe in _LAID_OUT for layout in ranks.LAYOUTS),
+        *(("torch.bf16", layout, {"compile": "aot_eager", **f}) for layout, f in ranks.GRAPHS),
+        *((recipe, layout, _RESUMED) for recipe, layout in ranks.RESUMED),
+    ]
+    for recipe, sharding, fields in layouts:
+        case = ranks.case(recipe, sharding, **fields)
+        yield Replay(f"ranks: {recipe} {sharding} {fields}", (case,), ledger=False)
+
+
+_LAID_OUT = ("torch.bf16", ranks.TENSORWISE, "torchao.float8.rowwise")
+_RESUMED = {"steps": 2, "optimizer": "adamw", "n": 60, "k": 48}
+
+
+def _context() -> Iterator[Replay]:
+    for fault, _ in context.FAULTS:
+        planting = _bridged(partial(planted, "", fault))
+        yield Replay(f"context: {fault}", (context.case({"context": 2}),), planting, ledger=False)
+    for sharding, fields, _ in context.CLEAN:
+        id = f"context: {sharding} {fields}"
+        yield Replay(id, (context.case(sharding, **fields),), _bridged(nullcontext), ledger=False)
+
+
+def _bridged(plant: Plantable) -> Plantable:
+    """The same where context parallelism knows a CPU's attention, as its ranks do."""
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        around.append(bridged)
+        with bridged(), plant():
+            yield
+        around.remove(bridged)
+
+    return entered
+
+
+def _hopper() -> Iterator[Replay]:
+    """As tests/simulated_checks.py, on a case that splits K and one that does not."""
+    otherwise = {
+        "hopper-product-lost": ("torchao.float8.tensorwise", "wild", "O15"),
+        "hopper-scales-exchanged": ("torchao.float8.rowwise", "wild", "O5"),
+    }
+    for fault in OF_HOPPER:
+        recipe, regime, rule = otherwise.get(
+            fault.id, ("torchao.float8.tensorwise", "ladder", "O23")
+        )
+        cases = [
+            Case(
+                spec=Spec(recipe=recipe, backend="real", m=m, k=32, n=512, dtype="fp32"),
+                data=DataSpec(regime=regime, gemm="grad_input"),
+            )
+            for m in (16, 32)
+        ]
+        alone = {"ledger": False, "rule": rule, "where": "simulated", "arms": frozenset({"eager"})}
+        yield from _fault(f"hopper: {fault.id}", *cases, plant=fault.id, **alone)
+
+
+def _te_ranks() -> Iterator[Replay]:
+    for name, (number, settings, checkpoint) in te_ranks.CLEAN.items():
+        case = te_ranks.case(number, settings, checkpoint)
+        yield Replay(f"te ranks: {name}", (case,), where=DEFAULT)
+    for fault, settings in te_ranks.FAULTS.items():
+        case = te_ranks.case(2, settings)
+        yield Replay(f"te ranks: {fault}", (case,), partial(planted, "", fault), where=DEFAULT)
+
+
+# what is no fault
+
+
+def _alarms() -> Iterator[Replay]:
+    for alarm in _stored("false_alarms.json"):
+        case = _case(alarm["case"])
+        where = DEFAULT if case.spec.recipe.startswith("te.") else ""
+        yield Replay(f"alarm: {alarm['why']}", (case,), where=where)
+
+
+def _controls() -> Iterator[Replay]:
+    for id, control in controls.CONTROLS.items():
+        te = any(recipe.startswith("te.") for recipe in control.recipes)
+        yield Replay(
+            f"control: {id}",
+            (controls.case_of(control),),
+            control.plant,
+            where="simulated" if control.device == "simulated" else DEFAULT if te else "",
+            recipe_files=control.recipe_files,
+        )
+
+
+# the ledger
+
+
+def _entries() -> Iterator[Replay]:
+    """The case that an entry explains, and the same with another failure."""
+    for name, neighbour in ledger.NEIGHBOURS.items():
+        yield Replay(f"entry: {name}", (neighbour.case,))
+        yield Replay(f"entry: {name}, beside", (neighbour.case,), neighbour.beside)
+
+
+def _compiled_entries() -> Iterator[Replay]:
+    for name, neighbour in compiled.NEIGHBOURS.items():
+        here = _tuned if "gcc" in name else nullcontext
+        yield Replay(f"entry: {name}", (neighbour.case,), here)
+        beside = partial(_both, here, neighbour.beside)
+        yield Replay(f"entry: {name}, beside", (neighbour.case,), beside)
+
+
+@contextmanager
+def _both(first: Plantable, second: Plantable) -> Iterator[None]:
+    with first(), second():
+        yield
+
+
+@contextmanager
+def _tuned() -> Iterator[None]:
+    """Inductor compiles as GCC does for a CPU that it does not know."""
+    from torch._inductor import config
+
+    if not miscompiles():
+        raise ValueError("another compiler than it was seen on")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CXX"] = tuned = str(tuned_for_generic(Path(folder)))
+        machine.compiler.cache_clear()
+        with config.patch({"cpp.cxx": (None, tuned)}):
+            yield
+
+
+def _te_entries() -> Iterator[Replay]:
+    for row in of_te.ROWS:
+        fields = {"where": row["version"], "rule": row.get("rule", "")}
+        id, case = f"entry: {row['entry']}", _case(row["case"])
+        yield Replay(id, (case,), **fields)
+        yield Replay(f"{id}, beside", (case,), lambda f=row["beside"]: of_te.beside(f)(), **fields)

@@ -1,8 +1,8 @@
-"""Every stored case is judged again, and what the rules say of it is what tests/replayed.json holds.
+"""Every stored case is judged again: what the rules say of it is what tests/replayed.json holds.
 
 As a command it prints each difference and exits with 1 if there is one:
 
-    OMP_NUM_THREADS=1 python tests/test_replayed.py [--quick] [--only GLOB] [--processes N] [--write]
+    python tests/test_replayed.py [--quick] [--only GLOB] [--processes N] [--write]
 
 Each case is judged in a copy of this process, so its record does not depend on what ran before it,
 and what is planted stays there.
@@ -19,16 +19,19 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
     from hunts import Replay
+    from narrowfuzz.case.spec import Case
     from narrowfuzz.judge.judge import Judgement
+    from narrowfuzz.ledger.ledger import Ledger
+    from narrowfuzz.machine.device import Device
     from narrowfuzz.trace.verdict import Verdict
 
 HERE = Path(__file__).parent
@@ -40,47 +43,51 @@ Record = dict[str, Any]
 # a record
 
 
-def record_of(replay: Replay) -> Record:
+def record_of(replay: Replay, device: Device) -> Record:
     """Judge the cases of a replay until one shows something."""
     from narrowfuzz.judge.judge import Judge
     from narrowfuzz.ledger.ledger import Ledger
     from narrowfuzz.rules import rules_of
 
-    recipes, ledger = loaded()
-    ledger = ledger if replay.ledger else Ledger([])
+    ledger = loaded_ledger() if replay.ledger else Ledger([])
+    judge = Judge(loaded_recipes(replay.recipe_files), ledger, arms=replay.arms, device=device)
     record: Record = {}
-    with replay.plant():
-        for number, case in enumerate(replay.cases, 1):
-            if why := _missing(case):
-                return {"unavailable": why}
-            rules = [rules_of(case.spec)[replay.rule]] if replay.rule else None
-            try:
-                judged = Judge(recipes, ledger, arms=replay.arms).judge(case, rules)
-            except ValueError as error:
-                return {"unavailable": str(error)}
-            record = _told(judged)
-            if len(replay.cases) > 1:
-                record = {"case": number, **record}
-            if record.get("found"):
-                break
+    try:
+        with replay.plant():
+            for number, case in enumerate(replay.cases, 1):
+                if why := _missing(case, device):
+                    return {"unavailable": why}
+                rules = [rules_of(case.spec)[replay.rule]] if replay.rule else None
+                record = _told(judge.judge(case, rules))
+                if len(replay.cases) > 1:
+                    record = {"case": number, **record}
+                if record.get("found"):
+                    break
+    except ValueError as error:  # what a recipe, a device or a version cannot do
+        return {"unavailable": str(error)}
     return record
 
 
 @cache
-def loaded() -> tuple[Any, Any]:
-    """All recipes, and the ledger."""
+def loaded_ledger() -> Ledger:
     from narrowfuzz.ledger.ledger import load_ledger
+
+    return load_ledger()
+
+
+@cache
+def loaded_recipes(files: tuple[Path, ...] = ()) -> Mapping[str, Any]:
     from narrowfuzz.recipe.recipe import load_every
 
-    return load_every(), load_ledger()
+    return load_every(files)
 
 
-def _missing(case: Any) -> str:
+def _missing(case: Case, device: Device) -> str:
     """Why this machine cannot run an arm that the case asks for, "" if it can."""
     from narrowfuzz.arms.ladder import unavailable
     from narrowfuzz.case.arm import climb
 
-    return next(filter(None, map(unavailable, climb(case.spec))), "")
+    return next(filter(None, (unavailable(arm, device.torch) for arm in climb(case.spec))), "")
 
 
 def _told(judged: Judgement) -> Record:
@@ -122,37 +129,81 @@ def _sentence(verdict: Verdict) -> str:
 # judging
 
 
-def judged(replays: Iterable[Replay], processes: int) -> dict[str, Record]:
-    """The record of each, so many at a time, each in a copy of this process."""
-    waiting, running = list(replays), {}
+def judged(replays: Sequence[Replay], processes: int) -> dict[str, Record]:
+    """The record of each, so many at a time, each in a copy of a process as it needs it."""
     records: dict[str, Record] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            while waiting and len(running) < processes:
-                replay, file = waiting.pop(0), Path(folder) / f"{len(waiting)}.json"
-                sys.stdout.flush()
-                sys.stderr.flush()
-                if (child := os.fork()) == 0:
-                    _judge_here(replay, file)
-                running[child] = replay, file
-            child, status = os.wait()
-            replay, file = running.pop(child)
-            code = os.waitstatus_to_exitcode(status)
-            # no outcome: it differs from every record, and is not written
-            records[replay.id] = json.loads(file.read_text()) if code == 0 else {"ended": code}
+    for where in sorted({replay.where for replay in replays}):
+        here = [replay for replay in replays if replay.where == where]
+        (told,) = copies([partial(_judged_at, where, here, processes)], 1)
+        # no outcome differs from every record, and is not written
+        records |= told if isinstance(told, dict) else {r.id: {"ended": told} for r in here}
     return records
 
 
-def _judge_here(replay: Replay, file: Path) -> None:
-    """Ends this process."""
+def _judged_at(where: str, replays: Sequence[Replay], processes: int) -> dict[str, Record]:
+    try:
+        device = _enter(where)
+    except ValueError as error:
+        return {replay.id: {"unavailable": str(error)} for replay in replays}
+    told = copies([partial(record_of, replay, device) for replay in replays], processes)
+    return {
+        replay.id: one if isinstance(one, dict) else {"ended": one}
+        for replay, one in zip(replays, told, strict=True)
+    }
+
+
+def _enter(where: str) -> Device:
+    """Make this process what its copies are to be, with all imported and loaded that most need."""
+    from narrowfuzz.machine import device
+    from narrowfuzz.machine.environment import settle
+    from te_on_cpu import environment
+
+    if where not in ("", "simulated"):
+        os.environ[environment.CHOICE] = where
+        environment.enter()
+    import torchao.float8
+    import torchao.prototype.moe_training.config
+    import torchao.prototype.mx_formats  # noqa: F401
+
+    loaded_ledger()
+    loaded_recipes()
+    settle()
+    return device.enter("simulated") if where == "simulated" else device.Device()
+
+
+def copies(calls: Sequence[Callable[[], Any]], processes: int) -> list[Any]:
+    """What each call returns in a copy of this process, or the code that the copy ended with; so
+    many at a time."""
+    told: list[Any] = [None] * len(calls)
+    waiting, running = list(enumerate(calls)), {}
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                number, call = waiting.pop(0)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                if (child := os.fork()) == 0:
+                    _call(call, Path(folder) / f"{number}.json")
+                running[child] = number
+            child, status = os.wait()
+            number, code = running.pop(child), os.waitstatus_to_exitcode(status)
+            file = Path(folder) / f"{number}.json"
+            told[number] = json.loads(file.read_text()) if code == 0 else code
+    return told
+
+
+def _call(call: Callable[[], Any], file: Path) -> NoReturn:
+    """Write down what it returns and end this process."""
     from narrowfuzz.arms import processes
 
     os.dup2(2, 1)  # what libraries print is no difference
+    # a compiler's caches know of no fault
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(file.with_suffix(".compiled"))
     code = 1
     try:
-        file.write_text(json.dumps(record_of(replay)))
+        file.write_text(json.dumps(call()))
         code = 0
-    except BaseException:
+    except Exception:
         traceback.print_exc()
     finally:
         processes.end()
@@ -208,7 +259,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="so many at a time")
     parser.add_argument("--write", action="store_true", help="write what comes as what is expected")
     asked = parser.parse_args(arguments)
-    _warm()
+    from narrowfuzz.machine.environment import prepare
+
+    prepare()
     from hunts import replays
 
     every = replays()
@@ -219,7 +272,7 @@ def main(arguments: list[str]) -> int:
     }
     if not chosen:
         parser.error(f"no id matches {asked.only!r}")
-    got, before = judged(chosen.values(), asked.processes), load()
+    got, before = judged(list(chosen.values()), asked.processes), load()
     # what is no longer replayed differs, too
     kept = {id: record for id, record in before.items() if id in chosen or id not in every}
     told = list(differences(kept, got))
@@ -232,23 +285,6 @@ def main(arguments: list[str]) -> int:
     others = {id: record for id, record in before.items() if id in every}
     FILE.write_text(dumped({**others, **got}))
     return 0
-
-
-def _warm() -> None:
-    """Import and load what most cases need, once for all copies of this process."""
-    from narrowfuzz.machine.environment import prepare, settle
-
-    prepare()
-    import torch._dynamo
-    import torch._inductor.compile_fx
-    import torchao.float8
-    import torchao.prototype.moe_training.config
-    import torchao.prototype.mx_formats  # noqa: F401
-    from narrowfuzz.plants.registry import builtin_plants
-
-    loaded()
-    builtin_plants()
-    settle()
 
 
 # tests
