@@ -21,6 +21,7 @@ import test_ledger_neighbours_compiled as compiled
 import test_schedule_triage as schedules
 import test_sharded as ranks
 from context_bridge import bridged
+from msgspec.structs import replace
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.machine import machine
 from narrowfuzz.plants.hopper import PLANTS as OF_HOPPER
@@ -55,13 +56,16 @@ class Replay:
     @property
     def quick(self) -> bool:
         """Is it judged in `make test`?"""
-        fault_or_alarm = self.id.startswith(("fault:", "alarm:"))
-        return fault_or_alarm and not self.where and not self.compiles
+        compiled = any(case.spec.compile != "none" for case in self.cases)
+        return self.kind in _QUICK and not self.where and not compiled
 
     @property
-    def compiles(self) -> bool:
-        """Does it need a compiler of C++, which takes minutes?"""
-        return any(case.spec.compile == "inductor" for case in self.cases)
+    def kind(self) -> str:
+        """Where it is from: the word that its id begins with."""
+        return self.id.partition(":")[0]
+
+
+_QUICK = ("fault", "state", "alarm", "schedule")
 
 
 def replays() -> dict[str, Replay]:
@@ -202,10 +206,13 @@ def _alarms() -> Iterator[Replay]:
 
 def _controls() -> Iterator[Replay]:
     for id, control in controls.CONTROLS.items():
+        case = controls.case_of(control)
+        if id == "delayed-reentrant":  # it carries no other
+            case = replace(case, spec=replace(case.spec, checkpoint="reentrant"))
         te = any(recipe.startswith("te.") for recipe in control.recipes)
         yield Replay(
             f"control: {id}",
-            (controls.case_of(control),),
+            (case,),
             control.plant,
             where="simulated" if control.device == "simulated" else DEFAULT if te else "",
             recipe_files=control.recipe_files,
