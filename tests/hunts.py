@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -118,9 +119,13 @@ def _schedules() -> Iterator[Replay]:
 
 
 def _rules() -> Iterator[Replay]:
+    met: Counter[str] = Counter()
     for hunt in rules.HUNTS:
         alone = {"ledger": False, "rule": hunt.oracle, "arms": hunt.arms}
-        yield from _fault(f"rule: {hunt}", *rules.cases(hunt), plant=hunt.fault, **alone)
+        name = f"{hunt.oracle} {hunt.fault} {hunt.recipe}"
+        met[name] += 1
+        id = f"rule: {name}{f' {met[name]}' if met[name] > 1 else ''}"
+        yield from _fault(id, *rules.cases(hunt), plant=hunt.fault, **alone)
 
 
 def _ranks() -> Iterator[Replay]:
