@@ -1,10 +1,12 @@
-"""What tests/test_replayed.py judges again: every case of the tests with an outcome, by name."""
+"""What tests/test_replayed.py judges again: every case of the tests with an outcome, by name.
+
+What Inductor compiles is left out: minutes each, and its C++ compiler's besides. So are the ledger's
+scripts, which import nothing of ours: tests/test_known.py runs them.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,18 +20,15 @@ import te_ranks_checks as te_ranks
 import test_context as context
 import test_controls as controls
 import test_ledger_neighbours as ledger
-import test_ledger_neighbours_compiled as compiled
 import test_schedule_triage as schedules
 import test_sharded as ranks
 from context_bridge import bridged
 from msgspec.structs import replace
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
-from narrowfuzz.machine import machine
 from narrowfuzz.plants.hopper import PLANTS as OF_HOPPER
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play.processes import around
 from oracles import test_rules_catch_faults as rules
-from reproductions import miscompiles, tuned_for_generic
 from te_on_cpu.environment import DEFAULT
 
 HERE = Path(__file__).parent
@@ -61,6 +60,10 @@ class Replay:
         return self.kind in _QUICK and not self.where and not compiled
 
     @property
+    def inductor(self) -> bool:
+        return any(case.spec.compile == "inductor" for case in self.cases)
+
+    @property
     def kind(self) -> str:
         """Where it is from: the word that its id begins with."""
         return self.id.partition(":")[0]
@@ -73,9 +76,9 @@ def replays() -> dict[str, Replay]:
     """All of them by id."""
     sources = (
         *(_faults, _state_faults, _schedules, _rules, _ranks, _context, _hopper, _te_ranks),
-        *(_alarms, _controls, _entries, _compiled_entries, _te_entries),
+        *(_alarms, _controls, _entries, _te_entries),
     )
-    found = [replay for source in sources for replay in source()]
+    found = [replay for source in sources for replay in source() if not replay.inductor]
     by_id = {replay.id: replay for replay in found}
     assert len(by_id) == len(found), "two replays have one id"
     return by_id
@@ -232,34 +235,6 @@ def _entries() -> Iterator[Replay]:
     for name, neighbour in ledger.NEIGHBOURS.items():
         yield Replay(f"entry: {name}", (neighbour.case,))
         yield Replay(f"entry: {name}, beside", (neighbour.case,), neighbour.beside)
-
-
-def _compiled_entries() -> Iterator[Replay]:
-    for name, neighbour in compiled.NEIGHBOURS.items():
-        here = _tuned if "gcc" in name else nullcontext
-        yield Replay(f"entry: {name}", (neighbour.case,), here)
-        beside = partial(_both, here, neighbour.beside)
-        yield Replay(f"entry: {name}, beside", (neighbour.case,), beside)
-
-
-@contextmanager
-def _both(first: Plantable, second: Plantable) -> Iterator[None]:
-    with first(), second():
-        yield
-
-
-@contextmanager
-def _tuned() -> Iterator[None]:
-    """Inductor compiles as GCC does for a CPU that it does not know."""
-    from torch._inductor import config
-
-    if not miscompiles():
-        raise ValueError("another compiler than it was seen on")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["CXX"] = tuned = str(tuned_for_generic(Path(folder)))
-        machine.compiler.cache_clear()
-        with config.patch({"cpp.cxx": (None, tuned)}):
-            yield
 
 
 def _te_entries() -> Iterator[Replay]:
