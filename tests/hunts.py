@@ -1,7 +1,7 @@
 """What tests/test_replayed.py judges again: every case of the tests with an outcome, by name.
 
-What Inductor compiles is left out: minutes each, and its C++ compiler's besides. So are the ledger's
-scripts, which import nothing of ours: tests/test_known.py runs them.
+Left out are what Inductor compiles, which takes minutes, and the ledger's scripts, which import
+nothing of ours: tests/test_known.py runs them.
 """
 
 from __future__ import annotations

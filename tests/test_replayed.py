@@ -295,12 +295,12 @@ def main(arguments: list[str]) -> int:
     print(*told, sep="\n") if told else print(f"{len(chosen)} replayed, no difference")
     if not asked.write:
         return bool(told)
-    if ended := sorted(id for id, record in got.items() if "ended" in record):
-        print("not written, for these ended without an outcome:", *ended, sep="\n  ")
-        return 1
     others = {id: record for id, record in before.items() if id in every}
-    FILE.write_text(dumped({**others, **got}))
-    return 0
+    outcomes = {id: record for id, record in got.items() if "ended" not in record}
+    FILE.write_text(dumped({**others, **outcomes}))
+    if ended := sorted(got.keys() - outcomes.keys()):
+        print("not written, for these ended without an outcome:", *ended, sep="\n  ")
+    return bool(ended)
 
 
 # tests
