@@ -57,7 +57,8 @@ class Replay:
     def quick(self) -> bool:
         """Is it judged in `make test`?"""
         compiled = any(case.spec.compile != "none" for case in self.cases)
-        return self.kind in _QUICK and not self.where and not compiled
+        clean = self.kind == "state" and self.id.endswith(", clean")
+        return self.kind in _QUICK and not (self.where or compiled or clean)
 
     @property
     def inductor(self) -> bool:
