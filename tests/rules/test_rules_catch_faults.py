@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +167,17 @@ PARAMS = [
 ]
 
 
+_recipes = cache(load_recipes)
+
+
 @pytest.fixture(scope="module")
 def recipes() -> dict[str, Any]:
-    return load_recipes()
+    return _recipes()
 
 
 def cases(hunt: Hunt) -> list[Case]:
     """A few draws, over both dtypes and the recipe's two backends unless the hunt names one."""
-    recipe = load_recipes()[hunt.recipe]
+    recipe = _recipes()[hunt.recipe]
     lacking = obstacles(recipe, "cpu")
     several = recipe.backends[: 1 if "mxfp8" in hunt.recipe else 2]
     backends = [backend for backend in several if backend not in lacking]
