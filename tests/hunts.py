@@ -28,7 +28,7 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
 from narrowfuzz.plants.hopper import PLANTS as OF_HOPPER
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play.processes import around
-from oracles import test_rules_catch_faults as rules
+from rules import test_rules_catch_faults as rules
 from te_on_cpu.environment import DEFAULT
 
 HERE = Path(__file__).parent

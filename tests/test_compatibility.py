@@ -165,7 +165,7 @@ def codes() -> Inventory:
     from narrowfuzz.ledger import exits
     from narrowfuzz.power import record
     from narrowfuzz.report import formats, replay
-    from narrowfuzz.rules import ORACLES
+    from narrowfuzz.rules import RULES
     from narrowfuzz.triage import verify
 
     found = {
@@ -175,7 +175,7 @@ def codes() -> Inventory:
     found |= {f"exit code: replay, {name}": str(code) for name, code in replay.CODES.items()}
     for name in ("SHOWN", "GONE", "CANNOT"):
         found[f"exit code: script, {name.lower()}"] = str(getattr(verify, name))
-    found |= {f"rule: {one.name}": "judges" for one in ORACLES}
+    found |= {f"rule: {one.name}": "judges" for one in RULES}
     for file in sorted((HERE / "older" / "cases").glob("*.json")):
         case = json.loads(file.read_bytes())
         spec.load_case(file.read_bytes())
