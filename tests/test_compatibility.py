@@ -219,7 +219,8 @@ def of_a_run(folder: Path) -> Inventory:
     (folder / "tiny.py").write_text(MODEL)
     fault = f"{HERE / 'older' / 'plants.py'}:larger"
     command = [sys.executable, "-m", "narrowfuzz", "check", "tiny.py:build", "--plant", fault,
-               "--cases", "12", "--seed", "1", "--workers", "1", "--out", "out", "--json"]  # fmt: skip
+               "--cases", "12", "--seed", "1", "--workers", "1", "--out", "out",
+               "--json"]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 1, done.stderr
@@ -267,7 +268,7 @@ def documents() -> Inventory:
 
     with tempfile.TemporaryDirectory() as folder:
         found = of_a_run(Path(folder)) | of_two_runs(Path(folder))
-    for kind in ("recipes", "models", "arms", "rules", "faults", "controls", "known", "coverage"):
+    for kind in ("recipes", "models", "arms", "rules", "faults", "controls", "known"):
         found |= keys(f"list {kind}", listed(kind).records)
     found |= keys("doctor", examine())
     score = Score(
