@@ -7,8 +7,10 @@ from types import ModuleType
 
 import pytest
 from narrowfuzz.play import checkpoint, converted, layers, player
+from narrowfuzz.play.job import Job, Taps
 from narrowfuzz.triage import paste
 from narrowfuzz.triage.paste import hoisted, pasted
+from narrowfuzz.triage.script_job import texts
 
 SOURCE = '''
 LIMIT = 3
@@ -58,10 +60,10 @@ def test_what_the_script_defines_is_there(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_nothing_is_annotated_but_the_fields_of_dataclasses() -> None:
-    text = pasted(("play", "Trace"), (layers, checkpoint, player, converted), {
-        "device": "'cpu'", "dtype": "dtype", "input_shape": "(2, 3)", "output_shape": "(2, 3)",
-        "tied": "{}", "happens": "('forward', 'backward')", "modes": "('train',)",
-    })  # fmt: skip
+    events = (("forward", 0, 0, "train", False), ("backward", 0, (0,), False))
+    job = Job(events, "float32", "cpu", (2, 3), (2, 3))
+    constants = texts("job", job) | texts("taps", Taps()) | {"job": "None", "taps": "None"}
+    text = pasted(("play", "Trace"), (layers, checkpoint, player, converted), constants)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             assert node.returns is None and not any(a.annotation for a in node.args.args)

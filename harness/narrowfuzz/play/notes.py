@@ -62,8 +62,15 @@ def noted(
 
     if taps.listens:
         run.hear = hear
-    events = standing(job.events) if taps.states or taps.pending else job.events
-    train(trace, run, tensors, events, job=job, taps=taps)
+    train(
+        trace,
+        run,
+        tensors,
+        # a script's events stand in a variable of this name
+        standing(job.events) if taps.states or taps.pending else job.events,
+        job=job,
+        taps=taps,
+    )
     leave(run)
     if taps.keeps:
         trace.results = by_event(trace.kept)
