@@ -35,13 +35,13 @@ prepare()  # before torch is imported
 import torch  # noqa: E402
 from narrowfuzz.plants.plant import Plant  # noqa: E402
 from narrowfuzz.plants.registry import builtin_faults, load_plants  # noqa: E402
-from narrowfuzz.recipe.recipe import AnyRecipe, load_every, runnable  # noqa: E402
+from narrowfuzz.recipe.recipe import Recipe, load_every, runnable  # noqa: E402
 from plain_tests import MOST_EXAMPLES, Outcome, as_shipped, compiled  # noqa: E402
 
 #: A run that neither ends nor looks at its clock is ended after so many times its seconds.
 _PATIENCE = 15
 
-Test = Callable[[Sequence[AnyRecipe], float, int, int], Outcome]
+Test = Callable[[Sequence[Recipe], float, int, int], Outcome]
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def _without(test: Test, names: tuple[str, ...], seconds: float, seed: int) -> O
 
 
 @cache
-def _recipes() -> dict[str, AnyRecipe]:
+def _recipes() -> dict[str, Recipe]:
     """Everything that runs on this machine's CPU."""
     return {name: able for name, r in load_every().items() if (able := runnable(r, "cpu"))}
 
 
-def _under(fault: Plant) -> list[AnyRecipe]:
+def _under(fault: Plant) -> list[Recipe]:
     """The recipes it is tested on: those that share the process of the first."""
     chosen = [
         recipe
@@ -113,7 +113,7 @@ def _under(fault: Plant) -> list[AnyRecipe]:
 
 def _apart(
     work: Callable[[], Outcome],
-    recipes: Sequence[AnyRecipe],
+    recipes: Sequence[Recipe],
     fault: Plant | None,
     seconds: float,
 ) -> Outcome:
@@ -147,7 +147,7 @@ def _apart(
 
 
 def _planted(
-    work: Callable[[], Outcome], recipes: Sequence[AnyRecipe], fault: Plant | None
+    work: Callable[[], Outcome], recipes: Sequence[Recipe], fault: Plant | None
 ) -> Outcome:
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from narrowfuzz.case.events import Settings
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe
 from plain_hypothesis import generate
 from torch import nn
 from torch.testing import assert_close
@@ -52,16 +51,16 @@ MOST_EXAMPLES = 100
 _SPECIAL_LAYERS = "the library takes its layers out of torch.compile"
 
 
-def compiled(recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int) -> Outcome:
+def compiled(recipes: Sequence[Recipe], seconds: float, seed: int, most: int) -> Outcome:
     """At most ``most`` examples, none begun after ``seconds``; the first failure ends it.
 
     Which examples are drawn depends on ``seed`` and the recipes alone.
     """
-    if any(isinstance(r, Stateful) and r.process for r in recipes):
+    if any(isinstance(r, Recipe) and r.process for r in recipes):
         return Outcome(0, not_applicable=_SPECIAL_LAYERS)
     start, cases, failures = time.monotonic(), 0, []
 
-    def test(drawn: tuple[AnyRecipe, Spec, int]) -> None:
+    def test(drawn: tuple[Recipe, Spec, int]) -> None:
         nonlocal cases
         if failures or cases == most or (cases and time.monotonic() - start > seconds):
             return
@@ -73,9 +72,9 @@ def compiled(recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int)
     return Outcome(cases, failures[0] if failures else "")
 
 
-def _examples(recipe: AnyRecipe) -> Any:
+def _examples(recipe: Recipe) -> Any:
     sizes = st.integers(1, 6).map(lambda n: n * recipe.alignment)
-    if isinstance(recipe, Stateful):
+    if recipe.own_layers:
         specs = st.builds(
             lambda m, k, bias: Spec(
                 recipe=recipe.name, model="library_linear", m=m, k=k, n=k, bias=bias
@@ -92,7 +91,7 @@ def _examples(recipe: AnyRecipe) -> Any:
     return st.tuples(st.just(recipe), specs, st.integers(0, 2**31))
 
 
-def _eager_and_compiled(recipe: AnyRecipe, spec: Spec, seed: int) -> None:
+def _eager_and_compiled(recipe: Recipe, spec: Spec, seed: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(seed)
     model, region, backward = _made(recipe, spec)
@@ -102,9 +101,9 @@ def _eager_and_compiled(recipe: AnyRecipe, spec: Spec, seed: int) -> None:
     assert_close(_step(torch.compile(other), x, grad, region, backward, other), eager)
 
 
-def _made(recipe: AnyRecipe, spec: Spec) -> tuple[nn.Module, Callable[[], Any], Any]:
+def _made(recipe: Recipe, spec: Spec) -> tuple[nn.Module, Callable[[], Any], Any]:
     """The model, the region it runs in, and how its backward is called."""
-    if isinstance(recipe, Recipe):
+    if not recipe.own_layers:
         model = MODELS[spec.model].build(spec, dtype=torch.bfloat16, device="cpu")
         return recipe.convert(model, spec), nullcontext, torch.autograd.backward
     subject = recipe.subject("cpu")
@@ -133,7 +132,7 @@ def _step(
     return {"output": out.detach(), "grad_input": x.grad, **grads}
 
 
-def as_shipped(recipes: Sequence[AnyRecipe], seconds: float, seed: int, most: int) -> Outcome:
+def as_shipped(recipes: Sequence[Recipe], seconds: float, seed: int, most: int) -> Outcome:
     """Every case of the suites of these recipes, however long it takes; at most ``most``."""
     cases = 0
     for recipe in recipes:
@@ -154,8 +153,8 @@ def _failure_of(test: Callable[[], None]) -> Iterator[str]:
         yield f"{type(error).__name__}: {told}"[:300]
 
 
-def _suite(recipe: AnyRecipe) -> Iterator[Callable[[], None]]:
-    if isinstance(recipe, Stateful):
+def _suite(recipe: Recipe) -> Iterator[Callable[[], None]]:
+    if recipe.own_layers:
         yield from (partial(_te_linear, recipe, layer) for layer in _te_layers(recipe))
     elif recipe.family == "torchao.float8":
         backends = recipe.backends if recipe.name.endswith("tensorwise") else ("real",)
@@ -243,11 +242,11 @@ def _mxfp8_linear(recipe: Recipe, bias: bool) -> None:
         _at_least(40.0, "grad_bias", reference[0].bias.grad, mxfp8[0].bias.grad)
 
 
-def _te_layers(recipe: Stateful) -> tuple[str, ...]:
+def _te_layers(recipe: Recipe) -> tuple[str, ...]:
     return ("linear", "layernorm_linear") if recipe.process else ("linear",)
 
 
-def _te_linear(recipe: Stateful, kind: str) -> None:
+def _te_linear(recipe: Recipe, kind: str) -> None:
     """One step in and outside of a region; mean of the elements' relative errors."""
     subject = recipe.subject("cpu")
     rows = max(16, recipe.alignment)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from narrowfuzz.recipe.delayed_subject import carries, subject
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe
 
 RECIPES = [
-    Stateful(
+    Recipe(
         name="reference.delayed",
         family="reference.delayed",
         title="a linear with delayed scaling, ours",

@@ -22,7 +22,8 @@ from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.library import Cast, Product, Side
 from narrowfuzz.recipe.carries import Carries
-from narrowfuzz.recipe.stateful import Held, Listener, Stateful, Subject
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.stateful import Held, Listener, Subject
 from te_on_cpu import watch
 from te_on_cpu.environment import chosen_version, enter, provide, real_extension
 from torch import nn
@@ -309,8 +310,8 @@ def _unavailable(kind: Kind, backend: str, device: str) -> str:
     return ""
 
 
-def _stateful(name: str, kind: Kind, title: str) -> Stateful:
-    return Stateful(
+def _stateful(name: str, kind: Kind, title: str) -> Recipe:
+    return Recipe(
         name=f"te.{name}",
         family=f"te.{name}",
         title=title,

@@ -24,7 +24,7 @@ from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.plants.hopper import PLANTS
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.power.effect import digest, draw
-from narrowfuzz.recipe.recipe import Recipe, load_recipes, load_stateful, runnable
+from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, runnable, with_layers
 from narrowfuzz.rules import BY_NAME as RULES
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import run_script
@@ -197,7 +197,7 @@ def check_a_linear_waits_for_the_device_four_times() -> None:
 
 
 def check_schedules_run() -> None:
-    stateful = load_stateful()
+    stateful = with_layers(load_every())
     recipe = stateful["reference.delayed"]
     judge = Judge(stateful, Ledger([]), device=DEVICE)
     for case in draw([recipe], 8):

@@ -13,7 +13,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import planted
-from narrowfuzz.recipe.recipe import load_stateful
+from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_library import write_library_script
@@ -58,7 +58,7 @@ def shown_by(judge: Judge, faulty: Case, cause: Verdict, fault: str) -> list[boo
     with planted("", fault):
         evidence = judge.observe(faulty)
     assert isinstance(evidence, LibraryEvidence)
-    text = write_library_script(evidence, cause, load_stateful()["te.delayed"])
+    text = write_library_script(evidence, cause, with_layers(load_every())["te.delayed"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "repro.py"
         path.write_text(text)
@@ -70,7 +70,7 @@ def main() -> None:
     prepare()
     enter()
     settle()
-    judge = Judge(load_stateful(), load_ledger())
+    judge = Judge(with_layers(load_every()), load_ledger())
     for name, (ranks, settings, checkpoint) in CLEAN.items():
         found = judge.judge(case(ranks, settings, checkpoint))
         ok = sorted({v.oracle for v in found.verdicts if v.status == "ok" and v.oracle[0] == "S"})

@@ -379,8 +379,8 @@ class TestOutputFolder:
             "write 'from narrowfuzz.case.trainings import check_events'",
         ),
         (
-            "from narrowfuzz.stateful import Stateful, Subject",
-            "write 'from narrowfuzz import Stateful; from narrowfuzz.recipe.stateful import Sub",
+            "from narrowfuzz.stateful import Recipe, Subject",
+            "write 'from narrowfuzz import Recipe; from narrowfuzz.recipe.stateful import Sub",
         ),
     ],
 )

@@ -27,8 +27,7 @@ from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_controls, find_plant
 from narrowfuzz.power.hunt import Limits, control, lacking, targets
 from narrowfuzz.power.record import Controlled
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, load_every, load_recipes, select
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe, load_every, load_recipes, select
 from narrowfuzz.report.tally import Tally
 from narrowfuzz.triage.verify import run_script
 from samples import one_in
@@ -61,7 +60,7 @@ PLANTS = [
 """
 
 
-def recipes_of(control: Plant) -> dict[str, AnyRecipe]:
+def recipes_of(control: Plant) -> dict[str, Recipe]:
     return select(load_every(control.recipe_files), control.recipes)
 
 
@@ -80,7 +79,7 @@ def test_there_are_enough_of_them() -> None:
 def case_of(control: Plant) -> Case:
     """A case on which the control's own code has to run."""
     name, recipe = next(iter(recipes_of(control).items()))
-    if isinstance(recipe, Stateful):
+    if recipe.own_layers:
         spec = Spec(recipe=name, model="library_linear", events=TWO_STEPS, checkpoint="full")
         return Case(spec=spec, data=DataSpec())
     backend = "emulated" if "emulated" in recipe.backends else ""

@@ -35,7 +35,7 @@ from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.delayed_subject import carries
-from narrowfuzz.recipe.recipe import load_stateful
+from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.report.store import Store, load_finding
 from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
 from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
@@ -99,7 +99,7 @@ def plain(*events: Event) -> Case:
 
 
 def judge() -> Judge:
-    return Judge(load_stateful(), Ledger([]))
+    return Judge(with_layers(load_every()), Ledger([]))
 
 
 def cause_of(judgement: Judgement, rule: str) -> Verdict:

@@ -168,7 +168,7 @@ def _named(node: ast.AST) -> str:
 
 
 #: The kinds of recipe and of what is seen of one: two of each.
-KINDS = {"Recipe", "Stateful", "LibraryEvidence"}
+KINDS = {"Recipe", "LibraryEvidence"}
 
 
 def told_apart(tree: ast.AST) -> Iterator[int]:
@@ -227,7 +227,7 @@ def test_few_places_ask_which_kind_of_recipe_it_is() -> None:
 
 def test_the_count_of_those_places_sees_them() -> None:
     source = (
-        "if isinstance(recipe, Stateful): pass\n"
+        "if recipe.own_layers: pass\n"
         "found = [r for r in able if isinstance(r, recipe.Recipe)]\n"
         "assert isinstance(seen, (int, LibraryEvidence))\n"
         "if spec.layer: pass\n"
@@ -238,7 +238,7 @@ def test_the_count_of_those_places_sees_them() -> None:
         "library = bool(case.spec.layer)\n"
         "while spec.layer: pass\n"
         "match recipe:\n"
-        "    case Stateful(): pass\n"
+        "    case Recipe(): pass\n"
     )
     assert sorted(told_apart(ast.parse(source))) == [*range(1, 11), 12]
     other = 'isinstance(x, Spec)\nif at.layer: pass\nspec.layer == "linear"\nf(spec.layer)\n'
@@ -357,7 +357,7 @@ def test_nothing_lies_loose_at_the_root() -> None:
 def test_the_counts_of_kinds_see_them() -> None:
     source = "spec.direct\nx = case.spec.layer\nspec.sharding.stages\nat.layer\nspec.m\n"
     assert sorted(kinds_read(ast.parse(source))) == [1, 2, 3]
-    source = "isinstance(r, Stateful)\nof_kind(a, b)\nisinstance(x, Spec)\n"
+    source = "isinstance(r, Recipe)\nof_kind(a, b)\nisinstance(x, Spec)\n"
     assert sorted(kinds_of_record(ast.parse(source))) == [1, 2]
     source = 'name.partition("@")\n"@" in name\nname.split(".")\nname.startswith("resumed:")\n'
     assert sorted(keys_taken_apart(ast.parse(source))) == [1, 2, 4]

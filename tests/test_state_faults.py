@@ -26,7 +26,7 @@ from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe import delayed
-from narrowfuzz.recipe.recipe import load_every, load_stateful
+from narrowfuzz.recipe.recipe import load_every, with_layers
 from samples import one_in
 
 prepare()
@@ -98,7 +98,7 @@ FOUND_BY: dict[str, set[str]] = {
 @cache
 def cases() -> tuple[Case, ...]:
     """The same different schedules each time, over dtypes, bias and data."""
-    recipe = load_stateful()[NAME]
+    recipe = with_layers(load_every())[NAME]
     drawn: dict[Spec, None] = {}
 
     @seed(1)

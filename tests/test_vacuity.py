@@ -24,7 +24,7 @@ from narrowfuzz.power.perturbation import outputs
 from narrowfuzz.power.probe import Passes
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
 from narrowfuzz.power.vacuity import drawn, measure, passes
-from narrowfuzz.recipe.recipe import load_every, load_recipes, load_stateful
+from narrowfuzz.recipe.recipe import load_every, load_recipes, with_layers
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Rule, by_events, converted, plain
@@ -260,7 +260,7 @@ class TestBlocks:
 
 
 def test_a_measurement_counts_every_pass_and_can_be_repeated() -> None:
-    recipes = [load_recipes()["torch.bf16"], load_stateful()["reference.delayed"]]
+    recipes = [load_recipes()["torch.bf16"], with_layers(load_every())["reference.delayed"]]
     found = measure(judge(), recipes, cases=4, seed=1)
     assert {recipe for _, recipe in found} == {"torch.bf16", "reference.delayed"}
     assert found["contract", "torch.bf16"].number >= 4

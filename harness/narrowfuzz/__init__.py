@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from narrowfuzz.plants.plant import Plant
     from narrowfuzz.recipe.recipe import Emit, Recipe, every_linear, load_recipes
-    from narrowfuzz.recipe.stateful import Stateful
     from narrowfuzz.trace.trace import Seen
 
 __version__ = "0.1.0"
@@ -48,7 +47,6 @@ _HOME = {
     ),
     "plants.plant": ("Plant",),
     "recipe.recipe": ("Emit", "Recipe", "every_linear", "load_recipes"),
-    "recipe.stateful": ("Stateful",),
     "campaign.testing": ("cases", "check"),
     "trace.trace": ("Seen",),
 }
@@ -71,7 +69,6 @@ __all__ = [
     "Recipe",
     "Seen",
     "Spec",
-    "Stateful",
     "TwoLevelScale",
     "__version__",
     "cases",

@@ -112,8 +112,7 @@ class Harness:
 
         prepare()
         from narrowfuzz.campaign.testing import Reports
-        from narrowfuzz.recipe.recipe import Recipe, of_kind
-        from narrowfuzz.recipe.stateful import Stateful
+        from narrowfuzz.recipe.recipe import converting, with_layers
         from narrowfuzz.triage.session import SessionOptions, open_session
 
         options = SessionOptions(
@@ -132,8 +131,8 @@ class Harness:
             raise pytest.UsageError(str(error)) from None
         #: The user's choice leaves recipes out: rules may have nothing to look at.
         self.narrow = len(session.selected) < len(session.recipes)
-        self.recipes = [*of_kind(here, Recipe).values()]
-        self.stateful = [*of_kind(here, Stateful).values()]
+        self.recipes = [*converting(here).values()]
+        self.stateful = [*with_layers(here).values()]
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")

@@ -18,7 +18,7 @@ from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.machine.device import Device
 from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS, title_of
-from narrowfuzz.recipe.recipe import AnyRecipe
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.report.accepted import Accepted
 from narrowfuzz.report.formats import write_formats
 from narrowfuzz.report.judged import Judged, judged
@@ -39,7 +39,7 @@ class Campaign:
     asked: Asked
     config: Config
     store: Store
-    recipes: dict[str, AnyRecipe]
+    recipes: dict[str, Recipe]
     #: Why some of what was asked for does not run here, in lines.
     lacking: list[str]
     ledger: Ledger
@@ -201,7 +201,7 @@ def consoles(asked: Asked) -> tuple[Console, Console]:
     )
 
 
-def drawable(recipes: Mapping[str, AnyRecipe], config: Config) -> frozenset[Any]:
+def drawable(recipes: Mapping[str, Recipe], config: Config) -> frozenset[Any]:
     """The pairs of features that cases of these recipes can have."""
     from narrowfuzz.draw.coverage import universe
 

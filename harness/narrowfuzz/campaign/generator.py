@@ -38,7 +38,6 @@ from narrowfuzz.machine.gpu import gpus
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.recipe.stateful import Stateful
 
 #: Data drawn for an eager model: they take longer than a linear's, and what is wrong with a model
 #: seldom hangs on them, so more Specs find more.
@@ -69,7 +68,7 @@ class Generator:
         self,
         config: Config,
         recipes: Sequence[Recipe],
-        stateful: Sequence[Stateful],
+        stateful: Sequence[Recipe],
         rng: random.Random,
         plan_of: Callable[[Spec], Plan],
         clock: Callable[[], float] = time.monotonic,

@@ -34,12 +34,11 @@ from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe.content import new_folder
 from narrowfuzz.recipe.recipe import (
-    AnyRecipe,
     Recipe,
+    converting,
     load_every,
     obstacle,
     obstacles,
-    of_kind,
     runnable,
     select,
     unknown,
@@ -118,9 +117,9 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
     return _code(campaign, tally, fail_on, lacking=summary["lacking"]), summary
 
 
-def _first(recipes: Iterable[AnyRecipe], models: tuple[str, ...]) -> Iterator[Case]:
+def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:
     """Of packages with models of their own: each configuration on each model, as it is trained."""
-    for recipe in of_kind({r.name: r for r in recipes}, Recipe).values():
+    for recipe in converting({r.name: r for r in recipes}).values():
         for model in recipe.models(models) if recipe.models_of else ():
             for backend in recipe.backends:
                 spec = Spec(
@@ -184,7 +183,7 @@ def _named(text: str, register: Callable[[str], tuple[Model, ...]]) -> list[str]
     raise ValueError(unknown("model", text, (*MODELS,)))
 
 
-def _recipes(asked: Asked, device: str) -> tuple[dict[str, AnyRecipe], list[str]]:
+def _recipes(asked: Asked, device: str) -> tuple[dict[str, Recipe], list[str]]:
     """What is asked for and can run here, and a line for each that cannot, or is not asked."""
     there = load_every(asked.recipe_files, asked.recipes)
     meant = any(glob != "*" for glob in asked.recipes)
@@ -213,10 +212,10 @@ def _printed_ledger(device: str, folders: tuple[Path, ...]) -> Ledger:
     )
 
 
-def _runnable(chosen: dict[str, AnyRecipe], device: str) -> tuple[dict[str, AnyRecipe], list[str]]:
+def _runnable(chosen: dict[str, Recipe], device: str) -> tuple[dict[str, Recipe], list[str]]:
     """The recipes that run here, and a line for each reason why one, or a backend, does not. Raises
     ValueError if none does."""
-    able: dict[str, AnyRecipe] = {}
+    able: dict[str, Recipe] = {}
     reasons: dict[str, list[str]] = {}
     for name, recipe in chosen.items():
         lacking = obstacles(recipe, device)

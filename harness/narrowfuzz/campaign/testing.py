@@ -32,7 +32,7 @@ from narrowfuzz.draw.specs import specs
 from narrowfuzz.draw.strategies import batches
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, load_every, of_kind, runnable, select
+from narrowfuzz.recipe.recipe import Recipe, converting, load_every, runnable, select
 from narrowfuzz.report.issue import replay_of
 from narrowfuzz.report.store import Store
 from narrowfuzz.trace.verdict import Verdict, fingerprint
@@ -62,7 +62,7 @@ def cases(
     (made, *others) = register(model if isinstance(model, str) else _where(model, sys._getframe(1)))
     wanted = recipes or (f"torch.{made.fixed['dtype']}",)
     _RECIPES.update(load_every(files, wanted))
-    chosen = select(of_kind(_RECIPES, Recipe), wanted).values()
+    chosen = select(converting(_RECIPES), wanted).values()
     able = [here for recipe in chosen if (here := runnable(recipe, "cpu"))]
     if not able:
         raise ValueError(f"none of {', '.join(wanted)} can run here")
@@ -100,7 +100,7 @@ def check(case: Case, *, seconds: float = 20.0, out: Path = FOUND) -> None:
 
 #: Those that ``cases`` has drawn for, by name: all that a case tells ``check`` of its recipe. This
 #: and ``_reports`` is what the tests of a process share.
-_RECIPES: dict[str, AnyRecipe] = {}
+_RECIPES: dict[str, Recipe] = {}
 
 
 @cache

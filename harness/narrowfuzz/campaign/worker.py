@@ -43,8 +43,7 @@ from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe.recipe import Recipe, of_kind, processes
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import converting, processes, with_layers
 from narrowfuzz.report.judged import happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
@@ -146,8 +145,8 @@ class Worker:
         self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
         able = session.prepared(self.process)
-        self.recipes = [*of_kind(able, Recipe).values()]
-        self.stateful = [*of_kind(able, Stateful).values()]
+        self.recipes = [*converting(able).values()]
+        self.stateful = [*with_layers(able).values()]
         self.trials, self.judge, self.unasked = session.trials, session.judge, session.unasked
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)

@@ -17,8 +17,7 @@ from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, ModelName,
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, WILD
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, of_kind
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe, converting
 
 #: (dimension, value).
 Feature = tuple[str, str]
@@ -58,7 +57,7 @@ def pairs(case: Case) -> tuple[Pair, ...]:
 
 
 def universe(
-    recipes: Mapping[str, AnyRecipe],
+    recipes: Mapping[str, Recipe],
     rungs: Collection[Compile],
     *,
     native: bool = False,
@@ -75,22 +74,22 @@ def universe(
     eager = (EAGER.name, EAGER_NATIVE.name) if native else (EAGER.name,)
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
     taken += [SHARDED.name] if sharded else []
-    found = _of_converted(of_kind(recipes, Recipe), taken, models) | happening
-    for recipe in of_kind(recipes, Stateful).values():
-        found |= _of_library(recipe)
+    found = _of_converted(converting(recipes), taken, models) | happening
+    for recipe in recipes.values():
+        found |= _of_library(recipe) if recipe.own_layers else frozenset()
     return found
 
 
-def _playable(recipe: AnyRecipe) -> frozenset[str]:
+def _playable(recipe: Recipe) -> frozenset[str]:
     """Features that a training may have under this recipe; an infinity is a converted model's
     data's."""
-    if isinstance(recipe, Stateful):
+    if recipe.own_layers:
         return possible(recipe.carries())
     lacking = {"inf"} | (set() if recipe.autocasts else story.OF_AUTOCAST)
     return story.OF_CONVERTED - lacking
 
 
-def _of_library(recipe: Stateful) -> frozenset[Pair]:
+def _of_library(recipe: Recipe) -> frozenset[Pair]:
     """Pairs of a library's own layers, on normal values in eager."""
     carries = recipe.carries()
     values: dict[str, Sequence[str]] = {

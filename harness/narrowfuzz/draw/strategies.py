@@ -20,7 +20,6 @@ from narrowfuzz.draw.events import RARELY as RARELY_ON_RANKS
 from narrowfuzz.draw.events import schedules
 from narrowfuzz.draw.specs import DIRECT, FACTORS, of_rung
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.recipe.stateful import Stateful
 
 WILD: tuple[ValueClass, ...] = (
     "gaussian",
@@ -231,7 +230,7 @@ def batches(
 @st.composite
 def schedule_cases(
     draw: st.DrawFn,
-    recipes: Sequence[Stateful],
+    recipes: Sequence[Recipe],
     *,
     vary: frozenset[str] = SCHEDULE_FACTORS,
     ranks: tuple[int, ...] = RARELY_ON_RANKS,

@@ -41,8 +41,7 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, no_tap, of_kind, unknown
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe, converting, no_tap, unknown
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.applied import AnyEvidence, checks
 from narrowfuzz.rules.contract import accepted
@@ -66,7 +65,7 @@ _PLANS = 256
 class Judge:
     """Recipes, ledger and selected arms and rules, plus the cache of built programs."""
 
-    recipes: Mapping[str, AnyRecipe]
+    recipes: Mapping[str, Recipe]
     ledger: Ledger
     arms: frozenset[str] | None = None
     rules: Sequence[Rule] = RULES
@@ -158,7 +157,7 @@ class Judge:
         ValueError naming what of it its recipe cannot play."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
-        if isinstance(recipe, Recipe):
+        if not recipe.own_layers:
             if case.spec.sharded:
                 return self._observe_sharded(case, recipe, only)
             evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
@@ -170,7 +169,7 @@ class Judge:
     def observe_events(
         self,
         case: Case,
-        recipe: Stateful,
+        recipe: Recipe,
         only: frozenset[str] | None = None,
         *,
         focus: int | None = None,
@@ -186,7 +185,7 @@ class Judge:
             self._on_ranks(recipe),
         )
 
-    def _on_ranks(self, recipe: Stateful) -> OnRanks:
+    def _on_ranks(self, recipe: Recipe) -> OnRanks:
         return partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch)
 
     def _observe(
@@ -276,7 +275,7 @@ class Judge:
         """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
-        if isinstance(recipe, Recipe):
+        if not recipe.own_layers:
             spec, tensors = case.spec, tensors_of(case, recipe)
             if spec.sharded:
                 arms = self.rungs(spec)
@@ -402,7 +401,7 @@ class Judge:
         family, model = self.recipe(spec).family, MODELS.get(spec.model)
         return f"{family}{OWN}{model.title}" if model is not None and model.own else family
 
-    def recipe(self, spec: Spec) -> AnyRecipe:
+    def recipe(self, spec: Spec) -> Recipe:
         """The Spec's recipe. Raises ValueError with the nearest match."""
         if spec.recipe not in self.recipes:
             raise ValueError(unknown("recipe", spec.recipe, self.recipes))
@@ -412,7 +411,7 @@ class Judge:
         """The Spec's recipe, which converts a model. Raises ValueError as ``recipe``, or if it runs
         a library's own layers."""
         recipe = self.recipe(spec)
-        if not isinstance(recipe, Recipe):
+        if recipe.own_layers:
             raise ValueError(f"{recipe.name} runs a library's own layers: it has no plan")
         recipe.backend(spec)
         return recipe
@@ -543,12 +542,10 @@ def verdicts_of(evidence: AnyEvidence, rules: Sequence[Rule]) -> Iterator[Verdic
             yield verdict
 
 
-def power_of_two_peers(
-    recipes: Mapping[str, AnyRecipe], spec: Spec, device: str
-) -> dict[str, Plan]:
+def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
     """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
     peers: dict[str, Plan] = {}
-    for name, recipe in of_kind(recipes, Recipe).items():
+    for name, recipe in converting(recipes).items():
         other = msgspec.structs.replace(spec, recipe=name, backend="")
         if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
             continue

@@ -18,8 +18,8 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import Arm
 from narrowfuzz.case.spec import Spec, compile_key
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe
-from narrowfuzz.recipe.stateful import Stateful, Subject
+from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.stateful import Subject
 from narrowfuzz.trace.trace import Trace
 
 #: One case's relations alone build a dozen Specs; a compiled program must outlive them.
@@ -32,7 +32,7 @@ _key = lru_cache(4 * _KEPT)(compile_key)
 class Programs:
     """The programs of these recipes on a device, as torch calls it."""
 
-    recipes: Mapping[str, AnyRecipe]
+    recipes: Mapping[str, Recipe]
     device: str
     compiles: int = 0
     compile_seconds: float = 0.0
@@ -44,7 +44,7 @@ class Programs:
     _subjects: dict[str, Subject] = field(default_factory=dict)
     _kept: OrderedDict[tuple[str, str], Program] = field(default_factory=OrderedDict)
 
-    def subject(self, recipe: Stateful) -> Subject:
+    def subject(self, recipe: Recipe) -> Subject:
         """The recipe's library, made ready."""
         if recipe.name not in self._subjects:
             recipe.prepare()
@@ -89,7 +89,7 @@ class Programs:
 
     def _built(self, spec: Spec, arm: Arm) -> Program:
         recipe = self.recipes[spec.recipe]
-        assert isinstance(recipe, Recipe)
+        assert not recipe.own_layers
         if recipe.name not in self._prepared:
             recipe.prepare()
             self._prepared.add(recipe.name)

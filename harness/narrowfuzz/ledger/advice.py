@@ -10,7 +10,7 @@ from narrowfuzz.ledger.facts import OF_MACHINE, OF_RANKS, Fact, may_hold
 from narrowfuzz.ledger.ledger import Entry, stands
 from narrowfuzz.ledger.severity import SEVERITIES
 from narrowfuzz.machine.machine import Machine
-from narrowfuzz.recipe.recipe import AnyRecipe
+from narrowfuzz.recipe.recipe import Recipe
 
 #: How the symptom of what only ranks show begins.
 _ON_RANKS = "fails only on ranks"
@@ -18,7 +18,7 @@ _ON_RANKS = "fails only on ranks"
 
 def applying(
     entries: Iterable[Entry],
-    recipes: Iterable[AnyRecipe],
+    recipes: Iterable[Recipe],
     arms: Iterable[Arm],
     machine: Machine,
     device: str = "cpu",
@@ -45,7 +45,7 @@ def applying(
     return sorted(found, key=lambda entry: (SEVERITIES.index(entry.severity), entry.id))
 
 
-def _facts(recipe: AnyRecipe, arm: Arm) -> Iterator[dict[str, Fact]]:
+def _facts(recipe: Recipe, arm: Arm) -> Iterator[dict[str, Fact]]:
     """What every case has that climbs to the arm, by what it is compiled with; in one process
     nothing is sharded."""
     alone: dict[str, Fact] = {} if arm.sharded else dict.fromkeys(OF_RANKS)

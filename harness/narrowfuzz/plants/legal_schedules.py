@@ -16,7 +16,7 @@ from narrowfuzz.plants.patching import delayed_calls
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.recipe.carries import Carries
 from narrowfuzz.recipe.delayed_subject import carries, subject
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe
 
 _DELAYED = ("reference.delayed",)
 #: This file defines recipes, too: our delayed scaling, inclined to one kind of schedule.
@@ -98,11 +98,11 @@ def _calls(**changes: Callable[..., Any]) -> Callable[[], AbstractContextManager
     return lambda: delayed_calls({name.replace("__", "."): f for name, f in changes.items()})
 
 
-def _inclined(name: str, title: str, **to: object) -> Stateful:
+def _inclined(name: str, title: str, **to: object) -> Recipe:
     def inclined() -> Carries:
         return replace(carries(), **to)  # type: ignore[arg-type]
 
-    return Stateful(
+    return Recipe(
         name=f"control.delayed.{name}",
         family="reference.delayed",
         title=title,

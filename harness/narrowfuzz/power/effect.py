@@ -27,8 +27,7 @@ from narrowfuzz.machine.environment import quieten
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.power.cases import examples
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
@@ -104,7 +103,7 @@ def _compare(
     else:
         drawn = draw(chosen, number, ladders=ladders)
     if compiled:
-        models = [recipe for recipe in chosen if isinstance(recipe, Recipe)]
+        models = [recipe for recipe in chosen if not recipe.own_layers]
         drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
@@ -129,7 +128,7 @@ def _compare(
 
 
 def draw(
-    recipes: Sequence[AnyRecipe],
+    recipes: Sequence[Recipe],
     number: int,
     kind: Compile = "none",
     ladders: Callable[[Spec], int] = rarely,
@@ -145,7 +144,7 @@ def draw(
     return drawn
 
 
-def draw_on_ranks(recipes: Sequence[AnyRecipe], number: int) -> list[Case]:
+def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
     """So many cases on ranks, of the models among the recipes that are sharded, and of the stateful
     ones that run there; always the same."""
     models, stateful = _parted(recipes)
@@ -158,9 +157,9 @@ def draw_on_ranks(recipes: Sequence[AnyRecipe], number: int) -> list[Case]:
     return drawn
 
 
-def _parted(recipes: Sequence[AnyRecipe]) -> tuple[list[Recipe], list[Stateful]]:
-    models = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
-    return models, [recipe for recipe in recipes if isinstance(recipe, Stateful)]
+def _parted(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
+    models = [recipe for recipe in recipes if not recipe.own_layers]
+    return models, [recipe for recipe in recipes if recipe.own_layers]
 
 
 def digest(value: Any) -> str:

@@ -21,7 +21,7 @@ from narrowfuzz.machine.device import asked_here, check_device
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.power.effect import LIFTED, THERE, effect
 from narrowfuzz.power.record import Controlled, Hunted
-from narrowfuzz.recipe.recipe import AnyRecipe, load_every, obstacle
+from narrowfuzz.recipe.recipe import Recipe, load_every, obstacle
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.summary import pairs_seen
 from narrowfuzz.report.tally import Tally
@@ -93,7 +93,7 @@ def targets(plants: Iterable[tuple[str, Plant]], device: str) -> list[Target]:
     return found
 
 
-def _hits(globs: Sequence[str], name: str, recipe: AnyRecipe) -> bool:
+def _hits(globs: Sequence[str], name: str, recipe: Recipe) -> bool:
     """A recipe that patches a library takes part only where it is meant."""
     meant = [glob for glob in globs if glob != "*"] if recipe.process else globs
     return any(fnmatch.fnmatch(name, glob) for glob in meant)

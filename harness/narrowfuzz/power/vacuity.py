@@ -24,8 +24,7 @@ from narrowfuzz.power.perturbation import remembering
 from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
-from narrowfuzz.recipe.recipe import AnyRecipe, load_every, processes, select, unknown
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe, load_every, processes, select, unknown
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.evidence import Evidence
@@ -51,7 +50,7 @@ def vacuity_command(
         out.write_bytes(formatted(vacuity_json(found)))
 
 
-def _chosen(globs: Sequence[str]) -> dict[str, AnyRecipe]:
+def _chosen(globs: Sequence[str]) -> dict[str, Recipe]:
     """The recipes that match; if no glob is given, all that patch no library."""
     every = load_every()
     if not globs:
@@ -60,7 +59,7 @@ def _chosen(globs: Sequence[str]) -> dict[str, AnyRecipe]:
 
 
 def run(
-    recipes: Mapping[str, AnyRecipe], cases: int, seed: int, compile: Compile, device: str
+    recipes: Mapping[str, Recipe], cases: int, seed: int, compile: Compile, device: str
 ) -> Table:
     """So many cases of each; each kind of recipe that patches a library has a process of its own,
     this one then runs on the device."""
@@ -85,7 +84,7 @@ def _measured(names: Sequence[str], cases: int, seed: int, compile: Compile, dev
 
 def measure(
     judge: Judge,
-    recipes: Sequence[AnyRecipe],
+    recipes: Sequence[Recipe],
     cases: int,
     seed: int,
     *,
@@ -118,12 +117,12 @@ def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
 
 
 def drawn(
-    recipe: AnyRecipe, cases: int, name: str, compile: Compile
+    recipe: Recipe, cases: int, name: str, compile: Compile
 ) -> Iterator[tuple[Case, Sequence[Rule]]]:
     """Cases with the rules they meet, from the strategies that campaigns draw from: as there, a
     Spec's first draw meets every rule, and later ones some relations in turn."""
     number = random.Random(name).getrandbits(64)
-    if isinstance(recipe, Stateful):
+    if recipe.own_layers:
         for case in examples(schedule_cases([recipe]), cases, number):
             yield case, tuple(rules_of(case.spec).values())
         return

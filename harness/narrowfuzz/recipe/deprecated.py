@@ -23,6 +23,7 @@ class Deprecated(DeprecationWarning):
 NAMES = {
     "Control": ("plants.older", "narrowfuzz.Plant with legal=True, where `why` is `source`"),
     "Fault": ("plants.older", "narrowfuzz.Plant, where `link` is `source`"),
+    "Stateful": ("recipe.older", "narrowfuzz.Recipe, whose `dtypes` is to be written out"),
 }
 #: List that a file defines -> what it is called.
 LISTS = {"CONTROLS": "PLANTS", "FAULTS": "PLANTS"}
@@ -53,11 +54,13 @@ FIELDS = {
 }
 #: Record -> field -> what the function in it is called with, where that was less before.
 ARGUMENTS = {
-    "Recipe": {"convertible": ("module", "name", "spec"), "refusal": ("spec", "device")},
-    "Stateful": {
-        "refusal": ("spec", "device"), "subject": ("device",), "unavailable": ("backend", "device"),
+    "Recipe": {
+        "convertible": ("module", "name", "spec"),
+        "refusal": ("spec", "device"),
+        "subject": ("device",),
+        "unavailable": ("backend", "device"),
     },
-}  # fmt: skip
+}
 
 
 def warn(old: str, new: str, stacklevel: int = 2) -> None:
@@ -74,7 +77,7 @@ def refused_field(record: str, field: str) -> str:
 
 def refused_keyword(error: str) -> str:
     """The same of Python's own words for a keyword that a record does not take."""
-    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", error)
+    found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", error)
     return refused_field(*found.groups()) if found else ""
 
 

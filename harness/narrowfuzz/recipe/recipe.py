@@ -21,18 +21,19 @@ from typing import Any, Literal, TypeVar
 
 from packaging.requirements import Requirement
 
+from narrowfuzz.case.event_rules import check_schedule
 from narrowfuzz.case.layout import check_sharding
 from narrowfuzz.case.spec import Dtype, Spec, TensorName
 from narrowfuzz.case.trainings import check_events
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.plan import Plan
+from narrowfuzz.recipe.carries import Carries, check_carried
 from narrowfuzz.recipe.content import content_dir, load_definitions
 from narrowfuzz.recipe.deprecated import refused_arguments
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.stateful import Subject, no_subject
 from narrowfuzz.trace.trace import ChangeKind
 
 T = TypeVar("T")
-K = TypeVar("K", bound="Recipe | Stateful")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,21 @@ def converts_nothing(module: Any) -> bool:
 def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
     """For recipes that convert nothing: no module will."""
     return False
+
+
+def no_plan(spec: Spec) -> Plan:
+    """For recipes of a library's own layers, whose rules are a policy."""
+    raise AssertionError("a library's own layers have no plan")
+
+
+def no_conversion(model: Any, spec: Spec) -> Any:
+    """For recipes of a library's own layers, which are made in its formats."""
+    raise AssertionError("a library's own layers are not converted")
+
+
+def never(spec: Spec, device: str) -> str:
+    """For recipes that promise to run everything."""
+    return ""
 
 
 def nothing() -> None:
@@ -116,18 +132,18 @@ class Recipe:
     family: str
     title: str
     #: First one is the default.
-    backends: tuple[str, ...]
+    backends: tuple[str, ...] = ("",)
     #: Distribution the recipe needs besides torch, and the releases whose names and rules it knows,
     #: as pip writes them; "" for none.
-    package: str
-    plan: Callable[[Spec], Plan]
+    package: str = ""
+    plan: Callable[[Spec], Plan] = no_plan
     #: Convert a model with the real library. Called inside a planted fault. Scripts are made of the
     #: source of this, ``tap``, ``converted`` and ``convertible``: functions of a file, or partials
     #: of one with keywords that are literals, and nothing of narrowfuzz's in them but imports.
-    convert: Callable[[Any, Spec], Any]
+    convert: Callable[[Any, Spec], Any] = no_conversion
     #: (Spec, device) -> why the library may refuse it there, as the rule a clear message should
     #: state; "" if it promises to run it.
-    refusal: Callable[[Spec, str], str]
+    refusal: Callable[[Spec, str], str] = never
     #: Watch every quantised GEMM of an eager run.
     tap: Callable[[Emit], AbstractContextManager[None]] = no_tap
     #: True: the scales that it shows are 1/s, as scaled-GEMM kernels take them.
@@ -165,11 +181,21 @@ class Recipe:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Values of a Spec's fields that this recipe does not take, as "field=value", and why.
     leaves_out: Mapping[str, str] = field(default_factory=dict, hash=False)
-    #: As of a library's own layers (``stateful.py``): the kind of process that it runs in, what is
-    #: called once before processes start, and once in each.
+    #: The kind of process that it runs in, as recipes that patch a library need one of their own;
+    #: what is called once before processes start, and once in each. ``provide`` fetches what is
+    #: needed, and raises ValueError if it cannot.
     process: str = ""
     provide: Callable[[], None] = nothing
     prepare: Callable[[], None] = nothing
+    #: The library's own layers on a device, as torch calls it, and what of a training they can
+    #: play, in place of a plan and a conversion.
+    subject: Callable[[str], Subject] = no_subject
+    carries: Callable[[], Carries] = Carries
+
+    @property
+    def own_layers(self) -> bool:
+        """It brings layers of its own, which are judged event by event; others convert models."""
+        return self.subject is not no_subject
 
     @property
     def autocasts(self) -> bool:
@@ -194,6 +220,8 @@ class Recipe:
 
     def models(self, named: Collection[str]) -> tuple[str, ...]:
         """Those that it runs of the models that a user names, or of all."""
+        if self.own_layers:  # a library has its own models
+            return () if named else tuple(f"library_{layer}" for layer in self.carries().layers)
         some = named or [name for name, model in MODELS.items() if not model.own]
         return tuple(name for name in some if self.takes(name))
 
@@ -205,15 +233,15 @@ class Recipe:
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError naming what of the Spec a model of its cannot play, and why."""
+        if self.own_layers:
+            check_carried(spec, self.carries())
+            check_schedule(spec)
+            return
         if spec.sharded and self.backend(spec) in self.eager:
             raise ValueError(f"the backend {spec.backend!r} of {self.name} runs in one process")
         self.backend(spec)
         check_events(spec, autocasts=self.autocasts)
         check_sharding(spec, self.shards)
-
-
-#: What converts a model, or runs a library's own layers.
-AnyRecipe = Recipe | Stateful
 
 
 #: Names that such a sentence has room for.
@@ -229,7 +257,7 @@ def unknown(kind: str, name: str, known: Iterable[str], *, of: str = "") -> str:
     return f"unknown {kind} {name!r}{f' of {of}' if of else ''}: {hint}"
 
 
-def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, AnyRecipe]:
+def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
     """All recipes by name, and those of these names that have a filter; each file is executed once.
     Raises ValueError naming the file if one cannot be loaded, or for a filter nobody takes."""
     found = {r.name: r for file in _files(extra_files) for r in _load_file(file)}
@@ -240,12 +268,12 @@ def load_every(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> d
 FILTERED = "@"
 
 
-def _filtered(recipes: Mapping[str, AnyRecipe], name: str) -> Recipe:
+def _filtered(recipes: Mapping[str, Recipe], name: str) -> Recipe:
     base, _, globs = name.partition(FILTERED)
     if base not in recipes:
         raise ValueError(unknown("recipe", base, recipes))
     recipe = recipes[base]
-    if not isinstance(recipe, Recipe) or not recipe.filtered:
+    if not recipe.filtered:
         raise ValueError(f"{base} takes no filter: its convert has no keyword `only`")
     return with_filter(recipe, globs)
 
@@ -260,19 +288,19 @@ def with_filter(recipe: Recipe, globs: str) -> Recipe:
     return replace(recipe, name=name, based_on=recipe.based_on or recipe.name, **functions)
 
 
-def of_kind(recipes: Mapping[str, AnyRecipe], kind: type[K]) -> dict[str, K]:
-    """Those that are ``Recipe`` or ``Stateful``."""
-    return {name: r for name, r in recipes.items() if isinstance(r, kind)}
+def converting(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Those that convert models."""
+    return {name: recipe for name, recipe in recipes.items() if not recipe.own_layers}
+
+
+def with_layers(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Those that bring a library's own layers."""
+    return {name: recipe for name, recipe in recipes.items() if recipe.own_layers}
 
 
 def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
     """All recipes that convert a model, by name. Raises ValueError as ``load_every``."""
-    return of_kind(load_every(extra_files, names), Recipe)
-
-
-def load_stateful(extra_files: Sequence[Path] = ()) -> dict[str, Stateful]:
-    """All recipes that schedules run on, by name. Raises ValueError as ``load_every``."""
-    return of_kind(load_every(extra_files), Stateful)
+    return converting(load_every(extra_files, names))
 
 
 def _files(extra: Sequence[Path]) -> list[Path]:
@@ -287,15 +315,15 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith((".", "_"))
 
 
-def _load_file(file: Path) -> Sequence[AnyRecipe]:
-    recipes: list[AnyRecipe] = load_definitions(file, "recipe", "RECIPES", (Recipe, Stateful))
+def _load_file(file: Path) -> Sequence[Recipe]:
+    recipes: list[Recipe] = load_definitions(file, "recipe", "RECIPES", (Recipe,))
     for recipe in recipes:
         if wrong := refused_arguments(recipe):
             raise ValueError(f"recipe file {file}: {recipe.name}: {wrong}")
     return recipes
 
 
-def lacks(recipe: AnyRecipe) -> str:
+def lacks(recipe: Recipe) -> str:
     """Why what this recipe needs is not installed here, or not in a release whose names and rules
     it knows; "" if it is."""
     if not recipe.package:
@@ -311,7 +339,7 @@ def lacks(recipe: AnyRecipe) -> str:
     return f"needs {needed}, and {here} is installed" if old else ""
 
 
-def obstacles(recipe: AnyRecipe, device: str) -> dict[str, str]:
+def obstacles(recipe: Recipe, device: str) -> dict[str, str]:
     """Each backend that cannot run here, with the reason."""
     if reason := lacks(recipe):
         return dict.fromkeys(recipe.backends, reason)
@@ -319,14 +347,14 @@ def obstacles(recipe: AnyRecipe, device: str) -> dict[str, str]:
     return {backend: reason for backend, reason in reasons.items() if reason}
 
 
-def runnable(recipe: K, device: str) -> K | None:
+def runnable(recipe: Recipe, device: str) -> Recipe | None:
     """The recipe with the backends that run here only; None if none does."""
     lacking = obstacles(recipe, device)
     backends = tuple(b for b in recipe.backends if b not in lacking)
-    return replace(recipe, backends=backends) if backends else None  # type: ignore[return-value]
+    return replace(recipe, backends=backends) if backends else None
 
 
-def obstacle(recipe: AnyRecipe, device: str) -> str:
+def obstacle(recipe: Recipe, device: str) -> str:
     """Why none of it can run here, "" if some can; what it needs is fetched now."""
     if runnable(recipe, device) is None:
         return "; ".join(obstacles(recipe, device).values())
@@ -337,7 +365,7 @@ def obstacle(recipe: AnyRecipe, device: str) -> str:
     return ""
 
 
-def processes(recipes: Iterable[AnyRecipe]) -> list[str]:
+def processes(recipes: Iterable[Recipe]) -> list[str]:
     """The kinds of process that these recipes need."""
     return sorted({recipe.process for recipe in recipes})
 

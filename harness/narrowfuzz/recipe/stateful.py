@@ -1,4 +1,4 @@
-"""A stateful recipe: a library's layers behind verbs, and what of a training it can play.
+"""A library's own layers behind verbs: what a recipe plays that converts no model.
 
 Verbs are functions of the recipe's file, or functools.partial of one with keyword-only arguments
 that are literals, because scripts are made of their source.
@@ -6,16 +6,13 @@ that are literals, because scripts are made of their source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from narrowfuzz.case.event_rules import check_schedule
 from narrowfuzz.case.events import Settings
-from narrowfuzz.case.spec import Dtype, Spec
 from narrowfuzz.numerics.delayed import Policy
-from narrowfuzz.recipe.carries import Carries, check_carried
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,58 +55,14 @@ class Subject:
     enter: Callable[[], None] | None = None
 
 
-def _nothing() -> None:
-    pass
+def no_subject(device: str) -> Subject:
+    """For recipes that convert models."""
+    raise AssertionError("this recipe converts models: it brings no layers of its own")
 
 
-def _never(spec: Spec, device: str) -> str:
-    return ""
+def __getattr__(name: str) -> Any:
+    if name != "Stateful":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import narrowfuzz
 
-
-def _here(backend: str, device: str) -> str:
-    return ""
-
-
-@dataclass(frozen=True)
-class Stateful:
-    """One stateful thing under test."""
-
-    name: str
-    #: Findings of one family share fingerprints.
-    family: str
-    title: str
-    #: What is under test on a device, as torch calls it.
-    subject: Callable[[str], Subject]
-    carries: Callable[[], Carries]
-    dtypes: tuple[Dtype, ...] = ("bf16",)
-    #: (Spec, device) -> why the library may refuse it there, as the rule a clear message should
-    #: state.
-    refusal: Callable[[Spec, str], str] = _never
-    #: Recipes that patch a library run in processes of their own, one per name; "" patches nothing.
-    process: str = ""
-    #: Called once before processes start: fetch what is needed. Raises ValueError if it cannot.
-    provide: Callable[[], None] = _nothing
-    #: Called once in each process before anything else.
-    prepare: Callable[[], None] = _nothing
-    #: As of a Recipe; a library's own layers have one backend, "".
-    unavailable: Callable[[str, str], str] = _here
-    backends: tuple[str, ...] = ("",)
-    backend_words: Mapping[str, str] = field(default_factory=dict, hash=False)
-    package: str = ""
-    #: Dimensions are drawn as multiples of it.
-    alignment: int = 16
-    #: As of a Recipe.
-    based_on: str = ""
-
-    def backend(self, spec: Spec) -> str:
-        """A library's own layers have one."""
-        return ""
-
-    def models(self, named: Collection[str]) -> tuple[str, ...]:
-        """As of a Recipe: none of those that a user names, for a library has its own models."""
-        return () if named else tuple(f"library_{layer}" for layer in self.carries().layers)
-
-    def check(self, spec: Spec) -> None:
-        """Raises ValueError naming what of the Spec it cannot play, and why."""
-        check_carried(spec, self.carries())
-        check_schedule(spec)
+    return narrowfuzz.Stateful  # deprecated, which is said there

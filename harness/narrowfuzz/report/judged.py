@@ -19,7 +19,7 @@ from narrowfuzz.case.layout import contextual, shardable
 from narrowfuzz.case.spec import Case
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.recipe.recipe import AnyRecipe
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules import RULES
 from narrowfuzz.trace.verdict import Verdict
 
@@ -118,7 +118,7 @@ def happened(case: Case) -> set[tuple[Any, ...]]:
 
 def judged(
     counts: Collection[Any],
-    recipes: Mapping[str, AnyRecipe],
+    recipes: Mapping[str, Recipe],
     arms: Collection[str],
     models: Collection[str],
     device: str,
@@ -144,7 +144,7 @@ def judged(
 
 
 def _asked(
-    recipes: Mapping[str, AnyRecipe], arms: Collection[str], models: Collection[str], device: str
+    recipes: Mapping[str, Recipe], arms: Collection[str], models: Collection[str], device: str
 ) -> Iterable[Combination]:
     able = [a for a in LADDER if a != REFERENCE and a.name in arms and not unavailable(a, device)]
     for name, recipe in recipes.items():

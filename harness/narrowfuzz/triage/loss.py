@@ -10,7 +10,7 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.ledger.severity import weighed
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import describe
-from narrowfuzz.recipe.recipe import AnyRecipe, Recipe, load_every
+from narrowfuzz.recipe.recipe import Recipe, load_every
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
@@ -76,7 +76,7 @@ def names_of_loss(case: Case, how: str, recipe_files: tuple[Path, ...]) -> set[s
     return {fingerprint(_verdict(arm, how), family) for arm in _arms(case.spec)}
 
 
-def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> AnyRecipe:
+def _recipe(case: Case, recipe_files: tuple[Path, ...]) -> Recipe:
     return load_every(recipe_files, [case.spec.recipe])[case.spec.recipe]
 
 
@@ -90,7 +90,7 @@ def _triaged(
     small: Minimised,
     verdict: Verdict,
     why: str,
-    recipe: AnyRecipe,
+    recipe: Recipe,
     device: str,
 ) -> Triaged:
     """The finding; suspected if it says ``why``."""
@@ -132,8 +132,8 @@ def _arms(spec: Spec) -> list[str]:
     return [arm.name for arm in climb(spec)]
 
 
-def _script(case: Case, verdict: Verdict, recipe: AnyRecipe, device: str) -> str:
-    if isinstance(recipe, Recipe):
+def _script(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
+    if not recipe.own_layers:
         return write_script(case, verdict, recipe, device=torch_name(device))
     # its runs would take this process along
     unseen = LibraryEvidence(case, "current", lambda settings: None, {}, {})

@@ -16,7 +16,6 @@ import msgspec
 from narrowfuzz.case.events import Settings
 from narrowfuzz.case.spec import Spec, fields_of
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.recipe.stateful import Stateful
 from narrowfuzz.triage.paste import Source, pasted
 
 #: Functions of a recipe -> how a script calls them, whose name there is ``of``'s default.
@@ -57,7 +56,7 @@ def conversion_of(recipe: Recipe, spec: Spec) -> str:
 
 
 def verbs_source(
-    recipe: Stateful,
+    recipe: Recipe,
     device: str,
     spec: Spec | None,
     settings: Settings | None,
@@ -76,7 +75,7 @@ def verbs_source(
     return _source(recipe.name, functions, constants)
 
 
-def verb_names(recipe: Stateful, device: str) -> dict[str, str]:
+def verb_names(recipe: Recipe, device: str) -> dict[str, str]:
     """A subject's verbs, and what their functions are called."""
     subject = recipe.subject(device)
     given = {name: getattr(subject, name) for name in VERBS}

@@ -18,7 +18,7 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes
 from narrowfuzz.play.job import Job
-from narrowfuzz.recipe.stateful import Stateful
+from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.twins import through_reloads
 from narrowfuzz.trace.verdict import Verdict
@@ -62,7 +62,7 @@ class Run:
 
 
 def write_library_script(
-    evidence: LibraryEvidence, verdict: Verdict, recipe: Stateful, *, device: str = "cpu"
+    evidence: LibraryEvidence, verdict: Verdict, recipe: Recipe, *, device: str = "cpu"
 ) -> str:
     """The script's text, for a device as torch calls it. Raises ValueError for a finding no script
     can show by itself."""
@@ -113,7 +113,7 @@ def write_library_script(
     return guarded(head, _IMPORTS, needs, "torch.set_num_threads(1)", theirs, *ready, ours, tail)
 
 
-def _earlier(case: Case, recipe: Stateful, arm: str) -> Iterator[Run]:
+def _earlier(case: Case, recipe: Recipe, arm: str) -> Iterator[Run]:
     """What was trained before in the same process."""
     for earlier in case.history:
         if earlier.spec.recipe != case.spec.recipe:

@@ -19,7 +19,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.machine.device import Device, enter
 from narrowfuzz.own_models import register
-from narrowfuzz.recipe.recipe import AnyRecipe, load_every, runnable, select
+from narrowfuzz.recipe.recipe import Recipe, load_every, runnable, select
 from narrowfuzz.triage.trials import Trials
 
 
@@ -52,17 +52,17 @@ class Session:
     options: SessionOptions
     device: Device
     #: Every recipe by name, and those that the options select.
-    recipes: dict[str, AnyRecipe]
-    selected: dict[str, AnyRecipe]
+    recipes: dict[str, Recipe]
+    selected: dict[str, Recipe]
     trials: Trials
 
-    def able(self, process: str | None = None) -> dict[str, AnyRecipe]:
+    def able(self, process: str | None = None) -> dict[str, Recipe]:
         """The selected recipes that run here, with the backends that do; ``process``: of those only
         that need this kind of process."""
         mine = [r for r in self.selected.values() if process in (None, r.process)]
         return {r.name: here for r in mine if (here := runnable(r, self.device.torch))}
 
-    def prepared(self, process: str | None = None) -> dict[str, AnyRecipe]:
+    def prepared(self, process: str | None = None) -> dict[str, Recipe]:
         """As ``able``, after each has patched and imported what it needs. Comes before the ledger:
         entries are about what is installed, and a recipe may bring that along."""
         found = self.able(process)
