@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +25,7 @@ import msgspec
 import narrowfuzz
 import pytest
 import typer
+from narrowfuzz.recipe.deprecated import NAMES, Deprecated
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -49,8 +51,10 @@ def parameters(name: str, value: Any) -> Inventory:
 
 
 def names() -> Inventory:
-    """The public names."""
-    values = {name: getattr(narrowfuzz, name) for name in narrowfuzz.__all__}
+    """The public names, and the older ones that still work."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Deprecated)
+        values = {name: getattr(narrowfuzz, name) for name in (*narrowfuzz.__all__, *NAMES)}
     values["watch"] = narrowfuzz.watch.watched  # what calling the module calls
     found = {}
     for name, value in values.items():

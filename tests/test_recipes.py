@@ -330,3 +330,11 @@ def test_a_recipe_without_pasteable_source_has_no_script(convert: Any) -> None:
         Spec(recipe="torch.fp32", dtype="fp32"), "convert",
     )  # fmt: skip
     assert "def by_keyword(model, spec):" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"), [({}, "plan and convert"), ({"convert": lambda m, s: m}, "plan")]
+)
+def test_a_recipe_says_what_it_lacks(fields: dict[str, Any], missing: str) -> None:
+    with pytest.raises(ValueError, match=f"'mine' has no {missing}: write it, or subject"):
+        Recipe("mine", "mine", "", **fields)

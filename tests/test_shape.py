@@ -173,8 +173,10 @@ KINDS = {"Recipe", "LibraryEvidence"}
 
 def told_apart(tree: ast.AST) -> Iterator[int]:
     """Lines that do one thing for what converts a model and another for a library's own layers:
-    they ask for a class, or whether a Spec has a ``layer``."""
+    they ask the recipe, for a class, or whether a Spec has a ``layer``."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "own_layers":
+            yield node.lineno
         asked: list[ast.AST] = []
         match node:
             case ast.Call(func=ast.Name("isinstance"), args=[_, kinds]):
@@ -238,7 +240,7 @@ def test_the_count_of_those_places_sees_them() -> None:
         "library = bool(case.spec.layer)\n"
         "while spec.layer: pass\n"
         "match recipe:\n"
-        "    case Recipe(): pass\n"
+        "    case LibraryEvidence(): pass\n"
     )
     assert sorted(told_apart(ast.parse(source))) == [*range(1, 11), 12]
     other = 'isinstance(x, Spec)\nif at.layer: pass\nspec.layer == "linear"\nf(spec.layer)\n'
@@ -283,7 +285,10 @@ def kinds_of_record(tree: ast.AST) -> Iterator[int]:
                     yield node.lineno
             case ast.MatchClass(cls=kind) if _named(kind) in KINDS:
                 yield node.lineno
-            case ast.Call(func=ast.Name("of_kind")):
+            case (
+                ast.Attribute(attr="own_layers")
+                | ast.Call(func=ast.Name("converting" | "with_layers"))
+            ):
                 yield node.lineno
 
 
@@ -357,7 +362,7 @@ def test_nothing_lies_loose_at_the_root() -> None:
 def test_the_counts_of_kinds_see_them() -> None:
     source = "spec.direct\nx = case.spec.layer\nspec.sharding.stages\nat.layer\nspec.m\n"
     assert sorted(kinds_read(ast.parse(source))) == [1, 2, 3]
-    source = "isinstance(r, Recipe)\nof_kind(a, b)\nisinstance(x, Spec)\n"
+    source = "if recipe.own_layers: pass\nconverting(a)\nisinstance(x, Spec)\n"
     assert sorted(kinds_of_record(ast.parse(source))) == [1, 2]
     source = 'name.partition("@")\n"@" in name\nname.split(".")\nname.startswith("resumed:")\n'
     assert sorted(keys_taken_apart(ast.parse(source))) == [1, 2, 4]

@@ -411,15 +411,18 @@ def test_compiled_batches_are_mostly_aligned() -> None:
     assert 0 < odd < 0.25 * len(specs_)
 
 
-def test_drawing_a_case_costs_less_than_5_ms() -> None:
-    strategy = cases(ALL)
-    drawn(strategy, 20)  # first draws build the strategy
+def test_drawing_a_case_costs_little() -> None:
+    """Held against what the same machine takes to draw plain numbers."""
 
-    def cost() -> float:
-        start = time.process_time()
-        count = len(drawn(strategy, 60))
-        return (time.process_time() - start) / count
+    def cost(strategy: st.SearchStrategy[Any]) -> float:
+        drawn(strategy, 20)  # first draws build the strategy
+        found = []
+        for _ in range(5):
+            start = time.process_time()
+            count = len(drawn(strategy, 60))
+            found.append((time.process_time() - start) / count)
+        # what else the machine does only adds to a time: the least is the strategy's own
+        return min(found)
 
-    # What else the machine does only adds to a time (a collection of a suite's whole heap, a
-    # shared core): the least of a few is the strategy's own.
-    assert min(cost() for _ in range(5)) < 0.005
+    numbers = st.lists(st.integers(), min_size=20, max_size=20)
+    assert cost(cases(ALL)) < 5 * cost(numbers)

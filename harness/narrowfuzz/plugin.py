@@ -112,7 +112,7 @@ class Harness:
 
         prepare()
         from narrowfuzz.campaign.testing import Reports
-        from narrowfuzz.recipe.recipe import converting, with_layers
+        from narrowfuzz.recipe.recipe import parted
         from narrowfuzz.triage.session import SessionOptions, open_session
 
         options = SessionOptions(
@@ -131,8 +131,7 @@ class Harness:
             raise pytest.UsageError(str(error)) from None
         #: The user's choice leaves recipes out: rules may have nothing to look at.
         self.narrow = len(session.selected) < len(session.recipes)
-        self.recipes = [*converting(here).values()]
-        self.stateful = [*with_layers(here).values()]
+        self.recipes, self.stateful = parted(here.values())
         #: Rung -> judgements of its cases.
         self._judgements: dict[str, list[Any]] = {}
         self.profile = config.getoption("--nf-profile")

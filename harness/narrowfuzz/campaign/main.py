@@ -35,10 +35,10 @@ from narrowfuzz.plants.registry import find_plant
 from narrowfuzz.recipe.content import new_folder
 from narrowfuzz.recipe.recipe import (
     Recipe,
-    converting,
     load_every,
     obstacle,
     obstacles,
+    parted,
     runnable,
     select,
     unknown,
@@ -119,7 +119,7 @@ def run_command(asked: Asked) -> tuple[int, dict[str, Any]]:
 
 def _first(recipes: Iterable[Recipe], models: tuple[str, ...]) -> Iterator[Case]:
     """Of packages with models of their own: each configuration on each model, as it is trained."""
-    for recipe in converting({r.name: r for r in recipes}).values():
+    for recipe in parted(recipes)[0]:
         for model in recipe.models(models) if recipe.models_of else ():
             for backend in recipe.backends:
                 spec = Spec(

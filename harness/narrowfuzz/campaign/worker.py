@@ -43,7 +43,7 @@ from narrowfuzz.judge.judge import Judgement
 from narrowfuzz.machine.device import Device, enter, forks
 from narrowfuzz.machine.environment import prepare
 from narrowfuzz.plants.registry import identity, planted
-from narrowfuzz.recipe.recipe import converting, processes, with_layers
+from narrowfuzz.recipe.recipe import parted, processes
 from narrowfuzz.report.judged import happened, hindered, looked_at
 from narrowfuzz.report.own_functions import functions_seen
 from narrowfuzz.report.store import claim, release
@@ -145,8 +145,7 @@ class Worker:
         self.kinds, self.takes_turns = len(kinds), len(kinds) > 1
         self.process = kinds[(number + generation) % len(kinds)]
         able = session.prepared(self.process)
-        self.recipes = [*converting(able).values()]
-        self.stateful = [*with_layers(able).values()]
+        self.recipes, self.stateful = parted(able.values())
         self.trials, self.judge, self.unasked = session.trials, session.judge, session.unasked
         self.judge.before_rerun = self._note
         self.judge.programs.note_arm = lambda arm: note_arm(self.journal, arm.name)

@@ -17,7 +17,7 @@ from narrowfuzz.case.spec import Case, Checkpoint, Compile, DataSpec, ModelName,
 from narrowfuzz.case.trainings import not_reentrant
 from narrowfuzz.draw.stimulus import possible
 from narrowfuzz.draw.strategies import EXACT, WILD
-from narrowfuzz.recipe.recipe import Recipe, converting
+from narrowfuzz.recipe.recipe import Recipe, converting, with_layers
 
 #: (dimension, value).
 Feature = tuple[str, str]
@@ -75,8 +75,8 @@ def universe(
     taken = [name for rung in rungs for name in (eager if rung == "none" else (rung,))]
     taken += [SHARDED.name] if sharded else []
     found = _of_converted(converting(recipes), taken, models) | happening
-    for recipe in recipes.values():
-        found |= _of_library(recipe) if recipe.own_layers else frozenset()
+    for recipe in with_layers(recipes).values():
+        found |= _of_library(recipe)
     return found
 
 

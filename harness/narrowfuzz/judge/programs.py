@@ -89,7 +89,6 @@ class Programs:
 
     def _built(self, spec: Spec, arm: Arm) -> Program:
         recipe = self.recipes[spec.recipe]
-        assert not recipe.own_layers
         if recipe.name not in self._prepared:
             recipe.prepare()
             self._prepared.add(recipe.name)

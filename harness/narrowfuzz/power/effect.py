@@ -27,7 +27,7 @@ from narrowfuzz.machine.environment import quieten
 from narrowfuzz.plants.plant import Plant
 from narrowfuzz.plants.registry import find_plant, planted
 from narrowfuzz.power.cases import examples
-from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.recipe.recipe import Recipe, parted
 from narrowfuzz.triage.session import SessionOptions, open_session
 
 #: So many cases of each kind tell whether a fault was lifted; so many, whether it is there at all.
@@ -103,7 +103,7 @@ def _compare(
     else:
         drawn = draw(chosen, number, ladders=ladders)
     if compiled:
-        models = [recipe for recipe in chosen if not recipe.own_layers]
+        models, _ = parted(chosen)
         drawn += draw(models, min(number, _COMPILED_THERE), "inductor")
 
     def seen() -> str:
@@ -135,7 +135,7 @@ def draw(
 ) -> list[Case]:
     """So many cases of the models among the recipes, and of the stateful ones, always the same; of
     a hundred direct ones so many have ladder data."""
-    models, stateful = _parted(recipes)
+    models, stateful = parted(recipes)
     drawn: list[Case] = []
     if models:
         drawn += examples(cases(models, compile=kind, ladders=ladders), number)
@@ -147,7 +147,7 @@ def draw(
 def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
     """So many cases on ranks, of the models among the recipes that are sharded, and of the stateful
     ones that run there; always the same."""
-    models, stateful = _parted(recipes)
+    models, stateful = parted(recipes)
     drawn: list[Case] = []
     if shards := [recipe for recipe in models if recipe.shards]:
         some = batches(sharded_specs(shards), draws=1)
@@ -155,11 +155,6 @@ def draw_on_ranks(recipes: Sequence[Recipe], number: int) -> list[Case]:
     if stateful:
         drawn += examples(schedule_cases(stateful, ranks=ALWAYS), number)
     return drawn
-
-
-def _parted(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
-    models = [recipe for recipe in recipes if not recipe.own_layers]
-    return models, [recipe for recipe in recipes if recipe.own_layers]
 
 
 def digest(value: Any) -> str:

@@ -192,6 +192,15 @@ class Recipe:
     subject: Callable[[str], Subject] = no_subject
     carries: Callable[[], Carries] = Carries
 
+    def __post_init__(self) -> None:
+        left_out = {"plan": self.plan is no_plan, "convert": self.convert is no_conversion}
+        missing = " and ".join(name for name, out in left_out.items() if out)
+        if missing and not self.own_layers:
+            raise ValueError(
+                f"recipe {self.name!r} has no {missing}: write it, or subject and carries where it "
+                "brings a library's own layers"
+            )
+
     @property
     def own_layers(self) -> bool:
         """It brings layers of its own, which are judged event by event; others convert models."""
@@ -288,14 +297,22 @@ def with_filter(recipe: Recipe, globs: str) -> Recipe:
     return replace(recipe, name=name, based_on=recipe.based_on or recipe.name, **functions)
 
 
+def parted(recipes: Iterable[Recipe]) -> tuple[list[Recipe], list[Recipe]]:
+    """Those that convert models, and those that bring a library's own layers."""
+    kinds: tuple[list[Recipe], list[Recipe]] = [], []
+    for recipe in recipes:
+        kinds[recipe.own_layers].append(recipe)
+    return kinds
+
+
 def converting(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Those that convert models."""
-    return {name: recipe for name, recipe in recipes.items() if not recipe.own_layers}
+    return {recipe.name: recipe for recipe in parted(recipes.values())[0]}
 
 
 def with_layers(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
     """Those that bring a library's own layers."""
-    return {name: recipe for name, recipe in recipes.items() if recipe.own_layers}
+    return {recipe.name: recipe for recipe in parted(recipes.values())[1]}
 
 
 def load_recipes(extra_files: Sequence[Path] = (), names: Iterable[str] = ()) -> dict[str, Recipe]:
