@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from narrowfuzz.watch.records import Report
+    from narrowfuzz_watch.records import Report
 
 #: Set by ``narrowfuzz watch`` for its command: the folder of records, "full" or "", and what
-#: :mod:`narrowfuzz.watch.removed` takes away.
+#: :mod:`narrowfuzz_watch.removed` takes away.
 FOLDER, FULL = "NARROWFUZZ_WATCH_FOLDER", "NARROWFUZZ_WATCH_FULL"
 REMOVE = "NARROWFUZZ_WATCH_REMOVE"
 
@@ -51,8 +51,8 @@ def watched(
     if os.environ.get(FOLDER):
         yield Watched(Path(os.environ[FOLDER]))
         return
-    from narrowfuzz.watch.inside import begin, end
-    from narrowfuzz.watch.read import RECORDS, prepared, reported
+    from narrowfuzz_watch.inside import begin, end
+    from narrowfuzz_watch.read import RECORDS, prepared, reported
 
     folder = prepared(None if out is None else Path(out), fresh=False)
     earlier = None if against is None else Path(against)
