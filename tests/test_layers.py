@@ -37,21 +37,21 @@ ALONE = {
 }
 
 
-#: Of watch, what only its parent process imports.
+#: Of narrowfuzz_watch, what only its parent process imports.
 WATCH_PARENT = {
     f"narrowfuzz_watch.{name}"
     for name in (
-        "records",
-        "merge",
-        "votes",
-        "against",
-        "read",
-        "words",
-        "command",
-        "removals",
         "address",
+        "against",
+        "command",
         "folder",
-    )
+        "merge",
+        "read",
+        "records",
+        "removals",
+        "votes",
+        "words",
+    )  # fmt: skip
 }
 
 
@@ -165,6 +165,13 @@ def test_what_runs_in_a_watched_command_needs_torch_and_the_standard_library_onl
 def test_the_emulated_extension_imports_nothing_of_ours() -> None:
     assert {name.split(".")[0] for module in of("te_on_cpu") for name in ours(module)} == {
         "te_on_cpu"
+    }
+
+
+def test_watching_imports_nothing_else_of_ours() -> None:
+    modules = of("narrowfuzz_watch")
+    assert {name.split(".")[0] for module in modules for name in ours(module)} == {
+        "narrowfuzz_watch"
     }
 
 
