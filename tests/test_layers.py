@@ -51,7 +51,7 @@ WATCH_PARENT = {
         "removals",
         "votes",
         "words",
-    )  # fmt: skip
+    )
 }
 
 
