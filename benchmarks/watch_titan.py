@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 from narrowfuzz.machine.overlay import lay
-from narrowfuzz.watch.read import REPORT
-from narrowfuzz.watch.records import Report
+from narrowfuzz_watch.read import REPORT
+from narrowfuzz_watch.records import Report
 
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 #: What starts so many ranks.

@@ -23,9 +23,9 @@ from typing import Any
 
 import narrowfuzz
 import torch
-from narrowfuzz.watch.against import divergence
-from narrowfuzz.watch.read import read, report_of
-from narrowfuzz.watch.records import FirstBad, Report
+from narrowfuzz_watch.against import divergence
+from narrowfuzz_watch.read import read, report_of
+from narrowfuzz_watch.records import FirstBad, Report
 from torch.utils._python_dispatch import TorchDispatchMode
 from watch_model import RANKS, threads, train
 

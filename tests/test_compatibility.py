@@ -270,7 +270,7 @@ def documents() -> Inventory:
     from narrowfuzz.report.doctor import examine
     from narrowfuzz.report.listing import listed
     from narrowfuzz.report.replay import Replayed
-    from narrowfuzz.watch.records import FirstBad, Report
+    from narrowfuzz_watch.records import FirstBad, Report
 
     with tempfile.TemporaryDirectory() as folder:
         found = of_a_run(Path(folder)) | of_two_runs(Path(folder))

@@ -11,9 +11,10 @@ from typing import get_args
 import pytest
 from narrowfuzz import __version__, cli
 from narrowfuzz.campaign import main
-from narrowfuzz.ledger.exits import FailOn, fails
+from narrowfuzz.ledger.exits import CLEAN, FOUND, FailOn, fails
 from narrowfuzz.ledger.severity import Severity
 from narrowfuzz.report.tally import Tally
+from narrowfuzz_watch import command
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,7 @@ def test_a_run_that_lost_its_workers_or_its_count_is_not_complete(
     asked = SimpleNamespace(cases=counted, minutes=minutes)
     tally = Tally(Counter(cases=judged), lost_workers=lost)
     assert main._incomplete(SimpleNamespace(asked=asked), tally) is incomplete  # type: ignore[arg-type]
+
+
+def test_watch_ends_with_the_codes_of_the_other_commands() -> None:
+    assert (command.CLEAN, command.FOUND) == (CLEAN, FOUND)

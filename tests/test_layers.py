@@ -19,28 +19,39 @@ MODULES = {
 HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 
 #: The import packages that harness/ holds.
-OURS = {"narrowfuzz", "te_on_cpu"}
+OURS = {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"}
 #: Every package, in order: each may import those before it, and no other.
 ORDER = (
-    "te_on_cpu", "numerics", "play", "models", "case", "trace", "rules", "machine", "recipe",
-    "draw", "arms", "ledger", "judge", "own_models", "plants", "watch", "triage", "report",
-    "campaign", "power", "cli", "plugin", "__main__",
+    "te_on_cpu", "narrowfuzz_watch", "numerics", "play", "models", "case", "trace", "rules",
+    "machine", "recipe", "watch", "draw", "arms", "ledger", "judge", "own_models", "plants",
+    "triage", "report", "campaign", "power", "cli", "plugin", "__main__",
 )  # fmt: skip
 #: What imports less than the order allows: scripts and users' processes take it as it is, and what
 #: runs a case knows no rule and draws nothing.
 ALONE = {
     "arms": {"numerics", "play", "models", "case", "trace", "machine", "recipe"},
     "te_on_cpu": set(),
+    "narrowfuzz_watch": set(),
     "numerics": set(),
     "play": set(),
-    "watch": {"trace", "recipe", "ledger"},
 }
 
 
-#: Of watch, what only its parent process imports.
+#: Of narrowfuzz_watch, what only its parent process imports.
 WATCH_PARENT = {
-    f"narrowfuzz.watch.{name}"
-    for name in ("records", "merge", "votes", "against", "read", "words", "command", "removals")
+    f"narrowfuzz_watch.{name}"
+    for name in (
+        "address",
+        "against",
+        "command",
+        "folder",
+        "merge",
+        "read",
+        "records",
+        "removals",
+        "votes",
+        "words",
+    )
 }
 
 
@@ -122,8 +133,8 @@ def test_numerics_needs_numpy_and_the_standard_library_only() -> None:
         "narrowfuzz",
         "narrowfuzz.plants.plant",
         "narrowfuzz.cli",
-        "narrowfuzz.watch",
-        "narrowfuzz.watch.command",
+        "narrowfuzz_watch",
+        "narrowfuzz_watch.command",
     ],
 )
 def test_light_modules_load_nothing_heavy(module: str) -> None:
@@ -138,13 +149,13 @@ def test_who_compares_two_installations_loads_neither() -> None:
 
 def test_what_runs_in_a_watched_command_needs_torch_and_the_standard_library_only() -> None:
     """It runs in the user's Python, which may lack what narrowfuzz depends on."""
-    modules = [module for module in of("watch") if module not in (*WATCH_PARENT,)]
+    modules = [module for module in of("narrowfuzz_watch") if module not in (*WATCH_PARENT,)]
     used = set().union(*(libraries(module) for module in modules))
     assert used - set(sys.stdlib_module_names) == {"torch"}
     wrong = [
         f"{module} imports {name}"
         for module in modules
-        if module != "narrowfuzz.watch"  # at the end of a block
+        if module != "narrowfuzz_watch"  # at the end of a block
         for name in ours(module)
         if name in WATCH_PARENT
     ]
@@ -154,6 +165,13 @@ def test_what_runs_in_a_watched_command_needs_torch_and_the_standard_library_onl
 def test_the_emulated_extension_imports_nothing_of_ours() -> None:
     assert {name.split(".")[0] for module in of("te_on_cpu") for name in ours(module)} == {
         "te_on_cpu"
+    }
+
+
+def test_watching_imports_nothing_else_of_ours() -> None:
+    modules = of("narrowfuzz_watch")
+    assert {name.split(".")[0] for module in modules for name in ours(module)} == {
+        "narrowfuzz_watch"
     }
 
 

@@ -106,6 +106,26 @@ def test_the_face_has_the_older_names_and_no_others() -> None:
         narrowfuzz.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("statement", "warned"),
+    [
+        ("import narrowfuzz.watch; old, new = narrowfuzz.watch, 'narrowfuzz_watch'", True),
+        ("import narrowfuzz.watch.read as old; new = 'narrowfuzz_watch.read'", True),
+        ("from narrowfuzz.watch import records as old; new = 'narrowfuzz_watch.records'", True),
+        ("from narrowfuzz import watch as old; new = 'narrowfuzz_watch'", False),
+        ("import narrowfuzz; old, new = narrowfuzz.watch, 'narrowfuzz_watch'", False),
+    ],
+)
+def test_what_watches_a_training_is_one_module_by_either_name(statement: str, warned: bool) -> None:
+    """The public name is no old one."""
+    code = f"{statement}; import importlib; assert old is importlib.import_module(new)"
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True
+    )
+    sentence = "<string>:1: Deprecated: import narrowfuzz.watch is deprecated and goes in"
+    assert done.stderr.count(sentence) == done.stderr.count("Deprecated") == warned
+
+
 def test_a_recipe_of_public_names_loads_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Deprecated)

@@ -16,6 +16,7 @@ from narrowfuzz.rules.rule import Rule, by_events
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "harness" / "narrowfuzz"
+WATCH = ROOT / "harness" / "narrowfuzz_watch"
 #: Attributes of verdicts, findings and errors that hold words for people.
 WORDS = {"got", "why", "sentence", "symptom", "why_suspected"}
 #: What takes words apart.
@@ -29,8 +30,9 @@ WRITERS = sorted((OURS / "triage").glob("script*.py"))
 
 @cache
 def trees() -> tuple[tuple[Path, ast.Module], ...]:
-    """Every module of the package, and its syntax."""
-    return tuple((path, ast.parse(path.read_text())) for path in sorted(OURS.rglob("*.py")))
+    """Every module of the packages, and its syntax."""
+    files = sorted(path for folder in (OURS, WATCH) for path in folder.rglob("*.py"))
+    return tuple((path, ast.parse(path.read_text())) for path in files)
 
 
 def words(node: ast.AST) -> bool:

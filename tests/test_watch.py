@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from narrowfuzz.trace.address import At
-from narrowfuzz.watch import command
-from narrowfuzz.watch.command import Asked, _rerun, watch_command
-from narrowfuzz.watch.records import FirstBad, Report
-from narrowfuzz.watch.removals import UNCHANGED
+from narrowfuzz_watch import command
+from narrowfuzz_watch.command import Asked, _rerun, watch_command
+from narrowfuzz_watch.records import FirstBad, Report
+from narrowfuzz_watch.removals import UNCHANGED
 from samples import one_in
 
 WATCH = [sys.executable, "-m", "narrowfuzz", "watch"]

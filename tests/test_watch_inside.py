@@ -11,10 +11,10 @@ import narrowfuzz
 import pytest
 import torch
 from narrowfuzz.trace.address import parse
-from narrowfuzz.watch.against import divergence
-from narrowfuzz.watch.read import read
-from narrowfuzz.watch.records import Report
-from narrowfuzz.watch.scratch import Scratch
+from narrowfuzz_watch.against import divergence
+from narrowfuzz_watch.read import read
+from narrowfuzz_watch.records import Report
+from narrowfuzz_watch.scratch import Scratch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint

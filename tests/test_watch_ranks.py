@@ -12,10 +12,10 @@ from typing import Any
 import narrowfuzz
 import pytest
 import torch
-from narrowfuzz.watch.merge import first_bad
-from narrowfuzz.watch.read import read
-from narrowfuzz.watch.records import Collective, Event, Held, Rank, Reached, Tensor
-from narrowfuzz.watch.votes import parted, stuck, votes
+from narrowfuzz_watch.merge import first_bad
+from narrowfuzz_watch.read import read
+from narrowfuzz_watch.records import Collective, Event, Held, Rank, Reached, Tensor
+from narrowfuzz_watch.votes import parted, stuck, votes
 
 ROOT = Path(__file__).resolve().parents[1]
 

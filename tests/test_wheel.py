@@ -1,4 +1,4 @@
-"""What a wheel installs: two import packages, their content, and no folder of a common name."""
+"""What a wheel installs: three import packages, their content, and no folder of a common name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def build(source: Path, into: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_wheel_installs_narrowfuzz_and_te_on_cpu_and_nothing_else(tmp_path: Path) -> None:
+def test_a_wheel_installs_our_packages_and_nothing_else(tmp_path: Path) -> None:
     names = build(ROOT, tmp_path)
-    assert {name.split("/")[0] for name in names} == {"narrowfuzz", "te_on_cpu"}
+    assert {name.split("/")[0] for name in names} == {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"}
     assert "narrowfuzz/_content/recipes/torchao_float8.py" in names
     assert "narrowfuzz/properties/test_rules.py" in names
+    assert "narrowfuzz_watch/site/sitecustomize.py" in names
     assert any(name.startswith("narrowfuzz/_content/reports/known/") for name in names)
     assert not [name for name in names if name.endswith(("pyproject.toml", "README.md"))]
 

@@ -12,7 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from narrowfuzz import watch
+    import narrowfuzz_watch as watch
+
     from narrowfuzz.arms.tensors import fp8_codes, fp32_array
     from narrowfuzz.campaign.testing import cases, check
     from narrowfuzz.case.spec import Case, DataSpec, Spec
@@ -83,7 +84,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "watch":  # a module that is called
-        return importlib.import_module("narrowfuzz.watch")
+        return importlib.import_module("narrowfuzz_watch")
     module = _MODULE_OF.get(name) or _deprecated(name)
     return getattr(importlib.import_module(f"narrowfuzz.{module}"), name)
 

@@ -359,7 +359,7 @@ def watch(
 
     The output and the exit code of your command pass through.
     """
-    from narrowfuzz.watch.command import Asked, watch_command
+    from narrowfuzz_watch.command import Asked, watch_command
 
     asked = Asked(
         tuple(command), against=against, fail=fail, out=out, full=full, repeat=repeat,

@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 from traceback import FrameSummary
 
-_OURS = frozenset({"narrowfuzz", "te_on_cpu"})
+_OURS = frozenset({"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"})
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 

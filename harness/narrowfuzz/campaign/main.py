@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from narrowfuzz_watch.folder import new_folder
+
 from narrowfuzz.arms.ladder import none_runs, select_arms
 from narrowfuzz.campaign.asked import Asked
 from narrowfuzz.campaign.campaign import Campaign
@@ -32,7 +34,6 @@ from narrowfuzz.machine.environment import prepare
 from narrowfuzz.machine.overlay import laid
 from narrowfuzz.models.catalog import MODELS, Model
 from narrowfuzz.plants.registry import find_plant
-from narrowfuzz.recipe.content import new_folder
 from narrowfuzz.recipe.recipe import (
     Recipe,
     load_every,

@@ -7,10 +7,8 @@ package.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
-import time
 import zlib
 from collections.abc import Sequence
 from importlib.util import module_from_spec, spec_from_file_location
@@ -54,14 +52,6 @@ def in_checkout() -> bool:
 def checkout() -> Path | None:
     """The root of the source tree that the package runs from; None in an installation."""
     return _CHECKOUT if in_checkout() else None
-
-
-def new_folder() -> Path:
-    """Where a run goes that is not told: into a checkout's reports, else below the place where the
-    user is."""
-    inside = in_checkout() and Path.cwd().resolve() == _CHECKOUT
-    home = Path("reports/runs" if inside else "narrowfuzz-runs")
-    return home / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def load_definitions(file: Path, kind: str, name: str, types: tuple[type[T], ...]) -> list[T]:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from narrowfuzz_watch.read import REPORT
+from narrowfuzz_watch.records import Report
+from narrowfuzz_watch.words import of_first
 
 from narrowfuzz.triage.finding import Triaged
 from narrowfuzz.triage.verify import ended, script_command, script_environment
-from narrowfuzz.watch.read import REPORT
-from narrowfuzz.watch.records import Report
-from narrowfuzz.watch.words import of_first
 
 
 def with_first_bad(

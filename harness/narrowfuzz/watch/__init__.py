@@ -1,73 +1,38 @@
-"""The first bad value of a real training: ``narrowfuzz watch -- COMMAND``, or in a program
+"""Where ``narrowfuzz_watch`` was until 0.1.0: modules by their old names are those by the new.
 
-    with narrowfuzz.watch() as watched:
-        train()
-    print(watched.report)
-
-The module itself is what is called, so it is importable without torch.
+``narrowfuzz.watch`` as a name of the package is promised and needs no warning: it is not this
+module, which ``import narrowfuzz.watch`` asks for.
 """
 
 from __future__ import annotations
 
-import os
+import importlib
+import importlib.abc
+import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from narrowfuzz.watch.records import Report
+from narrowfuzz.recipe.deprecated import warn
 
-#: Set by ``narrowfuzz watch`` for its command: the folder of records, "full" or "", and what
-#: :mod:`narrowfuzz.watch.removed` takes away.
-FOLDER, FULL = "NARROWFUZZ_WATCH_FOLDER", "NARROWFUZZ_WATCH_FULL"
-REMOVE = "NARROWFUZZ_WATCH_REMOVE"
+_NEW = "narrowfuzz_watch"
 
 
-class Watched:
-    """What was seen, once the block has ended."""
+class _Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules below the old name, of which there must be no second copy."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.report: Report | None = None
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        below = name.startswith(f"{__name__}.")
+        return importlib.util.spec_from_loader(name, self) if below else None
 
-
-@contextmanager
-def watched(
-    out: str | os.PathLike[str] | None = None,
-    *,
-    full: bool = False,
-    against: str | os.PathLike[str] | None = None,
-) -> Iterator[Watched]:
-    """Watch this thread. The report stands in ``report`` and in first_bad.json in ``out``.
-
-    ``full`` records the digest of every operator's output; ``against`` is the folder of such a run
-    to compare with. On several ranks all name the same ``out``; each writes the report of what has
-    been written by then, so the last one's is whole. Under ``narrowfuzz watch`` it does nothing
-    more than that.
-    """
-    if os.environ.get(FOLDER):
-        yield Watched(Path(os.environ[FOLDER]))
-        return
-    from narrowfuzz.watch.inside import begin, end
-    from narrowfuzz.watch.read import RECORDS, prepared, reported
-
-    folder = prepared(None if out is None else Path(out), fresh=False)
-    earlier = None if against is None else Path(against)
-    found = Watched(folder)
-    begin(folder / RECORDS, full or earlier is not None)
-    try:
-        yield found
-    finally:
-        end()
-        found.report = reported(folder, earlier)
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        sys.modules[name] = importlib.import_module(_NEW + name.removeprefix(__name__))
 
 
-class _Called(ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return watched(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Called
+warn(f"import {__name__}", f"import {_NEW}, or from narrowfuzz import watch")
+sys.meta_path.insert(0, _Renamed())
+sys.modules[__name__] = importlib.import_module(_NEW)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from narrowfuzz.watch import screen
-from narrowfuzz.watch.operators import Operator, tensors
-from narrowfuzz.watch.screen import State
+from narrowfuzz_watch import screen
+from narrowfuzz_watch.operators import Operator, tensors
+from narrowfuzz_watch.screen import State
 
 #: What an operator in place writes.
 _SELF = ((0, "self"),)

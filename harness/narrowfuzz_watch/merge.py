@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from narrowfuzz.trace.address import At, AtPhase
-from narrowfuzz.watch.records import Cause, Collective, Consequence, Event, FirstBad, Rank
+from narrowfuzz_watch.address import At, AtPhase
+from narrowfuzz_watch.records import Cause, Collective, Consequence, Event, FirstBad, Rank
 
 
 def first_bad(records: Sequence[Rank]) -> tuple[FirstBad, bool] | None:

@@ -7,8 +7,8 @@ from itertools import zip_longest
 
 import msgspec
 
-from narrowfuzz.trace.address import At, AtPhase
-from narrowfuzz.watch.records import Collective, Consequence, FirstBad, Op, Rank
+from narrowfuzz_watch.address import At, AtPhase
+from narrowfuzz_watch.records import Collective, Consequence, FirstBad, Op, Rank
 
 #: Both say what was read, what came, and where.
 Seen = Op | Collective

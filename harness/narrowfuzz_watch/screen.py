@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from narrowfuzz.watch.operators import NO_NUMBERS
+from narrowfuzz_watch.operators import NO_NUMBERS
 
 #: huge: larger than 2**64, as a flipped high bit of an exponent makes it, and nothing worse.
 State = Literal["ok", "huge", "inf", "nan"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from narrowfuzz.watch import screen
-from narrowfuzz.watch.place import Place
+from narrowfuzz_watch import screen
+from narrowfuzz_watch.place import Place
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

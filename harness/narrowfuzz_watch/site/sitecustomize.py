@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_PACKAGE = Path(_HERE).parents[1]
+_PACKAGE = Path(_HERE).parent
 
 
 def _chain() -> None:
@@ -27,17 +27,17 @@ def _watch() -> None:
     folder = os.environ.get("NARROWFUZZ_WATCH_FOLDER")
     if not folder:
         return
-    if "narrowfuzz" not in sys.modules:  # which may not be installed in this Python
+    if "narrowfuzz_watch" not in sys.modules:  # which may not be installed in this Python
         origin = str(_PACKAGE / "__init__.py")
         spec = importlib.util.spec_from_file_location(
-            "narrowfuzz", origin, submodule_search_locations=[str(_PACKAGE)]
+            "narrowfuzz_watch", origin, submodule_search_locations=[str(_PACKAGE)]
         )
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules["narrowfuzz"] = module
+        sys.modules["narrowfuzz_watch"] = module
         spec.loader.exec_module(module)
-    from narrowfuzz.watch.inside import begin_process
-    from narrowfuzz.watch.removed import remove
+    from narrowfuzz_watch.inside import begin_process
+    from narrowfuzz_watch.removed import remove
 
     if what := os.environ.get("NARROWFUZZ_WATCH_REMOVE"):
         remove(what)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from narrowfuzz.watch import REMOVE
+from narrowfuzz_watch import REMOVE
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from narrowfuzz.watch import screen
-from narrowfuzz.watch.observer import Observer
-from narrowfuzz.watch.operators import Operator, tensors
-from narrowfuzz.watch.recorder import kept
+from narrowfuzz_watch import screen
+from narrowfuzz_watch.observer import Observer
+from narrowfuzz_watch.operators import Operator, tensors
+from narrowfuzz_watch.recorder import kept
 
 #: What every rank of the group gets alike.
 _REPLICATES = ("allreduce", "all_reduce", "allgather", "all_gather", "broadcast")

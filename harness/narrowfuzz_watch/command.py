@@ -19,15 +19,16 @@ from types import FrameType
 
 import msgspec
 
-from narrowfuzz.ledger.exits import CLEAN, FOUND
-from narrowfuzz.trace.address import At
-from narrowfuzz.watch import FOLDER, FULL
-from narrowfuzz.watch.against import alike, apart
-from narrowfuzz.watch.read import RECORDS, prepared, read, reported, write
-from narrowfuzz.watch.records import Cause, FirstBad, Report, Rerun
-from narrowfuzz.watch.removals import REMOVALS, UNCHANGED, Change, variant
-from narrowfuzz.watch.words import lines, more_times, place
+from narrowfuzz_watch import FOLDER, FULL
+from narrowfuzz_watch.address import At
+from narrowfuzz_watch.against import alike, apart
+from narrowfuzz_watch.read import RECORDS, prepared, read, reported, write
+from narrowfuzz_watch.records import Cause, FirstBad, Report, Rerun
+from narrowfuzz_watch.removals import REMOVALS, UNCHANGED, Change, variant
+from narrowfuzz_watch.words import lines, more_times, place
 
+#: Exit codes: of a command that went well, and where ``--fail`` finds something.
+CLEAN, FOUND = 0, 1
 _SITE = Path(__file__).resolve().parent / "site"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from narrowfuzz.watch.records import Collective, Rank, Vote
+from narrowfuzz_watch.records import Collective, Rank, Vote
 
 
 def votes(records: Sequence[Rank], before: int | None) -> tuple[Vote, ...]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from narrowfuzz.watch import screen
-from narrowfuzz.watch.again import Again, again, readable, results
-from narrowfuzz.watch.operators import NO_NUMBERS, Operator, has_infinite_scalar, tensors
-from narrowfuzz.watch.place import Place
-from narrowfuzz.watch.recorder import Recorder
-from narrowfuzz.watch.scratch import Scratch
-from narrowfuzz.watch.screen import State
+from narrowfuzz_watch import screen
+from narrowfuzz_watch.again import Again, again, readable, results
+from narrowfuzz_watch.operators import NO_NUMBERS, Operator, has_infinite_scalar, tensors
+from narrowfuzz_watch.place import Place
+from narrowfuzz_watch.recorder import Recorder
+from narrowfuzz_watch.scratch import Scratch
+from narrowfuzz_watch.screen import State
 
 #: What an operator writes over is kept until it has been looked at, up to so many bytes.
 _KEPT_BYTES = 4 << 20

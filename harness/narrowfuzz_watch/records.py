@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from narrowfuzz.trace.address import At
+from narrowfuzz_watch.address import At
 
 Bad = Literal["ok", "huge", "inf", "nan"]
 #: made: all operands were ordinary. given: it came in with an operand, and no operator that was

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from narrowfuzz.recipe.content import new_folder
-from narrowfuzz.watch.against import divergence
-from narrowfuzz.watch.merge import first_bad, first_nan
-from narrowfuzz.watch.records import (
+from narrowfuzz_watch.against import divergence
+from narrowfuzz_watch.folder import new_folder
+from narrowfuzz_watch.merge import first_bad, first_nan
+from narrowfuzz_watch.records import (
     Collective,
     Event,
     Held,
@@ -27,7 +27,7 @@ from narrowfuzz.watch.records import (
     Scaler,
     Tally,
 )
-from narrowfuzz.watch.votes import stuck, votes
+from narrowfuzz_watch.votes import stuck, votes
 
 #: In a run's folder: what each rank has written, and the report.
 RECORDS, REPORT = "ranks", "first_bad.json"

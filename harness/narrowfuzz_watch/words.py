@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from narrowfuzz.trace.address import At
-from narrowfuzz.watch.records import Consequence, FirstBad, Report, Tensor, Vote
+from narrowfuzz_watch.address import At
+from narrowfuzz_watch.records import Consequence, FirstBad, Report, Tensor, Vote
 
 _BAD = {"nan": "NaN", "inf": "infinity", "huge": "huge number", "differs": "difference"}
 

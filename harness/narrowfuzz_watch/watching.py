@@ -14,12 +14,12 @@ from torch._C._dynamo.eval_frame import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from narrowfuzz.watch import screen
-from narrowfuzz.watch.collectives import Collectives
-from narrowfuzz.watch.observer import Observer
-from narrowfuzz.watch.operators import NO_NUMBERS, operator, read_by
-from narrowfuzz.watch.recorder import Recorder, kept
-from narrowfuzz.watch.replicas import local, replicated
+from narrowfuzz_watch import screen
+from narrowfuzz_watch.collectives import Collectives
+from narrowfuzz_watch.observer import Observer
+from narrowfuzz_watch.operators import NO_NUMBERS, operator, read_by
+from narrowfuzz_watch.recorder import Recorder, kept
+from narrowfuzz_watch.replicas import local, replicated
 
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _OPAQUE = torch._C._disabled_torch_dispatch_impl

@@ -14,8 +14,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from narrowfuzz.watch.collectives import Collectives, see_python_groups
-from narrowfuzz.watch.watching import Watching
+from narrowfuzz_watch.collectives import Collectives, see_python_groups
+from narrowfuzz_watch.watching import Watching
 
 _THREAD = threading.local()
 _LOCK = threading.Lock()
