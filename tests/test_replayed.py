@@ -320,7 +320,7 @@ def run(*options: str) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_quick_replays_are_as_recorded() -> None:
     run("--quick")
 
