@@ -45,6 +45,7 @@ from narrowfuzz.trace.snapshots import CastSeen, ProductSeen
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
+from narrowfuzz.triage.prove import proven
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
@@ -172,6 +173,21 @@ def test_a_script_trains_first_what_ran_before(tmp_path: Path) -> None:
         assert run_here(script, tmp_path) == 1
     assert run_here(script, tmp_path) == 0
     assert script.count("\nnoted(") == 2 and script.count("\nspec = ") == 2
+
+
+def test_a_divergence_of_own_layers_is_proven_by_a_script_of_theirs() -> None:
+    case = plain(Open(), Forward(), Close(), Backward(of=(0,)), Step())
+    ran: list[str] = []
+
+    def failing(script: Path, plant: object = None) -> ScriptRun:
+        ran.append(script.read_text())
+        return ScriptRun(1 if plant else 0, "")
+
+    with find_plant(FAULTS, "scale_doubled").plant():
+        tried = judge()
+        verdict = tried.judge(case).causes[0]
+        proof = proven(tried, case, verdict, ("", "scale_doubled"), failing)
+    assert proof.why == "" and "\nrun = noted(" in proof.script and {*ran} == {proof.script}
 
 
 def test_a_script_of_models_that_differ_in_one_field_makes_each_anew() -> None:

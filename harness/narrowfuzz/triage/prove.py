@@ -69,7 +69,7 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     none."""
     device = judge.device.torch
     at, recipe = verdict.at, judge.recipe(case.spec)
-    if not isinstance(recipe, Recipe):
+    if recipe.own_layers:
         evidence = judge.observe_events(case, recipe)
         yield partial(write_library_script, evidence, verdict, recipe, device=device)
         return
