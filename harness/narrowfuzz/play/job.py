@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 #: ("open", how) and ("close",): a region, in high precision under None. ("forward", number, turn,
@@ -141,12 +142,12 @@ class Job:
     layers: Layers | None = None
     layout: Mesh | Resumed | Pipeline | Context | None = None
 
-    @property
+    @cached_property
     def happens(self) -> tuple[str, ...]:
         """The kinds of its events."""
         return tuple(dict.fromkeys(event for event, *_ in self.events))
 
-    @property
+    @cached_property
     def modes(self) -> tuple[str, ...]:
         """The modes of its forwards."""
         forwards = (how for event, *how in self.events if event == "forward")

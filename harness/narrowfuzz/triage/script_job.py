@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 #: What a script imports to hand over a record.
@@ -20,7 +21,7 @@ def texts(name: str, record: Any) -> dict[str, str]:
     well."""
     found: dict[str, str] = {}
     names = [f.name for f in fields(record)]
-    names += [n for n, x in vars(type(record)).items() if isinstance(x, property)]
+    names += [n for n, x in vars(type(record)).items() if isinstance(x, property | cached_property)]
     for field in names:
         value, place = getattr(record, field), f"{name}.{field}"
         found |= texts(place, value) if is_dataclass(value) else {place: repr(value)}
