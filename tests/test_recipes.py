@@ -336,5 +336,5 @@ def test_a_recipe_without_pasteable_source_has_no_script(convert: Any) -> None:
     ("fields", "missing"), [({}, "plan and convert"), ({"convert": lambda m, s: m}, "plan")]
 )
 def test_a_recipe_says_what_it_lacks(fields: dict[str, Any], missing: str) -> None:
-    with pytest.raises(ValueError, match=f"'mine' has no {missing}: write it, or subject"):
+    with pytest.raises(ValueError, match=f"'mine' needs {missing}, or subject"):
         Recipe("mine", "mine", "", **fields)

@@ -121,19 +121,19 @@ class Reports:
     #: As of ``triage``.
     unasked: Ledger | None = None
     #: Fingerprint -> report, "" of what is suspected.
-    told: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     def of(self, case: Case, causes: Sequence[Verdict], *, seconds: float, out: Path) -> str:
         """The reports of what a case shows, each after up to ``seconds`` of making it smaller; what
         no script shows is a warning instead."""
         family = self.session.judge.family(case.spec)
         for verdict in causes:
-            if (name := fingerprint(verdict, family)) not in self.told:
-                self.told[name] = self._look_into(case, verdict, seconds, out)
-        texts = [self.told[fingerprint(verdict, family)] for verdict in causes]
+            if (name := fingerprint(verdict, family)) not in self.texts:
+                self.texts[name] = self._report(case, verdict, seconds, out)
+        texts = [self.texts[fingerprint(verdict, family)] for verdict in causes]
         return "\n\n".join(text for text in texts if text)
 
-    def _look_into(self, case: Case, verdict: Verdict, seconds: float, out: Path) -> str:
+    def _report(self, case: Case, verdict: Verdict, seconds: float, out: Path) -> str:
         from narrowfuzz.triage.triage import triage
 
         judge, files = self.session.judge, self.session.options.recipe_files

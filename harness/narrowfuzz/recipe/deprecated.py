@@ -23,7 +23,7 @@ class Deprecated(DeprecationWarning):
 NAMES = {
     "Control": ("plants.older", "narrowfuzz.Plant with legal=True, where `why` is `source`"),
     "Fault": ("plants.older", "narrowfuzz.Plant, where `link` is `source`"),
-    "Stateful": ("recipe.older", "narrowfuzz.Recipe, whose `dtypes` is to be written out"),
+    "Stateful": ("recipe.older", "narrowfuzz.Recipe, with dtypes=('bf16',) if none was given"),
 }
 #: List that a file defines -> what it is called.
 LISTS = {"CONTROLS": "PLANTS", "FAULTS": "PLANTS"}

@@ -197,8 +197,8 @@ class Recipe:
         missing = " and ".join(name for name, out in left_out.items() if out)
         if missing and not self.own_layers:
             raise ValueError(
-                f"recipe {self.name!r} has no {missing}: write it, or subject and carries where it "
-                "brings a library's own layers"
+                f"recipe {self.name!r} needs {missing}, or subject and carries if it brings a "
+                "library's own layers"
             )
 
     @property
