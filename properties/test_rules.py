@@ -48,6 +48,12 @@ def _called_twice(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     return cases(recipes).map(twice)
 
 
+def _models(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
+    """A linear alone is judged as such."""
+    drawn = specs(recipes, linears=False)
+    return st.builds(lambda spec, data: Case(spec=spec, data=data), drawn, data_specs())
+
+
 def _with_a_bias(recipes: Sequence[Any]) -> st.SearchStrategy[Case]:
     def biased(case: Case) -> Case:
         return msgspec.structs.replace(case, spec=msgspec.structs.replace(case.spec, bias=True))
@@ -115,6 +121,8 @@ PROPERTIES = (
              _with_a_bias, compiled=("O16",), needs=lambda spec: spec.bias),
     Property("gradient sum", "a parameter's gradient is the sum over the calls of its layer",
              ("O21",), _called_twice),
+    Property("operators", "a call of an operator returns what float64 does, within its bound",
+             ("O25",), _models),
     Property("microbatches", "gradients of several microbatches are added, one by one", ("R23",),
              _called_twice),
     Property("training", "evaluations, reloads, waiting and kept graphs change nothing",

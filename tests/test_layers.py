@@ -22,14 +22,14 @@ HEAVY = ("torch", "numpy", "hypothesis", "torchao")
 OURS = {"narrowfuzz", "narrowfuzz_watch", "te_on_cpu"}
 #: Every package, in order: each may import those before it, and no other.
 ORDER = (
-    "te_on_cpu", "narrowfuzz_watch", "numerics", "play", "models", "case", "trace", "rules",
-    "machine", "recipe", "watch", "draw", "arms", "ledger", "judge", "own_models", "plants",
-    "triage", "report", "campaign", "power", "cli", "plugin", "__main__",
+    "te_on_cpu", "narrowfuzz_watch", "numerics", "play", "models", "case", "trace", "operators",
+    "rules", "machine", "recipe", "watch", "draw", "arms", "ledger", "judge", "own_models",
+    "plants", "triage", "report", "campaign", "power", "cli", "plugin", "__main__",
 )  # fmt: skip
 #: What imports less than the order allows: scripts and users' processes take it as it is, and what
 #: runs a case knows no rule and draws nothing.
 ALONE = {
-    "arms": {"numerics", "play", "models", "case", "trace", "machine", "recipe"},
+    "arms": {"numerics", "play", "models", "case", "trace", "operators", "machine", "recipe"},
     "te_on_cpu": set(),
     "narrowfuzz_watch": set(),
     "numerics": set(),
@@ -117,7 +117,7 @@ def test_every_package_has_a_place_in_the_order() -> None:
     assert {name for module in MODULES for name in [package_of(module)] if name} == {*ORDER}
 
 
-@pytest.mark.parametrize("package", ["numerics", "case", "trace", "rules", "draw"])
+@pytest.mark.parametrize("package", ["numerics", "case", "trace", "operators", "rules", "draw"])
 def test_rules_and_data_never_import_torch(package: str) -> None:
     assert not [m for m in of(package) if {"torch", "torchao"} & libraries(m)]
 

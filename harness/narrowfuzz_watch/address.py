@@ -20,10 +20,11 @@ import msgspec
 #: tensor: all of an operand, by its checksum. significand: of a code, without its exponent.
 #: attention: an argument of an attention kernel. state: scale and window of a slot. pending: what a
 #: library set aside. error: how a run ended. module: what a conversion made of a model.
-#: function: an argument of an autograd.Function.
+#: function: an argument of an autograd.Function. operator: a result of a call of an operator of
+#: torch, ``call`` being that operator's how many-th in the run.
 What = Literal[
     "result", "codes", "scale", "amax", "values", "significand", "source", "tensor", "product",
-    "attention", "state", "cast", "pending", "error", "module", "function",
+    "attention", "state", "cast", "pending", "error", "module", "function", "operator",
 ]  # fmt: skip
 AtPhase = Literal["", "convert", "forward", "recompute", "backward", "collective", "optimizer"]
 Side = Literal["", "a", "b"]

@@ -17,7 +17,7 @@ from narrowfuzz.play.check import statistics
 from narrowfuzz.play.taps import Attended
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.kernels import MULTIPLIES, check_kernels, check_weight_copies
+from narrowfuzz.rules.kernels import CALLS, check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences, layer_spec, layer_tensors
 from narrowfuzz.rules.recompute import (
     check_checkpoint,
@@ -168,10 +168,10 @@ class TestKernels:
         assert not found(check_kernels, evidence_of({"eager": trace, "eager+checkpoint": trace}))
 
     def test_with_a_focus_some_of_many_are_judged_without_one_all(self) -> None:
-        many = [multiplied(seed=i) for i in range(2 * MULTIPLIES)]
+        many = [multiplied(seed=i) for i in range(2 * CALLS)]
         many[-1] = off_by(many[-1], 1.0)
         bad = [any(v.status == "diverged" for v in self.judge(*many, focus=f)) for f in range(12)]
-        assert sum(bad) == MULTIPLIES
+        assert sum(bad) == CALLS
         assert len(self.judge(*many)) == len(many)
 
 

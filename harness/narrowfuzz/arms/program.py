@@ -23,6 +23,7 @@ from narrowfuzz.arms.frames import in_libraries, module_of
 from narrowfuzz.arms.jobs import GRADIENTS, job_of, named
 from narrowfuzz.arms.layers import calls_of, layers_of
 from narrowfuzz.arms.lost import out_of_memory, raise_if_lost
+from narrowfuzz.arms.operators import Called, OperatorWatch, operators_of
 from narrowfuzz.arms.sites import name_sites
 from narrowfuzz.arms.taps import CompiledTap, attention_of, multiplied_of, seen_of, tapped_backend
 from narrowfuzz.arms.tensors import as_rows, fp32_array
@@ -40,7 +41,7 @@ from narrowfuzz.play.job import Compile, Event, Job, Taps
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
 from narrowfuzz.play.running import Running
-from narrowfuzz.play.taps import Attended, AttentionWatch, Product
+from narrowfuzz.play.taps import Attended, Product
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
 from narrowfuzz.trace.trace import ErrorPhase, RunError, Trace, message_of
 
@@ -151,12 +152,13 @@ class Program:
 @dataclass(frozen=True)
 class _Left:
     """What a run has left: results by name, calls of layers, GEMMs as a tap emits them, attention
-    kernels and products of compiled code; live tensors, or on the host."""
+    kernels, calls of operators and products of compiled code; live tensors, or on the host."""
 
     results: dict[str, torch.Tensor]
     calls: list[Call]
     gemms: list[tuple[Any, ...]]
     attention: list[Attended]
+    operators: list[Called]
     products: list[Product]
 
 
@@ -188,12 +190,15 @@ class _Run:
         self.seen: list[tuple[Any, ...]] = []
         self.forward_count, self.forward = 0, 0
         self.layers: LayerWatch | None = None
-        #: Watching attention means watching every operator: not worth it on every draw.
-        attends = program.description.attends and (focus is None or focus % 4 == 0)
         self.running = Running()
-        self.watch = AttentionWatch(self.running) if attends and not self.arm.compiler else None
+        self.watch: OperatorWatch | None = None
         if tap and not self.arm.compiler and not spec.direct:
             self.layers = LayerWatch(self.training)
+            # a mode is called for every kernel: not worth it on every draw, nor on an arm that
+            # runs the kernels of another again
+            again = bool(self.arm.checkpoint) and not program.description.attends
+            if not again and (focus is None or focus % 4 == 0):
+                self.watch = OperatorWatch(self.running)
 
     def trace(self) -> Trace:
         program = self.program
@@ -232,6 +237,7 @@ class _Run:
             self.layers.calls if self.layers is not None else [],
             self.seen,
             watch.attention,
+            watch.operators,
             program._tap.watch.products,
         )
         if program.device != "cpu":
@@ -273,7 +279,7 @@ class _Run:
         """The trace of what a run has left."""
         program, spec = self.program, self.spec
         outputs = {_result(spec, name): self._array(name, t) for name, t in left.results.items()}
-        attention = attention_of(left.attention)
+        attention, called = attention_of(left.attention), operators_of(left.operators)
         plan, census = self.plan, program._census
         if self.layers is not None:
             shared = frozenset((*program._shared, *program._shared.values()))
@@ -282,12 +288,16 @@ class _Run:
             calls = calls_of(
                 left.calls, plan, shared, rounds, inverse=program.recipe.inverse_scales
             )
-            return Trace(self.arm.name, outputs, calls=calls, attention=attention, census=census)
+            return Trace(
+                self.arm.name, outputs, calls=calls, attention=attention, operators=called,
+                census=census,
+            )  # fmt: skip
         multiplied = multiplied_of(left.products)
         if not self.tap or not plan.quantised or not spec.direct:
             return Trace(
-                self.arm.name, outputs, multiplied=multiplied, attention=attention, census=census
-            )
+                self.arm.name, outputs, multiplied=multiplied, attention=attention,
+                operators=called, census=census,
+            )  # fmt: skip
         seen = [seen_of(gemm, inverse=program.recipe.inverse_scales) for gemm in left.gemms]
         if self.arm.compiler:
             seen = [(m.a, m.b) for m in multiplied]

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from narrowfuzz.arms.operators import GraphWatch
 from narrowfuzz.arms.tensors import DTYPE_NAME, fp8_codes, fp32_array
 from narrowfuzz.machine import isa as vectors
 from narrowfuzz.numerics.two_level import TWO_LEVEL
-from narrowfuzz.play.taps import Attended, KernelWatch, Product, let_rng_pass
+from narrowfuzz.play.taps import Attended, Product, let_rng_pass
 from narrowfuzz.trace.trace import AttentionCall, Multiplied, Seen
 
 _FP8 = {torch.float8_e4m3fn: "e4m3fn", torch.float8_e5m2: "e5m2"}
@@ -81,13 +82,13 @@ class CompiledTap:
     """Switch and store of one program's compiled artefacts."""
 
     def __init__(self) -> None:
-        self.watch = KernelWatch()
+        self.watch = GraphWatch()
         self._on = False
         self.calls = 0
 
     @contextmanager
     def recording(self, on: bool) -> Iterator[None]:
-        self.watch, self._on, self.calls = KernelWatch(), on, 0
+        self.watch, self._on, self.calls = GraphWatch(), on, 0
         _recording.append(self)
         try:
             yield
@@ -109,7 +110,7 @@ def tapped_backend(compiler: str, tap: CompiledTap, memory_budget: float) -> Any
     """The torch.compile backend of that name, with ``tap`` inside every artefact it makes."""
     from torch._functorch import config as functorch_config
 
-    let_rng_pass()
+    let_rng_pass(GraphWatch)
     if compiler == "inductor":
         _watch_inductor()
         vectors.ask()

@@ -18,3 +18,12 @@ def unpacked(shapes: Mapping[str, tuple[int, ...]], text: str) -> dict[str, torc
         size = math.prod(shape)
         tensors[name], flat = flat[:size].reshape(shape), flat[size:]
     return tensors
+
+
+def laid(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The same values in this layout; a step of 0 repeats one of them along its dimension."""
+    shape = t.shape
+    for dim, step in enumerate(strides):
+        t = t.narrow(dim, 0, 1) if step == 0 and shape[dim] else t
+    held = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
+    return held.copy_(t).expand(shape)

@@ -219,8 +219,9 @@ def inside(watch: TorchDispatchMode, *, compiler: str) -> Iterator[None]:
 
 
 @cache
-def let_rng_pass() -> None:
-    """Under a mode, torch's operators around recomputed random ones need a rule: run inside it."""
+def let_rng_pass(watch: type = KernelWatch) -> None:
+    """Under a mode, torch's operators around recomputed random ones need a rule for its class: run
+    inside it."""
     from torch._prims import rng_prims
 
     def ruled(operator: Any) -> None:
@@ -231,7 +232,7 @@ def let_rng_pass() -> None:
             with mode:
                 return plain(*args, **kwargs)
 
-        operator.py_impl(KernelWatch)(run)
+        operator.py_impl(watch)(run)
 
     ruled(rng_prims.run_and_save_rng_state)
     ruled(rng_prims.run_with_rng_state)

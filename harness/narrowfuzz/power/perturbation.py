@@ -21,6 +21,7 @@ from narrowfuzz.trace.trace import (
     Derivative,
     LayerCall,
     Multiplied,
+    OperatorCall,
     RunError,
     Seen,
     SiteTrace,
@@ -198,6 +199,18 @@ def statistics(numbers: Numbers, *names: str) -> Falsified:
 
         calls = tuple(changed(call) for call in trace.attention)
         return _changed(trace, attention=calls)
+
+    return falsified
+
+
+def operators(numbers: Numbers) -> Falsified:
+    """What calls of operators returned."""
+
+    def falsified(trace: Trace, plan: Plan) -> Trace | None:
+        def changed(call: OperatorCall) -> OperatorCall:
+            return replace(call, outputs={n: numbers.change(x) for n, x in call.outputs.items()})
+
+        return _changed(trace, operators=tuple(map(changed, trace.operators)))
 
     return falsified
 

@@ -15,6 +15,7 @@ from narrowfuzz.power.perturbation import (
     of_rerun,
     of_trace,
     operands,
+    operators,
     outputs,
     raised,
     recomputed,
@@ -62,6 +63,7 @@ FALSIFIES: dict[Reads, tuple[Perturbation, ...]] = {
         for name in ("lse", "out", "q", "k", "v")
         for perturbation in _each(f"attention's {name}", statistics, NUMBERS, name)
     ),
+    "operators": _each("operators' results", operators, NUMBERS),
     "derivatives": tuple(map(of_derivatives, NUMBERS)),
     "results again": _each("results again", outputs, NUMBERS, made=of_rerun),
     "operands again": _each("operands again", operands, CODES, made=of_rerun),

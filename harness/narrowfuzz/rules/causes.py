@@ -32,6 +32,8 @@ def explained(
                 return root
         if root.at.layer != verdict.at.layer and rules[root.oracle].scope == "layer":
             continue
+        if root.at.what == "operator" and _gave(root, verdict) and root.oracle in upstream:
+            return root
         # a dequantised operand shows a wrong code or scale too, but cannot tell which it was
         symptoms = {verdict.symptom} if verdict.symptom != LEVEL_B else {root.symptom}
         same = root.oracle == verdict.oracle and root.symptom in symptoms
@@ -40,6 +42,13 @@ def explained(
         if root.oracle == "contract" and root.arm == verdict.arm and root.status == "crashed":
             return root
     return None
+
+
+def _gave(call: Verdict, verdict: Verdict) -> bool:
+    """May what an operator's ``call`` gave wrongly have made this, on the same arm? One that is
+    known explains no more than the layer that it is in."""
+    inside = bool(call.at.layer) and call.at.layer == verdict.at.layer
+    return call.arm == verdict.arm and (inside or call.status != "known")
 
 
 def _beneath(root: Verdict, verdict: Verdict) -> bool:

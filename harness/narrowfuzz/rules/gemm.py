@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from narrowfuzz.numerics import bounds
-from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import BF16, F32, F64, FORMATS, Format, round_to
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
+from narrowfuzz.operators.row_sum import summed
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.reference import Reference
 from narrowfuzz.rules.rule import first, number, plain
@@ -81,13 +81,13 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
         if trace.error is not None or got is None or grad is None:
             yield plain("O16", arm, "grad_bias", "not_applicable")
             continue
-        centre, radius, (lo, hi), risky = bias_gradient(grad, FORMATS[evidence.spec.dtype])
-        if got.size and risky.all():
+        may = summed(grad.astype(np.float64), (0,), FORMATS[evidence.spec.dtype])
+        if got.size and may.unknown.all():
             yield plain("O16", arm, "grad_bias", "inconclusive", "every sum may overflow")
             continue
-        bad = ~(bounds.contains(lo, hi, got) | risky)
+        bad = ~(bounds.contains(may.lo, may.hi, got) | may.unknown)
         if not bad.any():
-            told = (bounds.excludes_zero(lo, hi) & ~risky).any()
+            told = (bounds.excludes_zero(may.lo, may.hi) & ~may.unknown).any()
             status: Status = "ok" if told else "inconclusive"
             yield plain("O16", arm, "grad_bias", status, "" if told else NOTHING)
             continue
@@ -98,21 +98,10 @@ def check_bias_gradient(evidence: Evidence) -> Iterator[Verdict]:
         at = first(bad)
         yield Verdict(
             "O16", arm, "grad_bias", "diverged", _symptom(got, at),
-            At(name="grad_bias", index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
-            factor=abs(float(got[at]) - float(centre[at])) / float(radius[at]),
+            At(name="grad_bias", index=at), number(got[at]),
+            Within(bits(may.lo[at]), bits(may.hi[at])),
+            factor=abs(float(got[at]) - float(may.centre[at])) / float(may.radius[at]),
         )  # fmt: skip
-
-
-def bias_gradient(grad: F32, fmt: Format) -> tuple[F64, F64, F64, Any]:
-    """The sums of the output gradients, how far fp32 may be from them, the interval of what is then
-    rounded to ``fmt``, and where a sum may overflow."""
-    terms = grad.astype(np.float64)
-    with np.errstate(all="ignore"):
-        centre, size = terms.sum(axis=0), np.abs(terms).sum(axis=0)
-        # any order of M - 1 fp32 additions (Higham 4.2), then one rounding to the layer's dtype
-        radius = gamma(max(1, len(terms) - 1)) * size + 2.0**-126
-        ends = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
-    return centre, radius, ends, ~(size < fmt.max * 0.5)
 
 
 def _summed_codes(evidence: Evidence, trace: Trace, got: F32) -> NDArray[np.bool_]:
@@ -127,9 +116,8 @@ def _summed_codes(evidence: Evidence, trace: Trace, got: F32) -> NDArray[np.bool
         if multiplied is None:
             return nowhere
         multiplied = multiplied.T
-    cast = round_to(multiplied, fmt, overflow="ieee").astype(np.float32)
-    _, _, (lo, hi), risky = bias_gradient(cast, fmt)
-    return bounds.contains(lo, hi, got) | risky
+    may = summed(round_to(multiplied, fmt, overflow="ieee"), (0,), fmt)
+    return bounds.contains(may.lo, may.hi, got) | may.unknown
 
 
 def check_layer(evidence: Evidence) -> Iterator[Verdict]:

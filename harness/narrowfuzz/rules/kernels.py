@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -28,8 +29,9 @@ from narrowfuzz.trace.expect import Within, bits
 from narrowfuzz.trace.trace import Multiplied, Seen, Trace
 from narrowfuzz.trace.verdict import Verdict
 
-#: Multiplies judged per arm and case where one has a focus.
-MULTIPLIES = 6
+T = TypeVar("T")
+#: Calls judged per arm and case where one has a focus.
+CALLS = 6
 #: Weights of which a quantised copy is judged, per arm and case.
 COPIES = 2
 #: The symptom of a product that leaves its bound.
@@ -47,7 +49,7 @@ def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in _compiled(evidence):
         if not trace.multiplied:
             yield plain("O5", arm, "output", "inconclusive", "no kernel was seen to multiply")
-        for one in _some(trace.multiplied, evidence.focus):
+        for one in some(trace.multiplied, evidence.focus):
             yield _multiply(evidence.accumulators, arm, one)
 
 
@@ -57,11 +59,12 @@ def _compiled(evidence: Evidence) -> Iterator[tuple[str, Trace]]:
             yield arm, trace
 
 
-def _some(items: tuple[Multiplied, ...], focus: int | None) -> tuple[Multiplied, ...]:
+def some(items: tuple[T, ...], focus: int | None) -> tuple[T, ...]:
+    """A few of an arm's calls, other ones with another focus; all of them where it has none."""
     if focus is None:
         return items
     start = focus % max(1, len(items))
-    return (items[start:] + items[:start])[:MULTIPLIES]
+    return (items[start:] + items[:start])[:CALLS]
 
 
 def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
@@ -155,7 +158,7 @@ def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
     for arm, trace in _compiled(evidence):
         forward = tuple(m for m in trace.multiplied if m.phase == "forward")
         judged = 0
-        for one in _some(forward, evidence.focus):
+        for one in some(forward, evidence.focus):
             verdicts = list(_weight(evidence, arm, one.b))
             yield from verdicts
             judged += any(v.status in ("ok", "diverged") for v in verdicts)

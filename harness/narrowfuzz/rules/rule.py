@@ -22,12 +22,12 @@ Check = Callable[[Any], Iterator[Verdict]]
 #: whether they are finite or NaN, the bias gradient; what multiplies saw; `again` is the same in a
 #: run that it asks for; of a schedule casts, formats of products, state, what is set aside, and the
 #: run among the remains of others, and results and state on ranks; what backwards of a user's
-#: own Functions give.
+#: own Functions give; what calls of operators return.
 Reads = Literal[
     "run", "conversion", "results", "finite", "nan", "bias gradient", "operands", "scales", "amax",
     "second copies", "recomputed", "statistics", "results again", "operands again", "scales again",
     "casts", "formats", "states", "kept state", "pending", "company",
-    "results on ranks", "states on ranks", "derivatives",
+    "results on ranks", "states on ranks", "derivatives", "operators",
 ]  # fmt: skip
 
 

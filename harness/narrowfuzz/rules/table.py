@@ -29,6 +29,7 @@ from narrowfuzz.rules.library.casts import check_casts
 from narrowfuzz.rules.library.contract import check_balance
 from narrowfuzz.rules.library.precision import check_precision
 from narrowfuzz.rules.library.ranks import check_alone, check_shared
+from narrowfuzz.rules.operators import check_operators
 from narrowfuzz.rules.own_backward import check_own_backward
 from narrowfuzz.rules.own_functions import check_own_functions
 from narrowfuzz.rules.quantiser import check_amax, check_cast, check_scale
@@ -92,7 +93,7 @@ _RECOMPUTED = _START | {"O13"}
 _MULTIPLY = _QUANTISER | {"O5", "O15"}
 _SEEN = _MULTIPLY | {"O11", "O13"}
 _LAYER = _SEEN | {"O6"}
-_WHOLE = _LAYER | {"O7", "O10", "O12", "O16", "O18", "O21", "O23"}
+_WHOLE = _LAYER | {"O7", "O10", "O12", "O16", "O18", "O21", "O23", "O25"}
 #: A result that is wrong by itself is not also wrong by comparison. A relation that looks at codes,
 #: then at results, is among its own consequences.
 _ARRANGED = _LAYER | {"O7", "O10", "O23"}
@@ -220,7 +221,23 @@ RULES: tuple[Rule, ...] = (
     seen(
         "O23", "ladder-equal", "ladder data; how the multiply adds is known", check_ladder, _LAYER
     ),
-    bound("O16", "bias gradient", "no sum can overflow", check_bias_gradient, _SEEN, _BIAS),
+    bound(
+        "O25",
+        "operator-bound",
+        "a call of an operator is seen",
+        check_operators,
+        _START | {"O13"},
+        ("operators",),
+        scope="case",
+    ),
+    bound(
+        "O16",
+        "bias gradient",
+        "no sum can overflow",
+        check_bias_gradient,
+        _SEEN | {"O25"},
+        _BIAS,
+    ),
     bound(
         "O21",
         "gradient-sum",

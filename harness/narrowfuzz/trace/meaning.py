@@ -368,6 +368,8 @@ def located(at: At) -> str:
     elif at.what in ("result", "product"):
         name = at.name.partition("@")[0]
         value = f"the {_result('gradient' if name.endswith('.grad') else name, at)}"
+    elif at.what == "operator":
+        value = f"the result of {at.name}"
     else:
         value = " ".join(filter(None, (at.what, at.name)))
     value += f" at {list(at.index)}" * _pointed(at, None)

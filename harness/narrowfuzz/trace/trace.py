@@ -160,6 +160,27 @@ class AttentionCall:
 
 
 @dataclass(frozen=True)
+class OperatorCall:
+    """One call of an operator: what it was given and what it returned, float32 carrying their
+    dtypes (fp32, bf16 or fp16)."""
+
+    operator: str
+    phase: Phase
+    #: This operator's how many-th call in the run.
+    index: int
+    tensors: Mapping[str, F32]
+    outputs: Mapping[str, F32]
+    #: Of both, by name.
+    dtypes: Mapping[str, str]
+    #: How the tensors lay in memory, by name: steps between elements along each dimension.
+    strides: Mapping[str, tuple[int, ...]]
+    #: Everything else that the results depend on.
+    settings: Mapping[str, Any]
+    #: The module that called it, "" where none is known.
+    module: str = ""
+
+
+@dataclass(frozen=True)
 class Derivative:
     """One argument of one ``autograd.Function`` of a user's: the slope of its forward in float64,
     by finite differences with their error, and what its backward gives, along one direction."""
@@ -296,6 +317,8 @@ class Trace:
     #: What compiled artefacts multiplied.
     multiplied: tuple[Multiplied, ...] = ()
     attention: tuple[AttentionCall, ...] = ()
+    #: Calls of operators that are judged by themselves, in every fourth run or so.
+    operators: tuple[OperatorCall, ...] = ()
     error: RunError | None = None
     #: Why operands could not be seen or counted although the arm should expose them.
     unobserved: str = ""

@@ -10,8 +10,11 @@ import numpy as np
 
 from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.numerics.plan import ROLES, Role
+from narrowfuzz.operators import BY_NAME as OPERATORS
+from narrowfuzz.operators.operator import Expected
+from narrowfuzz.operators.row_sum import summed
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.gemm import bias_gradient, centre_and_radius, interval, observed
+from narrowfuzz.rules.gemm import centre_and_radius, interval, observed
 from narrowfuzz.rules.layers import layer_evidences
 from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.expect import Near, Same, read
@@ -108,8 +111,22 @@ def _bias_gradient(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compar
     got, grad = trace.outputs.get("grad_bias"), evidence.tensors.get("grad_output")
     if got is None or grad is None:
         return None
-    middle, radius, ends, skip = bias_gradient(grad, FORMATS[evidence.spec.dtype])
-    return _bounded("grad_bias", "the sum of the output gradients", got, middle, radius, ends, skip)
+    may = summed(grad.astype(np.float64), (0,), FORMATS[evidence.spec.dtype])
+    return _expected("grad_bias", "the sum of the output gradients", got, may)
+
+
+def _operator(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
+    """A result of an operator's call."""
+    for call in trace.operators:
+        if (call.operator, call.index) == (verdict.at.name, verdict.at.call):
+            (name, may), *_ = OPERATORS[call.operator].expected(call).items()
+            return _expected(call.operator, "float64", call.outputs[name], may)
+    return None
+
+
+def _expected(name: str, against: str, got: Any, may: Expected) -> Compared:
+    unsaid = may.unknown | np.isnan(may.lo)
+    return _bounded(name, against, got, may.centre, may.radius, (may.lo, may.hi), unsaid)
 
 
 def _two_runs(evidence: Evidence, trace: Trace, verdict: Verdict) -> Compared | None:
@@ -140,5 +157,5 @@ _OF_LINEARS = frozenset({"O2", "O3", "O4", "O16", *_INTERVALS})
 _BY_RULE: dict[str, Callable[[Evidence, Trace, Verdict], Compared | None]] = {
     **dict.fromkeys(_INTERVALS, _result), **dict.fromkeys(("O2", "O3", "O4"), operand_pair),
     **dict.fromkeys(("O1", "O8", "O12"), _two_runs), "O9": _ratio, "O13": recompute_pair,
-    "O16": _bias_gradient,
+    "O16": _bias_gradient, "O25": _operator,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.severity import LARGE, SMALL
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import Undivided, product
+from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import NATIVE, Evidence
 from narrowfuzz.rules.layers import layer_evidences
@@ -77,6 +78,8 @@ def worst_of(evidence: AnyEvidence, verdict: Verdict) -> Effect:
         return _of_ranks(evidence)
     if verdict.at.what == "function" and evidence.functions is not None:
         return Effect(max((d.off for d in evidence.functions() if d.wrong), default=SMALL))
+    if verdict.at.what == "operator":
+        return _of_operator(evidence, verdict)
     if verdict.at.layer:
         layers = (seen for at, seen in layer_evidences(evidence) if at.layer == verdict.at.layer)
         arm = NATIVE if evidence.native(verdict.arm) else EAGER.name
@@ -110,6 +113,19 @@ def _of_ranks(evidence: Evidence) -> Effect:
             if pieces and (rows or evidence.spec.sharding.together):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(Effect(1.0) if got is None else _excess_of(got, want, want))
+    return _told(_worst(found))
+
+
+def _of_operator(evidence: Evidence, verdict: Verdict) -> Effect:
+    """Of the calls of an operator, against the nearest that they may return."""
+    trace = evidence.traces.get(verdict.arm)
+    found = [Effect()]
+    for call in trace.operators if trace is not None else ():
+        if call.operator == verdict.at.name:
+            for name, may in OPERATORS[call.operator].expected(call).items():
+                got = call.outputs[name]
+                nearest = np.clip(np.nan_to_num(got), may.lo, may.hi)
+                found.append(_excess_of(got, nearest, may.centre, may.unknown))
     return _told(_worst(found))
 
 

@@ -23,6 +23,7 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
 from narrowfuzz.triage.script import write_script
 from narrowfuzz.triage.script_library import write_library_script
+from narrowfuzz.triage.script_operator import call_of, write_operator_script
 from narrowfuzz.triage.script_parts import Tensors
 from narrowfuzz.triage.script_played import write_played_script
 from narrowfuzz.triage.script_sharded import write_sharded_script
@@ -76,6 +77,10 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     if case.spec.sharded:
         tensors = tensors_of(case, recipe)
         yield partial(write_sharded_script, case, verdict, recipe, tensors, device=device)
+        return
+    if at.what == "operator":
+        call = call_of(judge, case, verdict)
+        yield partial(write_operator_script, call, verdict, device)
         return
     # what was handed another tensor was not the layer's doing
     own = at.layer and at.what != "function" and (verdict.oracle != "O13" or at.side)

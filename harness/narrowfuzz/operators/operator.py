@@ -1,0 +1,57 @@
+"""What an operator is: how a call of it is read, and what its results may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.formats import F64
+from narrowfuzz.trace.trace import OperatorCall
+
+
+@dataclass(frozen=True)
+class Read:
+    """A call of a kernel in the operator's words: tensors that go in and come out, live, by name,
+    and everything else that it depends on, as literals."""
+
+    tensors: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one result may be, element by element."""
+
+    #: The result in float64, and how far from it a kernel may be before it rounds to the dtype of
+    #: the result; 0 where the kernel must be exact.
+    centre: F64
+    radius: F64
+    #: Both ends of the interval, rounded to that dtype; NaN where the result must be NaN.
+    lo: F64
+    hi: F64
+    #: Elements of which nothing is known.
+    unknown: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of torch. What is here is all that the rules, the watch and the scripts know."""
+
+    name: str
+    #: The kernels that are calls of it, as the dispatcher names them.
+    kernels: tuple[str, ...]
+    #: The arguments of such a kernel, by their names in its schema, and its result -> the call;
+    #: None where these arguments make it something else.
+    read: Callable[[Mapping[str, Any], Any], Read | None]
+    #: What each result may be, by name. Raises ValueError with the reason where nothing is known.
+    expected: Callable[[OperatorCall], Mapping[str, Expected]]
+    #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings; what
+    #: it gives is the one result.
+    expression: str
+    #: A call of it in words: ``the sum over dim 0 of a [4096, 16] tensor of bf16``.
+    title: Callable[[OperatorCall], str]

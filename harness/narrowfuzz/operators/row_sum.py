@@ -1,0 +1,107 @@
+"""``torch.sum`` over some dimensions: what gives a bias, a norm's weight and anything that was
+broadcast its gradient, and many a loss its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics.accumulator import U32, gamma
+from narrowfuzz.numerics.formats import F64, FORMATS, FP32, Format, round_to
+from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.trace.trace import OperatorCall
+
+#: Sums that may be flushed to zero.
+_FLUSHED = 2.0**-126
+#: The names of dtypes in rules, and in torch.
+_TORCH = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def summed(terms: F64, axes: tuple[int, ...], fmt: Format, *, keepdims: bool = False) -> Expected:
+    """The sums of ``terms`` over ``axes``, added in fp32 in any order and rounded once to ``fmt``.
+
+    Proof. n - 1 rounded additions in any order err by at most gamma_{n-1} of the sum of magnitudes
+    (Higham, "Accuracy and Stability", 4.2); a kernel may flush what is below fp32's normals.
+    Rounding is monotone, so the result lies between the rounded ends. Where the magnitudes add up
+    to half the largest finite number, a sum may overflow on its way.
+    """
+    count = math.prod(terms.shape[axis] for axis in axes)
+    with np.errstate(all="ignore"):
+        centre = terms.sum(axis=axes, keepdims=keepdims)
+        size = np.abs(terms).sum(axis=axes, keepdims=keepdims)
+        radius = gamma(max(1, count - 1)) * size + _FLUSHED
+        lo, hi = round_to(np.stack([centre - radius, centre + radius]), fmt, overflow="ieee")
+    return Expected(centre, radius, lo, hi, ~(size < fmt.max * 0.5))
+
+
+def exact_sums(terms: F64, axes: tuple[int, ...], *, keepdims: bool = False) -> NDArray[np.bool_]:
+    """Where every partial sum is a number of fp32, whatever the order: all terms are multiples of
+    one power of two, and their magnitudes add up to at most 2^24 of it. A sum of n equal powers of
+    two is such a sum."""
+    with np.errstate(all="ignore"):
+        size = np.abs(terms).sum(axis=axes, keepdims=keepdims)
+        unit = np.min(_unit(terms), axis=axes, keepdims=keepdims, initial=np.inf)
+        exact = (size <= unit / U32) & (unit >= _FLUSHED)
+    return np.asarray(exact & (size < FP32.max * 0.5))
+
+
+def _unit(values: F64) -> F64:
+    """The largest power of two that divides each value of fp32; infinity for 0, 0 for what is no
+    number."""
+    mantissa, exponent = np.frexp(values)
+    finite = np.isfinite(values)
+    whole = np.where(finite, np.ldexp(mantissa, 24), 1.0).astype(np.int64)
+    lowest = np.ldexp((whole & -whole).astype(np.float64), exponent - 24)
+    return np.where(finite, np.where(values == 0.0, np.inf, lowest), 0.0)
+
+
+def _read(named: Mapping[str, Any], result: Any) -> Read | None:
+    x, dims = named["self"], named.get("dim")
+    axes = tuple(sorted(d % x.ndim for d in dims)) if dims and x.ndim else tuple(range(x.ndim))
+    settings = {
+        "dim": axes,
+        "keepdim": bool(named.get("keepdim", False)),
+        "dtype": str(result.dtype),
+    }
+    return Read({"input": x}, {"output": result}, settings)
+
+
+def _expected(call: OperatorCall) -> dict[str, Expected]:
+    """In fp32, or exact where every partial sum is. What is not finite comes out as such: a NaN, or
+    infinities of both signs, give NaN, infinities of one sign themselves."""
+    x, axes, keeps = call.tensors["input"], call.settings["dim"], call.settings["keepdim"]
+    given, asked = FORMATS[call.dtypes["input"]], FORMATS[call.dtypes["output"]]
+    terms = x.astype(np.float64)
+    if (
+        asked is not given and asked.bits <= given.bits
+    ):  # asked for a narrower dtype, torch casts before it adds
+        terms = round_to(terms, asked, overflow="ieee")
+    with np.errstate(all="ignore"):
+        plain = summed(np.where(np.isfinite(terms), terms, 0.0), axes, FP32, keepdims=keeps)
+        special = ~np.isfinite(terms).all(axis=axes, keepdims=keeps)
+        centre = np.where(special, terms.sum(axis=axes, keepdims=keeps), plain.centre)
+        exact = special | exact_sums(terms, axes, keepdims=keeps)
+        radius = np.where(exact, 0.0, plain.radius)
+        ends = np.where(special, centre, np.stack([centre - radius, centre + radius]))
+        lo, hi = round_to(ends, asked, overflow="ieee")
+    return {"output": Expected(centre, radius, lo, hi, plain.unknown)}
+
+
+def _title(call: OperatorCall) -> str:
+    shape, axes = list(call.tensors["input"].shape), call.settings["dim"]
+    over = f"dim {', '.join(map(str, axes))}" if len(axes) < len(shape) else "all elements"
+    return f"torch.sum over {over} of a {_TORCH[call.dtypes['input']]} tensor of {shape}"
+
+
+OPERATOR = Operator(
+    name="sum",
+    kernels=("aten::sum", "aten::sum.dim_IntList"),
+    read=_read,
+    expected=_expected,
+    expression="torch.sum(input, dim={dim}, keepdim={keepdim}, dtype={dtype})",
+    title=_title,
+)

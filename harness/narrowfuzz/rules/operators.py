@@ -1,0 +1,112 @@
+"""O25: what a call of an operator returns lies within the proven bound of its float64 reference.
+
+The rule names no operator: what each may return, and what a call of it is, its own file says
+(``narrowfuzz/operators``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.operators.operator import Expected
+from narrowfuzz.rules.evidence import Evidence, identical
+from narrowfuzz.rules.gemm import NOTHING
+from narrowfuzz.rules.kernels import some
+from narrowfuzz.rules.rule import first, number, plain
+from narrowfuzz.trace.address import At
+from narrowfuzz.trace.expect import Is, Within, bits
+from narrowfuzz.trace.trace import OperatorCall, Trace
+from narrowfuzz.trace.verdict import Verdict
+
+NAME = "O25"
+
+
+def check_operators(evidence: Evidence) -> Iterator[Verdict]:
+    """O25 of every arm; where one has a focus, of some of its calls in turn."""
+    for arm, trace in evidence.traces.items():
+        if not trace.operators:
+            yield plain(NAME, arm, "output", "not_applicable", "no call of an operator was seen")
+        for call in some(trace.operators, evidence.focus):
+            yield from judge_call(arm, call, trace)
+
+
+def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iterator[Verdict]:
+    """A verdict on each of its results. What is wrong there is torch's, whatever the recipe."""
+    operator = BY_NAME[call.operator]
+    try:
+        expected = operator.expected(call)
+    except ValueError as error:
+        yield plain(NAME, arm, call.operator, "inconclusive", str(error))
+        return
+    for name, result in expected.items():
+        got = call.outputs[name]
+        bad = ~(within(result, got) | result.unknown)
+        if not bad.any():
+            yield _passed(arm, call.operator, result)
+            continue
+        at = first(bad)
+        # a sum in a module's backward is known by the gradient that it gives
+        layer = call.module or ("" if trace is None else _gives(trace, got))
+        wanted = Within(bits(result.lo[at]), bits(result.hi[at]))
+        yield Verdict(
+            NAME,
+            arm,
+            call.operator,
+            "diverged",
+            _symptom(got, result, at),
+            At(what="operator", name=call.operator, layer=layer, call=call.index,
+               phase=call.phase, index=at),
+            number(got[at]),
+            Is(bits(np.nan)) if np.isnan(result.lo[at]) else wanted,
+            factor=_factor(got, result, at),
+            remark=f"{operator.title(call)} is wrong",
+            unconverted=True,
+        )  # fmt: skip
+
+
+def within(expected: Expected, got: F32) -> NDArray[np.bool_]:
+    """Elements that lie in their interval, or are the NaN that they must be."""
+    nan = np.isnan(got) & np.isnan(expected.lo)
+    return bounds.contains(expected.lo, expected.hi, got) | nan
+
+
+def _passed(arm: str, role: str, expected: Expected) -> Verdict:
+    known = ~expected.unknown
+    if expected.unknown.size and not known.any():
+        return plain(NAME, arm, role, "inconclusive", "every element may overflow on its way")
+    sure = bounds.excludes_zero(expected.lo, expected.hi) | np.isnan(expected.lo)
+    if not (sure & known).any():
+        return plain(NAME, arm, role, "inconclusive", NOTHING)
+    return plain(NAME, arm, role, "ok")
+
+
+def _symptom(got: F32, expected: Expected, at: tuple[int, ...]) -> str:
+    if np.isnan(expected.lo[at]):
+        return "NaN missing"
+    if np.isnan(got[at]):
+        return "NaN from nowhere"
+    return "wrong value" if np.isfinite(got[at]) else "not finite"
+
+
+def _factor(got: F32, expected: Expected, at: tuple[int, ...]) -> float:
+    """How many times the tolerance, rounding included, the result is off."""
+    centre, value = float(expected.centre[at]), float(got[at])
+    allowed = max(float(expected.hi[at]) - centre, centre - float(expected.lo[at]))
+    off = abs(value - centre)
+    return off / allowed if np.isfinite(off) and 0.0 < allowed < np.inf else 0.0
+
+
+def _gives(trace: Trace, result: F32) -> str:
+    """The module whose parameter has this very gradient, "" if there are none or several."""
+    names = {
+        name.rpartition(".grad")[0].rpartition(".")[0]
+        for name, x in trace.outputs.items()
+        if name.endswith(".grad") and identical(x.ravel(), result.ravel())
+    }
+    return names.pop() if len(names) == 1 else ""

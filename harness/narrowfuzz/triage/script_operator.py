@@ -1,0 +1,107 @@
+"""repro.py of one call of an operator: its arguments as literal data, the call, and the element of
+its result that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from narrowfuzz.case.arm import BY_NAME as ARMS
+from narrowfuzz.case.arm import Arm
+from narrowfuzz.case.spec import Case
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.operators import BY_NAME
+from narrowfuzz.play import literal
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.trace.expect import Is, Within, read
+from narrowfuzz.trace.trace import OperatorCall
+from narrowfuzz.trace.verdict import Verdict
+from narrowfuzz.triage.paste import pasted
+from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded, packed
+
+#: Tensors of so many elements are written as numbers that can be read.
+_READABLE = 64
+
+
+def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
+    """The call that the verdict is about. Raises ValueError if it is not made again."""
+    arm: Arm = ARMS[verdict.arm]
+    evidence = judge.observe(case, frozenset({arm.name}), repeat=False)
+    assert isinstance(evidence, Evidence)
+    trace = evidence.traces.get(arm.name)
+    for call in trace.operators if trace is not None else ():
+        if (call.operator, call.index) == (verdict.at.name, verdict.at.call):
+            return call
+    raise ValueError(f"the call of {verdict.at.name} that was wrong is not made again")
+
+
+def write_operator_script(call: OperatorCall, verdict: Verdict, device: str) -> str:
+    """The script's text, for a device as torch calls it."""
+    operator, names = BY_NAME[call.operator], tuple(call.tensors)
+    settings = {name: _text(value) for name, value in call.settings.items()}
+    readable = all(_readable(x) for x in call.tensors.values())
+    tail = "\n".join((
+        *(_numbers(call) if readable else [f"tensors = {packed(call.tensors)}"]),
+        *(f"{name} = {_laid(call, name, device, readable=readable)}" for name in names),
+        f"result = {operator.expression.format(**settings)}",
+        f"got = result{list(verdict.at.index) or ''}.item()",
+        _check(verdict),
+    ))  # fmt: skip
+    used = {"laid"} if any(map(_other_layout, _shapes(call))) else set()
+    used |= set() if readable else {"unpacked"}
+    return guarded(
+        docstring(verdict, operator.title(call)),
+        "import math\nimport torch\ntorch.set_num_threads(1)",
+        pasted(tuple(sorted(used)), (literal,)) if used else "",
+        tail,
+    )
+
+
+def _readable(x: F32) -> bool:
+    return bool(x.size <= _READABLE and np.isfinite(x).all())
+
+
+def _numbers(call: OperatorCall) -> Iterator[str]:
+    for name, x in call.tensors.items():
+        yield f"{name} = torch.tensor({x.tolist()!r})"
+
+
+def _laid(call: OperatorCall, name: str, device: str, *, readable: bool) -> str:
+    """A tensor of its dtype, on its device, in its layout."""
+    values = name if readable else f"tensors[{name!r}]"
+    text = f"{values}.to({device!r}, {TORCH_NAME[call.dtypes[name]]})"
+    strides = call.strides[name]
+    return f"laid({text}, {strides!r})" if _other_layout((call.tensors[name], strides)) else text
+
+
+def _shapes(call: OperatorCall) -> Iterator[tuple[F32, tuple[int, ...]]]:
+    return ((x, call.strides[name]) for name, x in call.tensors.items())
+
+
+def _other_layout(laid: tuple[F32, tuple[int, ...]]) -> bool:
+    """Does it lie in memory otherwise than row by row?"""
+    x, strides = laid
+    rows = np.cumprod((1, *x.shape[:0:-1]))[::-1] if x.ndim else ()
+    return any(n > 1 and s != r for n, s, r in zip(x.shape, strides, rows, strict=True))
+
+
+def _text(value: object) -> str:
+    """A setting as Python has it: a dtype's name is no text."""
+    return value if isinstance(value, str) and value.startswith("torch.") else repr(value)
+
+
+def _check(verdict: Verdict) -> str:
+    expect = verdict.expect
+    if isinstance(expect, Is):
+        holds = "got != got"
+    else:
+        assert isinstance(expect, Within)
+        lo, hi = (f"float.fromhex({end!r})" for end in (expect.lo, expect.hi))
+        same = read(expect.lo) == read(expect.hi)
+        holds = f"got == {lo}" if same else f"{lo} <= got <= {hi}"
+    return (
+        f'print(f"{verdict.located}: expected {expect}, got {{got:.9g}}")\n'
+        f"sys.exit(0 if {holds} else 1)"
+    )

@@ -1,0 +1,142 @@
+"""Sums over rows: torch's kernels are inside the bound, exact sums are exact, wrong ones seen."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from narrowfuzz.arms.operators import OperatorWatch, operators_of
+from narrowfuzz.numerics.formats import FORMATS
+from narrowfuzz.operators.row_sum import OPERATOR, exact_sums, summed
+from narrowfuzz.rules.operators import judge_call, within
+from narrowfuzz.trace.trace import OperatorCall
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+#: Shape, dimensions, and whether they are kept.
+SHAPES: list[tuple[tuple[int, ...], Any, bool]] = [
+    ((33, 7), 0, True), ((4096, 3), 0, False), ((5, 300), 1, False), ((4, 9, 17), (0, 1), False),
+    ((3, 50, 2, 40), (1, 3), True), ((20,), 0, False), ((6, 5), (0, 1), False), ((0, 4), 0, True),
+    ((2, 3, 5), -1, True),
+]  # fmt: skip
+LAYOUTS = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.mT.contiguous().mT if x.ndim > 1 else x,
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+
+
+def call_of(x: torch.Tensor, *args: Any, **kwargs: Any) -> OperatorCall:
+    watch = OperatorWatch()
+    with watch:
+        torch.sum(x, *args, **kwargs)
+    (call,) = operators_of(watch.operators)
+    return call
+
+
+def verdict_of(call: OperatorCall, **outputs: Any) -> Any:
+    call = OperatorCall(**{**vars(call), "outputs": {**call.outputs, **outputs}})
+    (verdict,) = judge_call("eager", call)
+    return verdict
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_bound_holds_for_torch_whatever_the_shape_and_layout(dtype: str, layout: str) -> None:
+    make = torch.Generator().manual_seed(7)
+    for (shape, dim, keeps), spread in itertools.product(SHAPES, (1.0, 1e4)):
+        drawn = torch.randn(shape, generator=make)
+        x = LAYOUTS[layout]((drawn * spread ** torch.rand(shape, generator=make)).to(DTYPES[dtype]))
+        call = call_of(x, dim, keeps)
+        (may,) = OPERATOR.expected(call).values()
+        assert may.lo.shape == call.outputs["output"].shape
+        assert within(may, call.outputs["output"]).all(), (shape, dim)
+        assert not may.unknown.any()
+
+
+@pytest.mark.parametrize("asked", DTYPES)
+def test_a_sum_in_another_dtype_casts_before_it_adds(asked: str) -> None:
+    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(1))
+    for given in DTYPES.values():
+        call = call_of(x.to(given), 0, dtype=DTYPES[asked])
+        assert call.dtypes["output"] == asked and verdict_of(call).status == "ok"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_powers_of_two_add_up_exactly(dtype: str) -> None:
+    x = torch.full((4096, 2), 0.25, dtype=DTYPES[dtype])
+    call = call_of(x, 0)
+    (may,) = OPERATOR.expected(call).values()
+    assert (may.lo == 1024.0).all() and (may.hi == 1024.0).all() and not may.radius.any()
+    verdict = verdict_of(call, output=np.float32([1024.0, 64.0]))  # where bf16 stops
+    assert (verdict.status, verdict.symptom, verdict.at.index) == ("diverged", "wrong value", (1,))
+    assert "of a " in verdict.remark and "[4096, 2]" in verdict.remark
+
+
+def test_sums_are_exact_where_all_terms_have_one_unit_and_not_elsewhere() -> None:
+    columns = {
+        "few units": ([1.0, 2.0, 0.5], True),
+        "the largest": ([2.0**24 - 1, 1.0], True),
+        "beyond": ([2.0**24, 1.0], False),
+        "magnitudes count": ([2.0**23, -(2.0**23), 1.0], False),
+        "zeros": ([0.0, 0.0], True),
+        "no number": ([np.inf, 1.0], False),
+        "subnormal": ([2.0**-130, 2.0**-128], False),
+    }
+    for name, (terms, exact) in columns.items():
+        column = np.asarray(terms)[:, None]
+        assert exact_sums(column, (0,)).tolist() == [exact], name
+
+
+@pytest.mark.parametrize(("terms", "gives"), [
+    ([1.0, np.nan], np.nan), ([np.inf, -np.inf], np.nan), ([np.inf, 1.0], np.inf),
+    ([-np.inf, -np.inf], -np.inf),
+])  # fmt: skip
+def test_what_is_not_finite_comes_out_as_such(terms: list[float], gives: float) -> None:
+    call = call_of(torch.tensor(terms), 0)
+    assert np.array_equal(call.outputs["output"], np.float32(gives), equal_nan=True)
+    assert verdict_of(call).status == "ok" or not np.isnan(gives)
+    wrong = verdict_of(call, output=np.asarray(5.0, np.float32))
+    assert wrong.status == "diverged"
+    assert wrong.symptom == ("NaN missing" if np.isnan(gives) else "wrong value")
+
+
+def test_nan_from_nowhere_and_infinity_are_told_apart() -> None:
+    call = call_of(torch.ones(3, 1), 0)
+    assert verdict_of(call, output=np.float32([np.nan])).symptom == "NaN from nowhere"
+    assert verdict_of(call, output=np.float32([np.inf])).symptom == "not finite"
+
+
+def test_where_a_sum_may_overflow_on_its_way_nothing_is_said() -> None:
+    call = call_of(torch.tensor([[3e38], [3e38], [-3e38]]), 0)
+    verdict = verdict_of(call)
+    assert (verdict.status, verdict.why) == (
+        "inconclusive",
+        "every element may overflow on its way",
+    )
+
+
+def test_zeros_prove_nothing() -> None:
+    assert verdict_of(call_of(torch.zeros(4, 2), 0)).status == "inconclusive"
+
+
+def test_what_is_no_sum_of_these_dtypes_is_not_recorded() -> None:
+    watch = OperatorWatch()
+    with watch:
+        torch.ones(3, dtype=torch.float64).sum(0)
+        torch.ones(3, dtype=torch.int64).sum(0)
+        torch.ones(3).prod(0)
+    assert not watch.operators
+
+
+def test_a_sum_of_too_many_terms_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_of(torch.ones(4, 2), 0)
+
+    def void(*args: Any, **kwargs: Any) -> Any:
+        return summed(np.broadcast_to(np.float64(1.0), (2**24 + 1, 1)), (0,), FORMATS["fp32"])
+
+    monkeypatch.setattr("narrowfuzz.operators.row_sum.summed", void)
+    verdict = verdict_of(call)
+    assert verdict.status == "inconclusive" and "the bound is void" in verdict.why

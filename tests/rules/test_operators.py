@@ -1,0 +1,115 @@
+"""Calls of operators inside models: which are judged, where they are, what they explain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.ledger.ledger import Ledger
+from narrowfuzz.machine.environment import prepare, settle
+from narrowfuzz.operators import BY_KERNEL, BY_NAME
+from narrowfuzz.plants.registry import builtin_faults
+from narrowfuzz.play.literal import laid
+from narrowfuzz.recipe.recipe import load_recipes
+from narrowfuzz.rules import BY_NAME as BY_RULE
+from narrowfuzz.trace.verdict import BAD
+from narrowfuzz.triage.script_operator import call_of, write_operator_script
+from narrowfuzz.triage.verify import run_script
+
+prepare()
+settle()
+
+FAULTS = ("sum-in-narrow-dtype", "sum-drops-last-row")
+
+
+@pytest.fixture(scope="module")
+def recipes() -> dict[str, Any]:
+    return load_recipes()
+
+
+def case_of(model: str, dtype: str = "fp32", seed: int = 0, **more: Any) -> Case:
+    fields = {"m": 33, "k": 64, "n": 64, "heads": 2, "bias": True, **more}
+    spec = Spec(recipe=f"torch.{dtype}", model=model, dtype=dtype, **fields)  # type: ignore[arg-type]
+    return Case(spec=spec, data=DataSpec(seed=seed))
+
+
+def judge_of(recipes: dict[str, Any], *arms: str) -> Judge:
+    return Judge(recipes, Ledger([]), arms=frozenset(arms or ("eager",)))
+
+
+def test_every_operator_is_found_by_its_name_and_kernels() -> None:
+    assert {operator.name for operator in BY_NAME.values()} == {*BY_NAME} >= {"sum"}
+    assert BY_KERNEL["aten::sum.dim_IntList"] is BY_NAME["sum"]
+    assert len(BY_KERNEL) == sum(len(operator.kernels) for operator in BY_NAME.values())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("model", "dtype"), [("llama_block", "bf16"), ("mlp_swiglu", "fp32")])
+def test_a_wrong_sum_is_the_one_cause(
+    recipes: dict[str, Any], fault: str, model: str, dtype: str
+) -> None:
+    case = case_of(model, dtype)
+    clean = judge_of(recipes).judge(case)
+    assert not clean.causes
+    assert any((v.oracle, v.status) == ("O25", "ok") for v in clean.verdicts)
+    with builtin_faults()[fault].plant():
+        (cause,) = judge_of(recipes).judge(case).causes
+    assert (cause.oracle, cause.role, cause.unconverted) == ("O25", "sum", True)
+    assert "torch.sum over dim 0 of a " in cause.sentence()
+
+
+def test_a_sum_in_a_backward_is_known_by_the_gradient_that_it_gives(
+    recipes: dict[str, Any],
+) -> None:
+    evidence: Any = judge_of(recipes).observe(case_of("mlp_swiglu"))
+    with builtin_faults()["sum-drops-last-row"].plant():
+        judgement = judge_of(recipes).judge(case_of("mlp_swiglu"), [BY_RULE["O25"]])
+    layers = {v.at.layer for v in judgement.verdicts if v.status in BAD}
+    assert layers == {"w1", "w2", "w3"}
+    assert {call.phase for call in evidence.traces["eager"].operators} == {"backward"}
+
+
+def test_a_mode_is_entered_on_every_fourth_draw(recipes: dict[str, Any]) -> None:
+    judge = judge_of(recipes)
+    seen = [
+        bool(judge.observe(case_of("mlp_swiglu"), focus=focus).traces["eager"].operators)
+        for focus in range(5)
+    ]
+    assert seen == [True, False, False, False, True]
+
+
+def test_an_aot_eager_graph_calls_sums_too(recipes: dict[str, Any]) -> None:
+    case = case_of("mlp_swiglu", compile="aot_eager")
+    judge = judge_of(recipes, "eager", "aot_eager")
+    judged = judge.judge(case).verdicts
+    assert any((v.oracle, v.arm, v.status) == ("O25", "aot_eager", "ok") for v in judged)
+
+
+@pytest.mark.parametrize("model", ["mlp_swiglu", "llama_block"])
+def test_its_script_is_the_call_alone(recipes: dict[str, Any], tmp_path: Path, model: str) -> None:
+    fault = "sum-drops-last-row"
+    case, judge = case_of(model), judge_of(recipes)
+    with builtin_faults()[fault].plant():
+        (cause,) = judge.judge(case).causes
+        script = write_operator_script(call_of(judge, case, cause), cause, "cpu")
+    (path := tmp_path / "repro.py").write_text(script)
+    assert "narrowfuzz" not in script and len(script.splitlines()) <= 60
+    assert run_script(path, plant=("", fault)).shown
+    clean = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert clean.returncode == 0 and "the result of sum at [0" in clean.stdout
+
+
+def test_a_script_lays_its_tensors_out_as_they_were() -> None:
+    import torch
+
+    x = torch.arange(12.0).reshape(3, 4)
+    for strides in ((4, 1), (1, 3), (0, 1), (8, 2)):
+        again = laid(x[:1].expand(3, 4) if strides[0] == 0 else x, strides)
+        assert again.stride() == strides
+        assert np.array_equal(again, x[:1].expand(3, 4) if strides[0] == 0 else x)
