@@ -273,6 +273,7 @@ def _subject(kind: Kind, device: str) -> Subject:
         listen=_listen,
         policy=functools.partial(_policy, kind),
         load=_load,
+        resizing=frozenset({"quantization", "fp8", "base"}),
         enter=functools.partial(_enter, version=chosen_version()),
     )
 

@@ -14,7 +14,6 @@ from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import load_every, with_layers
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_library import write_library_script
 from narrowfuzz.triage.verify import run_script
@@ -57,7 +56,6 @@ def shown_by(judge: Judge, faulty: Case, cause: Verdict, fault: str) -> list[boo
     """Does its script show it, with the fault and without?"""
     with planted("", fault):
         evidence = judge.observe(faulty)
-    assert isinstance(evidence, LibraryEvidence)
     text = write_library_script(evidence, cause, with_layers(load_every())["te.delayed"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "repro.py"

@@ -22,8 +22,8 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.ledger import STATE_DEVIATIONS
 from narrowfuzz.numerics.delayed import Policy, Slot
 from narrowfuzz.play.library import Cast
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.contract import check_balance
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.recompute import check_recompute
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.rules.state.symptoms import circumstances, unfinished
@@ -76,13 +76,12 @@ def library(events: tuple[Event, ...], **fields: Any) -> Spec:
 
 def evidence(
     events: tuple[Event, ...], moments: list[Moment], arm: str, *deviations: str, **fields: Any
-) -> LibraryEvidence:
+) -> Evidence:
     kind = "reentrant" if arm == REENTRANT else "full"
     spec = library(events, **{"checkpoint": kind, "wraps": "each"} | fields)
-    return LibraryEvidence(
+    return Evidence(
         case=Case(spec=spec, data=DataSpec()),
-        kind="delayed",
-        policy=policy,
+        library=OwnLayers("delayed", policy),
         traces={arm: Trace(arm, moments=tuple(moments))},
         deviations={name: name for name in deviations},
     )

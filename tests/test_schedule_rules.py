@@ -23,8 +23,8 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.ledger.ledger import STATE_DEVIATIONS
 from narrowfuzz.numerics.delayed import Policy, Slot, fresh, resized
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.contract import check_contract
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.library.twins import check_reload
 from narrowfuzz.rules.state.library import Library
 from narrowfuzz.rules.state.machine import check_machine
@@ -83,17 +83,13 @@ def traced(*moments: Moment, **outputs: F32) -> Trace:
     return Trace("eager", outputs, moments=moments)
 
 
-def evidence_of(
-    case: Case, trace: Trace, *deviations: str, other: Trace | None = None
-) -> LibraryEvidence:
+def evidence_of(case: Case, trace: Trace, *deviations: str, other: Trace | None = None) -> Evidence:
     """Of one eager run; ``other`` is what every further run leaves."""
-    return LibraryEvidence(
+    return Evidence(
         case=case,
-        kind="delayed",
-        policy=policy,
         traces={"eager": trace},
         deviations={name: name for name in deviations},
-        run=(lambda spec: other) if other else None,
+        library=OwnLayers("delayed", policy, run=(lambda spec: other) if other else None),
     )
 
 
@@ -321,8 +317,7 @@ def test_a_recipe_that_measures_each_tensor_anew_keeps_no_state(
         trace = traced(*(moment(i, state) for i in range(3)))
         evidence = replace(
             evidence_of(case_of(STEP, "te.current"), trace),
-            kind=kind,
-            policy=lambda settings: None,
+            library=OwnLayers(kind, lambda settings: None),
         )
         (verdict,) = check_machine(evidence)
         assert (verdict.symptom or verdict.status) == want

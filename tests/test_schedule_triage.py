@@ -37,7 +37,8 @@ from narrowfuzz.recipe import delayed
 from narrowfuzz.recipe.delayed_subject import carries
 from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.report.store import Store, load_finding
-from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Formats, Is, MadeBy, Same, bits
@@ -225,10 +226,10 @@ def sample(verdicts: list[Verdict]) -> list[Verdict]:
     return [v for same in by_rule.values() for v in (same[0], same[-1])]
 
 
-def possible(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def possible(evidence: Evidence) -> Iterator[Verdict]:
     """Verdicts that a faulty library could have had, one of each kind."""
     step = next((i for i, e in enumerate(evidence.spec.events) if isinstance(e, Step)), 0)
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         yield Verdict("O19", arm, "state", "diverged", at=At(what="pending", event=step))
         for event, seen in ((m.event, s) for m in trace.moments for s in (*m.casts, *m.products)):
             yield from possible_at(evidence, arm, event, seen)
@@ -245,7 +246,7 @@ def possible(evidence: LibraryEvidence) -> Iterator[Verdict]:
 
 
 def possible_at(
-    evidence: LibraryEvidence, arm: str, event: int, seen: CastSeen | ProductSeen
+    evidence: Evidence, arm: str, event: int, seen: CastSeen | ProductSeen
 ) -> Iterator[Verdict]:
     """What could be wrong with a cast, or with a product in FP8."""
     if isinstance(seen, CastSeen):

@@ -22,7 +22,7 @@ from narrowfuzz.numerics.follow import shared
 from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.causes import explained
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.ranks import as_shared, check_shared
 from narrowfuzz.trace.snapshots import At, CastSeen, Moment, SlotName
 from narrowfuzz.trace.trace import Trace
@@ -93,7 +93,7 @@ def spec(ranks: int = 2, **settings: Any) -> Spec:
     )  # fmt: skip
 
 
-def evidence(updated: tuple[float, float], of: Spec | None = None) -> LibraryEvidence:
+def evidence(updated: tuple[float, float], of: Spec | None = None) -> Evidence:
     """Two ranks that stage 2 and 8, and go on from these maxima."""
 
     def rank(amax: float, taken: float) -> Trace:
@@ -111,11 +111,11 @@ def evidence(updated: tuple[float, float], of: Spec | None = None) -> LibraryEvi
 
     ranks = rank(2.0, updated[0]), rank(8.0, updated[1])
     policy = Policy(2, "max", 0, "e4m3", "e5m2")
-    return LibraryEvidence(
-        case=Case(spec=of or spec(), data=DataSpec()), kind="delayed",
-        policy=lambda settings: policy, traces={}, deviations={},
-        on_ranks={ARM: Trace(ARM, ranks=ranks)},
-    )  # fmt: skip
+    return Evidence(
+        case=Case(spec=of or spec(), data=DataSpec()),
+        traces={ARM: Trace(ARM, ranks=ranks)},
+        library=OwnLayers("delayed", lambda settings: policy),
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from narrowfuzz.case.events import Backward, Event, Forward, Layout, Open
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.rules.library.operands import check_operands
 from narrowfuzz.trace.snapshots import (
     At,
@@ -46,18 +46,16 @@ def evidence_of(
     events: tuple[Event, ...],
     moments: tuple[Moment, ...],
     layout: Layout = "chain",
-) -> LibraryEvidence:
+) -> Evidence:
     """Of one run under a reentrant checkpoint of each layer."""
     spec = Spec(
         recipe=recipe, model="library_linear", events=events, layout=layout,
         checkpoint="reentrant", wraps="each",
     )  # fmt: skip
-    return LibraryEvidence(
+    return Evidence(
         case=Case(spec=spec, data=DataSpec()),
-        kind=kind,
-        policy=lambda settings: None,
         traces={"eager": Trace("eager", moments=moments)},
-        deviations={},
+        library=OwnLayers(kind, lambda settings: None),
     )
 
 

@@ -32,7 +32,7 @@ from narrowfuzz.case.event_data import with_events
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.batch import Drawn, drawn_together
 from narrowfuzz.judge.fold import Judgement, fold
-from narrowfuzz.judge.observe_library import OnRanks, observe_library, traces_of
+from narrowfuzz.judge.observe_library import observe_library
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.ledger.mitigations import CURES
@@ -43,11 +43,10 @@ from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.recipe.recipe import Recipe, converting, no_tap, unknown
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
-from narrowfuzz.rules.applied import AnyEvidence, checks
+from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.contract import accepted
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.rule import Rule, plain
+from narrowfuzz.rules.rule import Rule, by_events, plain
 from narrowfuzz.trace.expect import Present
 from narrowfuzz.trace.trace import Change, RunError, Trace
 from narrowfuzz.trace.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
@@ -119,7 +118,7 @@ class Judge:
         repeat = repeat and any(rule.name == "O1" for rule in chosen)
         family = self.family(case.spec)
         evidence = self.observe(case, only, focus=focus, repeat=repeat)
-        self.observed(case, evidence.left)
+        self.observed(case, evidence.traces)
         verdicts, ran = self._placed(case, _judged(evidence, chosen)), evidence.ran
         judgement = self._fold(case, verdicts, ran)
         if judgement.causes and case.spec.native:
@@ -152,29 +151,23 @@ class Judge:
         *,
         focus: int | None = None,
         repeat: bool = True,
-    ) -> AnyEvidence:
+    ) -> Evidence:
         """What the rules judge of a case: its runs, and what they are held against. Raises
         ValueError naming what of it its recipe cannot play."""
         recipe = self.recipe(case.spec)
         recipe.check(case.spec)
-        if not recipe.own_layers:
-            if case.spec.sharded:
-                return self._observe_sharded(case, recipe, only)
-            evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
-            if (unseen := evidence.unseen) is not None:
-                self.unseen.setdefault(recipe.name, unseen)
-            return evidence
-        return self.observe_events(case, recipe, only, focus=focus)
+        if by_events(case.spec):
+            return self._observe_events(case, recipe, only, focus=focus)
+        if case.spec.sharded:
+            return self._observe_sharded(case, recipe, only)
+        evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
+        if (unseen := evidence.unseen) is not None:
+            self.unseen.setdefault(recipe.name, unseen)
+        return evidence
 
-    def observe_events(
-        self,
-        case: Case,
-        recipe: Recipe,
-        only: frozenset[str] | None = None,
-        *,
-        focus: int | None = None,
-    ) -> LibraryEvidence:
-        """The same of a library's own layers, whose recipe is at hand."""
+    def _observe_events(
+        self, case: Case, recipe: Recipe, only: frozenset[str] | None, *, focus: int | None
+    ) -> Evidence:
         return observe_library(
             case,
             self.programs.subject(recipe),
@@ -182,11 +175,8 @@ class Judge:
             self.ledger.deviations(case),
             recipe.refusal(case.spec, self.device.torch),
             focus,
-            self._on_ranks(recipe),
+            partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch),
         )
-
-    def _on_ranks(self, recipe: Recipe) -> OnRanks:
-        return partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch)
 
     def _observe(
         self,
@@ -249,8 +239,6 @@ class Judge:
             accumulators=self.device.accumulators,
             tensors=tensors,
             traces=traces,
-            repeats={},
-            elides=frozenset(),
             deviations=self.ledger.deviations(self.as_known(case)),
             refusal=next(filter(None, (
                 recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec)
@@ -273,16 +261,7 @@ class Judge:
 
     def run_arms(self, case: Case) -> Mapping[str, Trace]:
         """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
-        recipe = self.recipe(case.spec)
-        recipe.check(case.spec)
-        if not recipe.own_layers:
-            spec, tensors = case.spec, tensors_of(case, recipe)
-            if spec.sharded:
-                arms = self.rungs(spec)
-                return sharded_traces(spec, recipe, tensors, arms, self.device.torch)
-            return self._run(spec, tensors, None)[0]
-        subject = self.programs.subject(recipe)
-        return traces_of(case, subject, self.rungs(case.spec), self._on_ranks(recipe))
+        return self.observe(case, repeat=False).traces
 
     def _placed(self, case: Case, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """The verdicts; of a user's own model, what differs between two eager runs that should be
@@ -408,11 +387,8 @@ class Judge:
         return self.recipes[spec.recipe]
 
     def converting(self, spec: Spec) -> Recipe:
-        """The Spec's recipe, which converts a model. Raises ValueError as ``recipe``, or if it runs
-        a library's own layers."""
+        """The Spec's recipe, which converts a model. Raises ValueError as ``recipe``."""
         recipe = self.recipe(spec)
-        if recipe.own_layers:
-            raise ValueError(f"{recipe.name} runs a library's own layers: it has no plan")
         recipe.backend(spec)
         return recipe
 
@@ -509,17 +485,15 @@ def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
     return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
 
 
-def _judged(evidence: AnyEvidence, rules: Sequence[Rule]) -> list[Verdict]:
+def _judged(evidence: Evidence, rules: Sequence[Rule]) -> list[Verdict]:
     """Of every rule, also where there is nothing that it could look at."""
-    if not isinstance(evidence, Evidence) or evidence.spec.sharded:
-        return list(verdicts_of(evidence, rules))
     verdicts = [
         plain(rule.name, arm, "output", "inconclusive", reason)
         for arm, reason in evidence.void.items()
         for rule in rules
     ]
     if not evidence.ran:
-        mute = [rule for rule in rules if rule.name != "contract"]
+        mute = [rule for rule in rules if not rule.unfinished]
         verdicts += [plain(o.name, evidence.base, "output", "not_applicable") for o in mute]
     try:
         verdicts += verdicts_of(evidence, rules)
@@ -528,7 +502,7 @@ def _judged(evidence: AnyEvidence, rules: Sequence[Rule]) -> list[Verdict]:
     return verdicts
 
 
-def verdicts_of(evidence: AnyEvidence, rules: Sequence[Rule]) -> Iterator[Verdict]:
+def verdicts_of(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Verdict]:
     """Of every rule on all it is applied to."""
     for place, check, seen in checks(evidence, rules):
         for verdict in check(seen):

@@ -13,7 +13,7 @@ from narrowfuzz.case.arm import BY_NAME, Arm
 from narrowfuzz.case.features import features
 from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.recipe.stateful import Subject
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.trace.trace import Trace
 
 #: Of cases with a focus one in so many is run again among the remains of the others.
@@ -50,14 +50,15 @@ def observe_library(
     refusal: str,
     focus: int | None = None,
     on_ranks: OnRanks = run_on_ranks,
-) -> LibraryEvidence:
+) -> Evidence:
     """The case, run on these arms; with a ``focus`` mostly without running it again among the
     remains of other models. ``on_ranks`` runs an arm that is ranks."""
     case = _with(case, _event_by_event(case.spec))
-    every = traces_of(case, subject, arms, on_ranks)
-    traces = {name: trace for name, trace in every.items() if not BY_NAME[name].sharded}
+    traces = traces_of(case, subject, arms, on_ranks)
     company: Callable[[], Trace] | None = None
-    whole = [arm for arm, trace in traces.items() if trace.error is None]
+    whole = [
+        arm for arm, trace in traces.items() if trace.error is None and not BY_NAME[arm].sharded
+    ]
     among = focus is None or focus % _COMPANY_EVERY == 0 or _LEAVES in features(case.spec)
     if whole and among:
         company = partial(
@@ -68,20 +69,18 @@ def observe_library(
             checkpointed=BY_NAME[whole[-1]].recomputes,
             reset=False,
         )
-    return LibraryEvidence(
-        case=case,
+    own = OwnLayers(
         kind=subject.kind,
         policy=subject.policy,
-        traces=traces,
-        deviations=deviations,
-        refusal=refusal,
+        resizing=subject.resizing,
         company=company,
-        on_ranks={name: trace for name, trace in every.items() if name not in traces},
         alone=lambda arm, rank: run_library(
             case, subject, arm, checkpointed=BY_NAME[arm].recomputes, rank=rank
         ),
         run=lambda other: run_library(_with(case, other), subject, "eager", checkpointed=False),
     )
+    stopped = any(trace.error is not None for trace in traces.values())
+    return Evidence(case, traces, deviations, refusal, stopped=stopped, library=own)
 
 
 def _event_by_event(spec: Spec) -> Spec:

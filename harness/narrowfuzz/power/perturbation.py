@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -86,8 +87,21 @@ def _with(evidence: Evidence, other: Evidence) -> Evidence:
     return other
 
 
-def remembering(rerun: Rerun) -> Rerun:
-    """Runs each set of tensors once, and keeps the trace: perturbed checks ask for it again."""
+def once_each(evidence: Evidence) -> Evidence:
+    """The same, whose further runs are made once and kept: perturbed checks ask for them again."""
+    rerun, own = evidence.rerun, evidence.library
+    if own is not None:
+        own = replace(
+            own,
+            company=own.company and cache(own.company),
+            alone=own.alone and cache(own.alone),
+            run=own.run and cache(own.run),
+        )
+    return replace(evidence, rerun=rerun and _remembering(rerun), library=own)
+
+
+def _remembering(rerun: Rerun) -> Rerun:
+    """Runs each set of tensors once, and keeps the trace."""
     kept: dict[tuple[bytes, str, tuple[tuple[str, bytes], ...]], Trace] = {}
 
     def remembered(tensors: dict[str, F32], spec: Spec, event: str) -> Trace:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.delayed import Slot
 from narrowfuzz.power.falsify import GAIN, NUMBERS, Numbers
 from narrowfuzz.power.perturbation import Perturbation
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import Reads
 from narrowfuzz.trace.snapshots import (
     Moment,
@@ -29,8 +28,9 @@ State = Mapping[SlotName, Slot]
 
 
 def _of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
-    def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
-        trace = falsified(evidence.traces[arm]) if arm in evidence.traces else None
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
+        own = evidence.in_one_process
+        trace = falsified(own[arm]) if arm in own else None
         if trace is None:
             return None
         return replace(evidence, traces={**evidence.traces, arm: trace})
@@ -39,54 +39,28 @@ def _of_trace(name: str, of: str, falsified: Falsified) -> Perturbation:
 
 
 def _of_last_rank(name: str, of: str, falsified: Falsified) -> Perturbation:
-    def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
         *others, last = evidence.on_ranks[arm].ranks or (None,)
         trace = None if last is None else falsified(last)
         if trace is None:
             return None
         ranks = replace(evidence.on_ranks[arm], ranks=(*others, trace))
-        return replace(evidence, on_ranks={**evidence.on_ranks, arm: ranks})
+        return replace(evidence, traces={**evidence.traces, arm: ranks})
 
     return Perturbation(name, of, change)
 
 
 def _of_company(name: str, of: str, falsified: Falsified) -> Perturbation:
-    def change(evidence: LibraryEvidence, arm: str) -> LibraryEvidence | None:
-        company = evidence.company
+    def change(evidence: Evidence, arm: str) -> Evidence | None:
+        company = evidence.own.company
         if company is None:
             return None
         trace = falsified(company())
-        return None if trace is None else replace(evidence, company=lambda: trace)
+        if trace is None:
+            return None
+        return replace(evidence, library=replace(evidence.own, company=lambda: trace))
 
     return Perturbation(name, of, change)
-
-
-def remembering(evidence: LibraryEvidence) -> LibraryEvidence:
-    """Runs each schedule once: perturbed checks ask for it again."""
-    company, run, alone = evidence.company, evidence.run, evidence.alone
-    ran: dict[Spec, Trace] = {}
-    ran_alone: dict[tuple[str, int], Trace] = {}
-    after: list[Trace] = []
-
-    def again() -> Trace:
-        assert company is not None
-        if not after:
-            after.append(company())
-        return after[0]
-
-    def once(spec: Spec) -> Trace:
-        assert run is not None
-        if spec not in ran:
-            ran[spec] = run(spec)
-        return ran[spec]
-
-    def by_itself(arm: str, rank: int) -> Trace:
-        assert alone is not None
-        if (arm, rank) not in ran_alone:
-            ran_alone[arm, rank] = alone(arm, rank)
-        return ran_alone[arm, rank]
-
-    return replace(evidence, company=company and again, run=run and once, alone=alone and by_itself)
 
 
 def _outputs(numbers: Numbers, trace: Trace) -> Trace | None:

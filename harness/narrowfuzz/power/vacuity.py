@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -20,18 +19,18 @@ from narrowfuzz.machine.device import check_device
 from narrowfuzz.numerics.reference import Undivided
 from narrowfuzz.power import reads, schedules
 from narrowfuzz.power.cases import examples
-from narrowfuzz.power.perturbation import remembering
+from narrowfuzz.power.perturbation import once_each
 from narrowfuzz.power.probe import Pass, Passes, Table, falsifying, probe
 from narrowfuzz.power.record import formatted
 from narrowfuzz.power.report import console, print_vacuity, vacuity_json
 from narrowfuzz.recipe.recipe import Recipe, load_every, processes, select, unknown
 from narrowfuzz.rules import rules_of
 from narrowfuzz.rules.applied import checks
-from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.evidence import LibraryEvidence
-from narrowfuzz.rules.rule import Rule
+from narrowfuzz.rules.rule import Rule, by_events, converted
 from narrowfuzz.triage.session import SessionOptions, open_session
 
+#: What falsifies what the rules of these cases read.
+_FALSIFIES = {converted: reads.FALSIFIES, by_events: schedules.FALSIFIES}
 #: Data draws of one Spec, and relations that each of them meets besides all other rules.
 DRAWS, RELATIONS = 4, 6
 
@@ -101,16 +100,8 @@ def measure(
 
 def passes(judge: Judge, case: Case, rules: Sequence[Rule]) -> Iterator[Pass]:
     """Every pass of these rules on one case."""
-    evidence = judge.observe(case)
-    if isinstance(evidence, LibraryEvidence):
-        once = schedules.remembering(evidence)
-        falsify = falsifying(rules, schedules.FALSIFIES)
-        for rule in rules:
-            yield from probe(rule.check, once, falsify)
-        return
-    assert isinstance(evidence, Evidence) and evidence.rerun is not None
-    evidence = replace(evidence, rerun=remembering(evidence.rerun))
-    falsify = falsifying(rules, reads.FALSIFIES)
+    evidence = once_each(judge.observe(case))
+    falsify = falsifying(rules, next(t for are, t in _FALSIFIES.items() if are(case.spec)))
     with suppress(Undivided):  # ran although its plan has no blocks for it: that is a finding
         for at, check, seen in checks(evidence, rules):
             yield from probe(check, seen, falsify, at.layer)

@@ -76,7 +76,7 @@ def promises_nothing(module: Any, name: str, spec: Spec) -> bool:
 
 def no_plan(spec: Spec) -> Plan:
     """For recipes of a library's own layers, whose rules are a policy."""
-    raise AssertionError("a library's own layers have no plan")
+    raise ValueError(f"{spec.recipe} runs a library's own layers: it has no plan")
 
 
 def no_conversion(model: Any, spec: Spec) -> Any:

@@ -10,7 +10,6 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.kernels import check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.rule import Check, Rule, converted, on_ranks
 from narrowfuzz.rules.sharded.products import parts_of_calls
 from narrowfuzz.trace.address import At
@@ -20,10 +19,6 @@ from narrowfuzz.trace.verdict import Verdict
 Applied = tuple[At, Check, Any]
 
 
-#: What the rules of one kind of case look at.
-AnyEvidence = Evidence | LibraryEvidence
-
-
 #: How the linears of a whole run are found, to be judged one by one: each with its place.
 _LINEARS: Mapping[Callable[[Spec], bool], Callable[[Any], Iterator[tuple[At, Evidence]]]] = {
     converted: layer_evidences,
@@ -31,7 +26,7 @@ _LINEARS: Mapping[Callable[[Spec], bool], Callable[[Any], Iterator[tuple[At, Evi
 }
 
 
-def checks(evidence: AnyEvidence, rules: Sequence[Rule]) -> Iterator[Applied]:
+def checks(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Applied]:
     """Rules of the whole run and of a single linear, a model's linears one by one, and the kernels
     its compiled graphs called. Of a case whose eager run raised, few rules have something to judge:
     the contract, and in a library's layers what happened until then."""

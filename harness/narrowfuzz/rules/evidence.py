@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from narrowfuzz.case import arm as arms
 from narrowfuzz.case.arm import BY_NAME
+from narrowfuzz.case.events import Settings
 from narrowfuzz.case.spec import Case, Sharding, Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.accumulator import CPU, Accumulators
+from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
-from narrowfuzz.numerics.plan import Plan, Role
+from narrowfuzz.numerics.plan import Plan, Role, unquantised
 from narrowfuzz.numerics.reference import Quantised, Scale
 from narrowfuzz.rules.reference import Reference, alone
 from narrowfuzz.trace.expect import Given
@@ -31,22 +33,43 @@ EAGER, NATIVE = arms.EAGER.name, arms.EAGER_NATIVE.name
 
 
 @dataclass(frozen=True)
+class OwnLayers:
+    """What there is besides of a library's own layers, which keep a state between events."""
+
+    kind: Literal["delayed", "current", "mx"]
+    policy: Callable[[Settings], Policy | None]
+    #: Modules of the library that resize windows of maxima.
+    resizing: frozenset[str] = frozenset()
+    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
+    company: Callable[[], Trace] | None = None
+    #: What a rank leaves that runs alone on an arm of ranks, and the plain run of another Spec.
+    alone: Callable[[str, int], Trace] | None = None
+    run: Callable[[Spec], Trace] | None = None
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """Everything about one judged case of a converted model. Traces are by arm name, in ladder
-    order; of a case on ranks the first is of its pieces in one process."""
+    """Everything about one judged case. Traces are by arm name, in ladder order; of a converted
+    model on ranks the first is of its pieces in one process."""
 
     case: Case
-    plan: Plan
-    tensors: dict[str, F32]
-    traces: dict[str, Trace]
-    #: Second runs of the same arm on the same case, untapped.
-    repeats: dict[str, Trace]
-    #: Arms whose inner roundings may be left out.
-    elides: frozenset[str]
+    traces: Mapping[str, Trace]
     #: As-built deviations switched on, each with the ledger entry that documents it.
-    deviations: Mapping[str, str]
+    deviations: Mapping[str, str] = field(default_factory=dict)
     #: The rule by which the recipe may refuse this Spec, "" if it promises to run.
-    refusal: str
+    refusal: str = ""
+    #: What a recipe does to a single linear, and what the linear or the model is given; of a
+    #: library's own layers neither.
+    plan: Plan = field(default_factory=lambda: unquantised("fp32"))
+    tensors: dict[str, F32] = field(default_factory=dict)
+    #: Second runs of the same arm on the same case, untapped.
+    repeats: Mapping[str, Trace] = field(default_factory=dict)
+    #: Arms whose inner roundings may be left out.
+    elides: frozenset[str] = frozenset()
+    #: True: an arm failed, and so would the dearer ones and other data.
+    stopped: bool = False
+    #: Of a library's own layers; None: a recipe converts a model.
+    library: OwnLayers | None = None
     rerun: Rerun | None = None
     #: The reference of this very plan and these tensors, if somebody has one.
     prepared: Reference | None = None
@@ -98,15 +121,26 @@ class Evidence:
     laid_out: Callable[[Sharding], Trace] | None = None
 
     @property
-    def left(self) -> dict[str, Trace]:
-        """What every arm left."""
-        return self.traces
+    def own(self) -> OwnLayers:
+        """Of a library's own layers, which the rules of these alone ask for."""
+        assert self.library is not None
+        return self.library
+
+    @property
+    def on_ranks(self) -> dict[str, Trace]:
+        """The traces of arms that run on ranks."""
+        return {arm: trace for arm, trace in self.traces.items() if BY_NAME[arm].sharded}
+
+    @property
+    def in_one_process(self) -> dict[str, Trace]:
+        """Those of all others."""
+        return {arm: trace for arm, trace in self.traces.items() if not BY_NAME[arm].sharded}
 
     @property
     def ran(self) -> bool:
-        """True if the cheapest arm came to its end."""
+        """True if the cheapest arm came to its end, and nothing stopped the others."""
         cheapest = next(iter(self.traces.values()), None)
-        return cheapest is not None and cheapest.error is None
+        return cheapest is not None and cheapest.error is None and not self.stopped
 
     @property
     def base(self) -> str:

@@ -18,10 +18,8 @@ from narrowfuzz.ledger.severity import LARGE, SMALL
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import Undivided, product
 from narrowfuzz.operators import BY_NAME as OPERATORS
-from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import NATIVE, Evidence
 from narrowfuzz.rules.layers import layer_evidences
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.sharded.evidence import groups, joined, run_of
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import Came
@@ -36,7 +34,7 @@ _OF_CENSUS = {
 }  # fmt: skip
 
 
-def observed(judge: Judge, case: Case, verdict: Verdict) -> AnyEvidence:
+def observed(judge: Judge, case: Case, verdict: Verdict) -> Evidence:
     """The guilty arm's run, and those that it is held against."""
     rungs = frozenset({base_of(case.spec).name, EAGER.name, verdict.arm})
     # what strikes by chance is seen in a second run; a compiled one would cost too much
@@ -56,12 +54,12 @@ class Effect:
 _UNKNOWN = Effect(SMALL)
 
 
-def effect_of(evidence: AnyEvidence, verdict: Verdict) -> float:
+def effect_of(evidence: Evidence, verdict: Verdict) -> float:
     """The excess error of the worst output or gradient of this case."""
     return worst_of(evidence, verdict).share
 
 
-def worst_of(evidence: AnyEvidence, verdict: Verdict) -> Effect:
+def worst_of(evidence: Evidence, verdict: Verdict) -> Effect:
     """The excess error of the worst output or gradient of this case, a share of its norm.
 
     How much further from the unquantised result the guilty arm is than what it is held against:
@@ -72,8 +70,6 @@ def worst_of(evidence: AnyEvidence, verdict: Verdict) -> Effect:
     """
     if verdict.oracle == "census":
         return Effect(_OF_CENSUS.get(verdict.symptom, LARGE))
-    if isinstance(evidence, LibraryEvidence):
-        return _of_library(evidence, verdict)
     if evidence.spec.sharded:
         return _of_ranks(evidence)
     if verdict.at.what == "function" and evidence.functions is not None:
@@ -89,15 +85,6 @@ def worst_of(evidence: AnyEvidence, verdict: Verdict) -> Effect:
     if evidence.spec.direct:
         return _of_linear(evidence, verdict.arm)
     return _of_model(evidence, verdict.arm)
-
-
-def _of_library(evidence: LibraryEvidence, verdict: Verdict) -> Effect:
-    traces = evidence.traces
-    plain, guilty = traces.get(EAGER.name), traces.get(verdict.arm)
-    if plain is None or guilty is None or guilty is plain or plain.error or guilty.error:
-        return _UNKNOWN
-    # alike to the bit if all is well: the difference is all excess
-    return _told(excess(guilty.outputs, plain.outputs, plain.outputs))
 
 
 def _of_ranks(evidence: Evidence) -> Effect:

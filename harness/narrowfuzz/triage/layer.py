@@ -10,7 +10,6 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.judge.judge import Judge, verdicts_of
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.layers import layer_spec, layer_tensors
 from narrowfuzz.trace.trace import LayerCall
 from narrowfuzz.trace.verdict import BAD, Verdict, fingerprint
@@ -45,7 +44,6 @@ def first_of(judge: Judge, case: Case, verdict: Verdict) -> Verdict:
     if not (at.layer and at.call) or ARMS[arm].compiler or ARMS[arm].checkpoint:
         return verdict
     evidence = judge.observe(case, frozenset({arm}), repeat=False)
-    assert isinstance(evidence, Evidence)
     eager, name = evidence.traces[arm], fingerprint(verdict, "")
     for call in eager.calls:
         if call.module == at.layer and call.index < at.call:

@@ -11,7 +11,7 @@ from narrowfuzz.ledger.severity import weighed
 from narrowfuzz.machine.device import torch_name
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.recipe.recipe import Recipe, load_every
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence, OwnLayers
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
@@ -136,5 +136,5 @@ def _script(case: Case, verdict: Verdict, recipe: Recipe, device: str) -> str:
     if not recipe.own_layers:
         return write_script(case, verdict, recipe, device=torch_name(device))
     # its runs would take this process along
-    unseen = LibraryEvidence(case, "current", lambda settings: None, {}, {})
+    unseen = Evidence(case, {}, library=OwnLayers("current", lambda settings: None))
     return write_library_script(unseen, verdict, recipe, device=torch_name(device))

@@ -18,6 +18,7 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
+from narrowfuzz.rules.rule import by_events
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
@@ -70,8 +71,8 @@ def _scripts(judge: Judge, case: Case, verdict: Verdict) -> Iterator[Callable[[]
     none."""
     device = judge.device.torch
     at, recipe = verdict.at, judge.recipe(case.spec)
-    if recipe.own_layers:
-        evidence = judge.observe_events(case, recipe)
+    if by_events(case.spec):
+        evidence = judge.observe(case)
         yield partial(write_library_script, evidence, verdict, recipe, device=device)
         return
     if case.spec.sharded:

@@ -19,7 +19,7 @@ from narrowfuzz.numerics import delayed, follow
 from narrowfuzz.play import check, dtypes, layers, library, notes, player, processes
 from narrowfuzz.play.job import Job
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.twins import through_reloads
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
@@ -62,7 +62,7 @@ class Run:
 
 
 def write_library_script(
-    evidence: LibraryEvidence, verdict: Verdict, recipe: Recipe, *, device: str = "cpu"
+    evidence: Evidence, verdict: Verdict, recipe: Recipe, *, device: str = "cpu"
 ) -> str:
     """The script's text, for a device as torch calls it. Raises ValueError for a finding no script
     can show by itself."""
@@ -121,7 +121,7 @@ def _earlier(case: Case, recipe: Recipe, arm: str) -> Iterator[Run]:
         yield Run("", earlier, BY_NAME[arm].recomputes)
 
 
-def _compared(evidence: LibraryEvidence, verdict: Verdict, look: Look) -> Iterator[Run]:
+def _compared(evidence: Evidence, verdict: Verdict, look: Look) -> Iterator[Run]:
     """The run that the verdict is about, after the one that it is compared with."""
     own = Run("run", evidence.case, BY_NAME[verdict.arm].recomputes)
     if BY_NAME[verdict.arm].sharded:

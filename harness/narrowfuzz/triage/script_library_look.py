@@ -12,7 +12,7 @@ from narrowfuzz.case.events import Backward
 from narrowfuzz.numerics.delayed import FMAX
 from narrowfuzz.play.job import Taps
 from narrowfuzz.play.library import Where
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.own_backward import LAST, first_step
 from narrowfuzz.rules.library.ranks import BY_ITSELF, as_shared, shares
 from narrowfuzz.rules.library.twins import ALONE, PLAIN, THROUGH
@@ -48,7 +48,7 @@ class Look:
     runs: bool = False
 
 
-def look_at(evidence: LibraryEvidence, verdict: Verdict) -> Look:
+def look_at(evidence: Evidence, verdict: Verdict) -> Look:
     """What shows the verdict. Raises ValueError for one that no script shows."""
     expect, at = verdict.expect, verdict.at
     if isinstance(expect, Runs):
@@ -75,7 +75,7 @@ def look_at(evidence: LibraryEvidence, verdict: Verdict) -> Look:
         names = [f"{name}@{at.event}" for name in expect.names]
         return _check(f"missing(run.results, {names!r})", Taps())
     if at.what in ("codes", "scale"):
-        kind = {"kind": repr(evidence.kind)}
+        kind = {"kind": repr(evidence.own.kind)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
         return _heard(f"wrong_casts({casts})", constants=kind)
     if at.what == "pending":
@@ -118,7 +118,7 @@ def _products(at: At, *, role: bool = True) -> str:
     return f"[p for p in {products} if p.role == {named!r}]" if role else products
 
 
-def _operand(evidence: LibraryEvidence, at: At, expect: MadeBy) -> Look:
+def _operand(evidence: Evidence, at: At, expect: MadeBy) -> Look:
     places = "{" + ", ".join(map(_place, expect.casts)) + "}" if expect.casts else "set()"
     casts = f"in_time(run, {places})"
     own = not evidence.spec.quantized_init
@@ -145,7 +145,7 @@ def _compared(at: At, expect: Same) -> Look:
     return _check(f"other_bits({got}, {want})", _STATES, other=other)
 
 
-def _own_backward(evidence: LibraryEvidence) -> Look:
+def _own_backward(evidence: Evidence) -> Look:
     """The first step's gradients against outputs and what was sent into them."""
     spec, dtype = evidence.spec, evidence.case.spec.dtype
     step = first_step(spec)
@@ -169,7 +169,7 @@ def _own_backward(evidence: LibraryEvidence) -> Look:
     return Look(check + look.check, taps=Taps(begins=True))
 
 
-def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
+def _state(evidence: Evidence, verdict: Verdict) -> Look:
     """The guilty slot's state, followed through the events by what each owes to it."""
     slot, at = told_slot(verdict), verdict.at
     assert slot is not None
@@ -179,7 +179,7 @@ def _state(evidence: LibraryEvidence, verdict: Verdict) -> Look:
         return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", taps=_STATES)
     trace = _trace(evidence, verdict)
     owed = moves(evidence, trace, slot)
-    usual = evidence.policy(evidence.spec.settings)
+    usual = evidence.own.policy(evidence.spec.settings)
     assert usual is not None
     kind = usual.forward if slot.direction == "forward" else usual.backward
     held, scales = _held(evidence, verdict), at.what == "cast"
@@ -204,7 +204,7 @@ _HELD = (
 )
 
 
-def _held(evidence: LibraryEvidence, verdict: Verdict) -> str:
+def _held(evidence: Evidence, verdict: Verdict) -> str:
     """What the slot held and what was seen of it, as source text: of a rank as its group shares
     them."""
     if not (BY_NAME[verdict.arm].sharded and shares(evidence)):
@@ -213,14 +213,14 @@ def _held(evidence: LibraryEvidence, verdict: Verdict) -> str:
     return f"*shared({every}, {verdict.at.rank})"
 
 
-def _trace(evidence: LibraryEvidence, verdict: Verdict) -> Trace:
+def _trace(evidence: Evidence, verdict: Verdict) -> Trace:
     """The trace that the verdict is about: of a rank as its group shares its maxima."""
     if BY_NAME[verdict.arm].sharded:
         return as_shared(evidence, verdict.arm)[verdict.at.rank]
     return evidence.traces[verdict.arm]
 
 
-def _at_edges(evidence: LibraryEvidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
+def _at_edges(evidence: Evidence, slot: SlotName, *, cast: bool, moves: bool) -> bool:
     """True where a linear's edges show what is quantised: input, weight and gradient."""
     spec = evidence.spec
     if spec.layer != "linear" or cast:

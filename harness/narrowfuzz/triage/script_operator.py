@@ -14,7 +14,6 @@ from narrowfuzz.judge.judge import Judge
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.play import literal
-from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
@@ -29,7 +28,6 @@ def call_of(judge: Judge, case: Case, verdict: Verdict) -> OperatorCall:
     """The call that the verdict is about. Raises ValueError if it is not made again."""
     arm: Arm = ARMS[verdict.arm]
     evidence = judge.observe(case, frozenset({arm.name}), repeat=False)
-    assert isinstance(evidence, Evidence)
     trace = evidence.traces.get(arm.name)
     for call in trace.operators if trace is not None else ():
         if (call.operator, call.index) == (verdict.at.name, verdict.at.call):

@@ -7,18 +7,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from narrowfuzz.case.event_text import heading, lines
-from narrowfuzz.rules.library.evidence import LibraryEvidence, place
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import place
 from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.finding import State, Story
 
 
-def tell(evidence: LibraryEvidence, verdict: Verdict) -> Story:
-    """The story of one first cause."""
+def tell(evidence: Evidence, verdict: Verdict) -> Story | None:
+    """The story of one first cause; None of a model that a recipe converts, which keeps no state
+    from event to event."""
+    if evidence.library is None:
+        return None
     event = verdict.at.event
-    slot = told_slot(verdict) or _followed(evidence.traces)
-    traces = dict(evidence.traces)
+    slot = told_slot(verdict) or _followed(evidence.in_one_process)
+    traces = dict(evidence.in_one_process)
     for arm, trace in evidence.on_ranks.items():
         traces |= {f"{arm}, rank {rank}": own for rank, own in enumerate(trace.ranks)}
     return Story(

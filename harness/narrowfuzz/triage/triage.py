@@ -20,9 +20,7 @@ from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
 from narrowfuzz.numerics.reference import canonical_operands
 from narrowfuzz.rules import rules_of
-from narrowfuzz.rules.applied import AnyEvidence
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.library.evidence import LibraryEvidence
 from narrowfuzz.rules.rule import Rule
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import PLAIN_FAMILY, Verdict, fingerprint
@@ -351,12 +349,12 @@ def _finding(judge: Judge, shown: _Shown, flake: Flake, proof: Proof) -> Finding
 
 
 def _looks(
-    judge: Judge, shown: _Shown, evidence: AnyEvidence
+    judge: Judge, shown: _Shown, evidence: Evidence
 ) -> tuple[Story | None, View | None, str]:
     """What there is to see of a finding: of a library's layers event by event, else its tensor, and
     how its model is converted."""
-    if isinstance(evidence, LibraryEvidence):
-        return tell(evidence, shown.verdict), None, ""
+    if (story := tell(evidence, shown.verdict)) is not None:
+        return story, None, ""
     spec = shown.minimal.spec
     conversion = conversion_of(judge.converting(spec), spec)
     if spec.sharded:
@@ -369,7 +367,6 @@ def _view(judge: Judge, shown: _Shown, evidence: Evidence) -> View | None:
     once more for it, and has that of the smallest case, whose ``evidence`` is there."""
     if shown.case != shown.minimal and not ARMS[shown.verdict.arm].compiled:
         drawn = observed(judge, shown.case, shown.seen)
-        assert isinstance(drawn, Evidence)
         if (view := view_of(drawn, shown.seen)) is not None:
             return msgspec.structs.replace(view, drawn=True)
     return view_of(evidence, shown.verdict)

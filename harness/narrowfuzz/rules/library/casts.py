@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from narrowfuzz.numerics.delayed import FMAX, FP32_MAX
-from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, bits
@@ -15,13 +16,13 @@ from narrowfuzz.trace.snapshots import CastSeen, Wrong
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_casts(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_casts(evidence: Evidence) -> Iterator[Verdict]:
     """O2: codes are the saturating cast of the tensor times its scale; a scale that is not state is
     its tensor's, or its block's, own."""
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         found = plain("O2", arm, "operand", "not_applicable")
         for event, cast in ((m.event, c) for m in trace.moments for c in m.casts):
-            wrong = _wrong(evidence.kind, cast)
+            wrong = _wrong(evidence.own.kind, cast)
             if wrong is not None:
                 part = "codes" if cast.blocks else wrong.what
                 byte = bool(cast.blocks) and wrong.what == "scale"

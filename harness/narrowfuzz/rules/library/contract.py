@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narrowfuzz.case.events import Forward, Step, Switch
-from narrowfuzz.case.spec import Spec
-from narrowfuzz.rules.library.evidence import (
-    LibraryEvidence,
-    steps_of,
-)
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import steps_of
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.symptoms import circumstances, unfinished
 from narrowfuzz.trace.address import At
@@ -18,9 +15,9 @@ from narrowfuzz.trace.trace import RunError
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_contract(evidence: Evidence) -> Iterator[Verdict]:
     """contract: what the library promises to run, it runs."""
-    for arm, trace in {**evidence.traces, **evidence.on_ranks}.items():
+    for arm, trace in evidence.traces.items():
         error = trace.error
         if error is None:
             yield plain("contract", arm, "schedule", "ok")
@@ -29,7 +26,7 @@ def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
         elif evidence.refusal:
             yield plain("contract", arm, "schedule", "not_applicable", evidence.refusal)
         else:
-            symptom = f"{error.type} in {error.where}{separates(evidence.spec, error)}"
+            symptom = f"{error.type} in {error.where}{separates(evidence, error)}"
             symptom += circumstances(evidence.spec, arm)
             yield Verdict(
                 "contract", arm, "schedule", "crashed", symptom,
@@ -40,10 +37,11 @@ def check_contract(evidence: LibraryEvidence) -> Iterator[Verdict]:
             )  # fmt: skip
 
 
-def separates(spec: Spec, error: RunError) -> str:
+def separates(evidence: Evidence, error: RunError) -> str:
     """What separates failures of one function: what it fails with once another history has resized
     its windows, or where parameters in the narrow format meet a product outside regions."""
-    if error.where.split(".")[0] in ("quantization", "fp8", "base"):
+    spec = evidence.spec
+    if error.where.partition(".")[0] in evidence.own.resizing:
         history = spec.settings.history
         for event in spec.events[: max(error.event, 0)]:
             if isinstance(event, Switch) and event.history not in (None, history):
@@ -54,9 +52,9 @@ def separates(spec: Spec, error: RunError) -> str:
     return ""
 
 
-def check_balance(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_balance(evidence: Evidence) -> Iterator[Verdict]:
     """O19: at the end of a step nothing is set aside any more."""
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         found = plain("O19", arm, "state", "not_applicable")
         for (i, event, progress), moment in zip(
             steps_of(evidence.spec), trace.moments, strict=False

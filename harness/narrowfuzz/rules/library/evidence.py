@@ -1,10 +1,9 @@
-"""What the rules of a library's layers look at, and how regions stand event by event."""
+"""How the regions of a library's own layers stand, event by event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 
@@ -20,49 +19,9 @@ from narrowfuzz.case.events import (
     Switch,
     switched,
 )
-from narrowfuzz.case.spec import Case, Spec
-from narrowfuzz.numerics.delayed import Policy
+from narrowfuzz.case.spec import Spec
 from narrowfuzz.trace.address import At as Address
 from narrowfuzz.trace.snapshots import At
-from narrowfuzz.trace.trace import Trace
-
-
-@dataclass(frozen=True)
-class LibraryEvidence:
-    """One case of a library's layers, run on its arms."""
-
-    case: Case
-    kind: Literal["delayed", "current", "mx"]
-    policy: Callable[[Settings], Policy | None]
-    #: Those of one process.
-    traces: Mapping[str, Trace]
-    #: As-built deviation -> ledger entry.
-    deviations: Mapping[str, str]
-    #: Why the library may refuse this Spec; "" if it promises to run it.
-    refusal: str = ""
-    #: The dearest arm's run again, after all others, nothing forgotten; None: not this time.
-    company: Callable[[], Trace] | None = None
-    #: The traces of arms that run on ranks, and what a rank leaves that runs alone on such an arm.
-    on_ranks: Mapping[str, Trace] = field(default_factory=dict)
-    alone: Callable[[str, int], Trace] | None = None
-    #: The plain run of another Spec.
-    run: Callable[[Spec], Trace] | None = None
-    #: As of Evidence: nothing is converted.
-    unconverted: bool = False
-
-    @property
-    def spec(self) -> Spec:
-        return self.case.spec
-
-    @property
-    def left(self) -> dict[str, Trace]:
-        """As of Evidence: ranks among them."""
-        return {**self.traces, **self.on_ranks}
-
-    @property
-    def ran(self) -> bool:
-        """True if every run came to its end."""
-        return all(trace.error is None for trace in self.left.values())
 
 
 @dataclass(eq=False)

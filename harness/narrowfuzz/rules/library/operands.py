@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from narrowfuzz.case.events import Backward, Forward
 from narrowfuzz.case.spec import Spec
-from narrowfuzz.rules.library.evidence import LibraryEvidence, address_of
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.trace.address import At as Address
 from narrowfuzz.trace.expect import MadeBy
@@ -23,9 +24,9 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_operands(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_operands(evidence: Evidence) -> Iterator[Verdict]:
     """O3: operands are codes that a cast of theirs made, rescaled by one over that cast's scale."""
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         yield replace(_operands(evidence, trace), arm=arm)
 
 
@@ -72,7 +73,7 @@ def _keys(codes: NDArray[np.uint8]) -> set[bytes]:
     return {codes.tobytes(), np.ascontiguousarray(codes.T).tobytes()}
 
 
-def _operands(evidence: LibraryEvidence, trace: Trace) -> Verdict:
+def _operands(evidence: Evidence, trace: Trace) -> Verdict:
     casts = _Casts()
     sources = sources_of(evidence.spec)
     judged = False

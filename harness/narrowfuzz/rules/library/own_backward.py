@@ -16,7 +16,8 @@ import numpy as np
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import steps_of
 from narrowfuzz.rules.own_backward import allowed, compared, sides
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.trace.address import At
@@ -68,10 +69,10 @@ def first_step(spec: Spec) -> FirstStep | None:
     return None
 
 
-def check_own_backward(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_own_backward(evidence: Evidence) -> Iterator[Verdict]:
     """Every arm, at the first step."""
     step = first_step(evidence.spec)
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         missing = None if trace.error is not None else _missing(evidence, trace)
         if missing is not None:
             yield missing
@@ -82,7 +83,7 @@ def check_own_backward(evidence: LibraryEvidence) -> Iterator[Verdict]:
             yield _judge(evidence, arm, trace, step)
 
 
-def _missing(evidence: LibraryEvidence, trace: Trace) -> Verdict | None:
+def _missing(evidence: Evidence, trace: Trace) -> Verdict | None:
     """A parameter that trains and has no gradient at a step that a backward came before; only in
     other layouts need a layer not be on the way."""
     if evidence.spec.layout in ("chain", "twice", "frozen_first"):
@@ -104,7 +105,7 @@ def _missing(evidence: LibraryEvidence, trace: Trace) -> Verdict | None:
     return None
 
 
-def _judge(evidence: LibraryEvidence, arm: str, trace: Trace, step: FirstStep) -> Verdict:
+def _judge(evidence: Evidence, arm: str, trace: Trace, step: FirstStep) -> Verdict:
     spec, dtype = evidence.spec, evidence.case.spec.dtype
     layer, (weight, bias) = str(spec.layers - 1), LAST[spec.layer]
     # one pass below the other: sums over all rows are sums over all passes

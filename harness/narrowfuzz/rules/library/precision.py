@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from narrowfuzz.case.events import Backward, Forward
-from narrowfuzz.rules.library.evidence import (
-    LibraryEvidence,
-    address_of,
-    steps_of,
-)
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import address_of, steps_of
 from narrowfuzz.rules.library.recompute import sides_of
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.symptoms import circumstances
@@ -21,17 +18,17 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_precision(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_precision(evidence: Evidence) -> Iterator[Verdict]:
     """O20: inside a region every product runs in the recipe's formats, outside none does, and a
     forward that is told to casts its weights."""
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         yield replace(_precision(evidence, trace), arm=arm)
 
 
 _NARROW = frozenset({"e4m3", "e5m2"})
 
 
-def _precision(evidence: LibraryEvidence, trace: Trace) -> Verdict:
+def _precision(evidence: Evidence, trace: Trace) -> Verdict:
     judged = False
     for (i, event, progress), moment in zip(steps_of(evidence.spec), trace.moments, strict=False):
         if isinstance(event, Forward):
@@ -68,15 +65,13 @@ def _precision(evidence: LibraryEvidence, trace: Trace) -> Verdict:
     return plain("O20", "", "output", "ok" if judged else "not_applicable")
 
 
-def _formats(evidence: LibraryEvidence, product: ProductSeen) -> set[str]:
+def _formats(evidence: Evidence, product: ProductSeen) -> set[str]:
     """What a product multiplies: one gradient in a backward, none elsewhere."""
-    wide = evidence.kind != "mx" and evidence.spec.settings.format == "hybrid"
+    wide = evidence.own.kind != "mx" and evidence.spec.settings.format == "hybrid"
     return {"e5m2", "e4m3"} if wide and product.at.phase == "backward" else {"e4m3"}
 
 
-def _weight_cast_missing(
-    evidence: LibraryEvidence, event: object, casts: tuple[CastSeen, ...]
-) -> str:
+def _weight_cast_missing(evidence: Evidence, event: object, casts: tuple[CastSeen, ...]) -> str:
     known = any(c.slot is not None for c in casts)
     if not isinstance(event, Forward) or event.first is False or not known:
         return ""

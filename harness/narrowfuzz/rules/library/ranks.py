@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.twins import same
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.machine import judged
@@ -22,11 +22,11 @@ from narrowfuzz.trace.verdict import Verdict
 BY_ITSELF = "in one process"
 
 
-def check_shared(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_shared(evidence: Evidence) -> Iterator[Verdict]:
     """S13: on every rank the state machine holds, and what an update takes is the largest of the
     maxima that the ranks of its group have staged; so ranks that share have one scale."""
     for arm, trace in evidence.on_ranks.items():
-        if evidence.kind != "delayed" or trace.error is not None:
+        if evidence.own.kind != "delayed" or trace.error is not None:
             yield plain("S13", arm, "state", "not_applicable")
         elif not any(moment.casts for own in trace.ranks for moment in own.moments):
             yield plain("S13", arm, "state", "inconclusive", "no cast was seen")
@@ -36,7 +36,7 @@ def check_shared(evidence: LibraryEvidence) -> Iterator[Verdict]:
             yield from _shared(evidence, arm)
 
 
-def _shared(evidence: LibraryEvidence, arm: str) -> Iterator[Verdict]:
+def _shared(evidence: Evidence, arm: str) -> Iterator[Verdict]:
     """The first divergence of each class on any rank."""
     classes: set[str] = set()
     for rank, own in enumerate(as_shared(evidence, arm)):
@@ -49,14 +49,14 @@ def _shared(evidence: LibraryEvidence, arm: str) -> Iterator[Verdict]:
         yield plain("S13", arm, "state", "ok")
 
 
-def check_alone(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_alone(evidence: Evidence) -> Iterator[Verdict]:
     """S1: a rank that shares with nobody leaves the bits that it leaves in one process."""
     for arm, trace in evidence.on_ranks.items():
-        if trace.error is not None or evidence.alone is None or shares(evidence):
+        if trace.error is not None or evidence.own.alone is None or shares(evidence):
             yield plain("S1", arm, "output", "not_applicable")
             continue
         for rank, own in enumerate(trace.ranks):
-            alone = evidence.alone(arm, rank)
+            alone = evidence.own.alone(arm, rank)
             if alone.error is not None:
                 yield plain("S1", arm, "output", "inconclusive", "the run in one process failed")
                 return
@@ -68,12 +68,12 @@ def check_alone(evidence: LibraryEvidence) -> Iterator[Verdict]:
                 break
 
 
-def shares(evidence: LibraryEvidence) -> bool:
+def shares(evidence: Evidence) -> bool:
     """Do several ranks share maxima?"""
     return evidence.spec.sharding.ranks > 1 and evidence.spec.settings.reduces == "all"
 
 
-def as_shared(evidence: LibraryEvidence, arm: str) -> tuple[Trace, ...]:
+def as_shared(evidence: Evidence, arm: str) -> tuple[Trace, ...]:
     """Each rank's trace with, of each maximum that its group shares, the largest: of what is
     quantised, and of what is staged."""
     ranks = evidence.on_ranks[arm].ranks

@@ -10,10 +10,8 @@ import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Forward
-from narrowfuzz.rules.library.evidence import (
-    LibraryEvidence,
-    address_of,
-)
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import address_of
 from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.rules.state.symptoms import circumstances
 from narrowfuzz.trace.address import At
@@ -23,15 +21,15 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_recompute(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_recompute(evidence: Evidence) -> Iterator[Verdict]:
     """O13: what a recompute quantises and multiplies is what the forward did."""
-    for arm, trace in evidence.traces.items():
+    for arm, trace in evidence.in_one_process.items():
         if not BY_NAME[arm].recomputes:
             continue
         yield replace(_recomputed(evidence, trace), arm=arm)
 
 
-def _recomputed(evidence: LibraryEvidence, trace: Trace) -> Verdict:
+def _recomputed(evidence: Evidence, trace: Trace) -> Verdict:
     judged = False
     forwards = [e for e in evidence.spec.events if isinstance(e, Forward)]
     kept = frozenset(i for i, event in enumerate(forwards) if event.first is False)

@@ -14,11 +14,9 @@ from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Event, Forward, Reload
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.contract import separates
-from narrowfuzz.rules.library.evidence import (
-    LibraryEvidence,
-    order_lost,
-)
+from narrowfuzz.rules.library.evidence import order_lost
 from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.rules.state.blame import blamed
 from narrowfuzz.rules.state.run import by_library
@@ -30,10 +28,10 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
 
 
-def check_twin(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_twin(evidence: Evidence) -> Iterator[Verdict]:
     """O12: checkpointed equals plain, in outputs, gradients and state after every event."""
-    base = evidence.traces.get("eager")
-    for arm, trace in evidence.traces.items():
+    base = evidence.in_one_process.get("eager")
+    for arm, trace in evidence.in_one_process.items():
         if not BY_NAME[arm].recomputes or base is None:
             continue
         if base.error is not None or trace.error is not None:
@@ -68,22 +66,22 @@ PLAIN, THROUGH, ALONE = "without it", "uninterrupted", "alone in its process"
 AFTER_OTHERS = "after other models"
 
 
-def check_company(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_company(evidence: Evidence) -> Iterator[Verdict]:
     """O1: a model behaves alike alone and after others of this process."""
-    if evidence.company is None:
+    if evidence.own.company is None:
         yield plain("O1", "eager", "output", "not_applicable")
         return
-    after = evidence.company()
+    after = evidence.own.company()
     if after.error is not None:
         whole = replace(after.error, event=len(evidence.spec.events))  # all of it ran before
-        symptom = f"{after.error.type} after other models{separates(evidence.spec, whole)}"
+        symptom = f"{after.error.type} after other models{separates(evidence, whole)}"
         at = At(what="error", event=after.error.event, name=after.error.where, run=AFTER_OTHERS)
         yield Verdict(
             "O1", after.arm, "schedule", "diverged", symptom, at, after.error.message[:200],
             Runs(after.error.type),
         )  # fmt: skip
         return
-    base, moments = evidence.traces[after.arm], range(len(after.moments))
+    base, moments = evidence.in_one_process[after.arm], range(len(after.moments))
     verdict = same(evidence, "O1", after.arm, base, after, moments, ALONE)
     symptom = verdict.symptom
     if symptom and evidence.spec.quantized_init:
@@ -93,16 +91,21 @@ def check_company(evidence: LibraryEvidence) -> Iterator[Verdict]:
     yield replace(verdict, symptom=symptom)
 
 
-def check_reload(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_reload(evidence: Evidence) -> Iterator[Verdict]:
     """R20: save, load, go on equals going on."""
-    base = evidence.traces.get("eager")
+    base = evidence.in_one_process.get("eager")
     events = evidence.spec.events
     kept = [i for i, event in enumerate(events) if not isinstance(event, Reload)]
-    if base is None or base.error is not None or evidence.run is None or len(kept) == len(events):
+    if (
+        base is None
+        or base.error is not None
+        or evidence.own.run is None
+        or len(kept) == len(events)
+    ):
         yield plain("R20", "eager", "output", "not_applicable")
         return
     through = through_reloads(evidence.spec)
-    uninterrupted = evidence.run(through)
+    uninterrupted = evidence.own.run(through)
     if uninterrupted.error is not None:
         yield plain("R20", "eager", "output", "inconclusive", "the run without it failed")
         return
@@ -140,7 +143,7 @@ def _run_since_reload(events: Sequence[Event], moments: Sequence[Moment]) -> lis
 
 
 def same(
-    evidence: LibraryEvidence,
+    evidence: Evidence,
     rule: str,
     arm: str,
     base: Trace,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.rule import plain
 from narrowfuzz.rules.state.machine import check_machine
 from narrowfuzz.trace.verdict import Verdict
 
 
-def blamed(
-    verdict: Verdict, one: LibraryEvidence, other: LibraryEvidence, *, alike: bool
-) -> Verdict:
+def blamed(verdict: Verdict, one: Evidence, other: Evidence, *, alike: bool) -> Verdict:
     """A difference of two runs, each alone in its evidence, that is owed to another cause: the
     first breaks the state machine's rules, or a deviation is followed: where the runs had the same
     events and are ``alike``, by one of them only."""
@@ -32,11 +30,11 @@ def blamed(
     return verdict.known(entries[0][0]) if entries else verdict
 
 
-def _scales(evidence: LibraryEvidence) -> list[tuple[str, bytes]]:
+def _scales(evidence: Evidence) -> list[tuple[str, bytes]]:
     """What each tensor was quantised with, in order."""
     return [
         (str(cast.slot), np.float32(cast.scale).tobytes())
-        for trace in evidence.traces.values()
+        for trace in evidence.in_one_process.values()
         for moment in trace.moments
         for cast in moment.casts
         if cast.scale is not None

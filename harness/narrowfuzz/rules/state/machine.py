@@ -9,7 +9,8 @@ import msgspec
 from narrowfuzz.case.events import Reload
 from narrowfuzz.numerics.delayed import fresh
 from narrowfuzz.numerics.follow import Move
-from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import steps_of
 from narrowfuzz.rules.rule import number, plain
 from narrowfuzz.rules.state.fold import Turn, expected
 from narrowfuzz.rules.state.outcome import Outcome
@@ -23,10 +24,10 @@ from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import FOLLOWED, Verdict
 
 
-def check_machine(evidence: LibraryEvidence) -> Iterator[Verdict]:
+def check_machine(evidence: Evidence) -> Iterator[Verdict]:
     """O14 on every arm."""
-    for arm, trace in evidence.traces.items():
-        if evidence.kind != "delayed":
+    for arm, trace in evidence.in_one_process.items():
+        if evidence.own.kind != "delayed":
             yield _stateless(evidence, trace)
             continue
         if not any(m.casts for m in trace.moments):
@@ -40,7 +41,7 @@ def check_machine(evidence: LibraryEvidence) -> Iterator[Verdict]:
             yield plain("O14", arm, "state", "ok" if kept else "not_applicable")
 
 
-def _stateless(evidence: LibraryEvidence, trace: Trace) -> Verdict:
+def _stateless(evidence: Evidence, trace: Trace) -> Verdict:
     """A recipe that measures each tensor anew keeps no scale and no window."""
     for moment in trace.moments:
         for name, slot in sorted(moment.state.items()):
@@ -51,7 +52,7 @@ def _stateless(evidence: LibraryEvidence, trace: Trace) -> Verdict:
     return plain("O14", trace.arm, "state", "ok" if trace.moments else "not_applicable")
 
 
-def moves(evidence: LibraryEvidence, trace: Trace, slot: SlotName) -> dict[int, list[Move]]:
+def moves(evidence: Evidence, trace: Trace, slot: SlotName) -> dict[int, list[Move]]:
     """What the slot's state owes to each event of this run, in order."""
     found: dict[int, list[Move]] = {}
     for turn in _turns(evidence, trace):
@@ -63,7 +64,7 @@ def moves(evidence: LibraryEvidence, trace: Trace, slot: SlotName) -> dict[int, 
     return found
 
 
-def _move(done: Done, evidence: LibraryEvidence) -> Move | None:
+def _move(done: Done, evidence: Evidence) -> Move | None:
     """As a script follows it: there every window begins with the length of the first settings."""
     match done:
         case Begin(history):
@@ -79,13 +80,13 @@ def _move(done: Done, evidence: LibraryEvidence) -> Move | None:
             return ("commit", policy)
 
 
-def _turns(evidence: LibraryEvidence, trace: Trace) -> Iterator[Turn]:
+def _turns(evidence: Evidence, trace: Trace) -> Iterator[Turn]:
     """The run, folded as the ledger's deviations have it."""
     run, steps = run_of(evidence, trace.arm), steps_of(evidence.spec)
     return expected(run, steps, trace.moments, frozenset(evidence.deviations))
 
 
-def judged(evidence: LibraryEvidence, trace: Trace) -> Iterator[Verdict]:
+def judged(evidence: Evidence, trace: Trace) -> Iterator[Verdict]:
     """The first divergence of each class, and which deviations were followed."""
     classes: set[str] = set()
     entries: dict[str, set[str]] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Layout, Settings, Wraps
 from narrowfuzz.numerics.delayed import FMAX, Policy
-from narrowfuzz.rules.library.evidence import LibraryEvidence
+from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.snapshots import Direction
 
 #: As-built deviations that hold, by name.
@@ -68,12 +68,12 @@ class Run:
         return policy, FMAX[policy.forward if direction == "forward" else policy.backward]
 
 
-def run_of(evidence: LibraryEvidence, arm: str) -> Run:
+def run_of(evidence: Evidence, arm: str) -> Run:
     """The run of one arm of the evidence."""
     spec = evidence.spec
     return Run(
         arm=arm,
-        policy=evidence.policy,
+        policy=evidence.own.policy,
         history=spec.settings.history,
         layer=spec.layer,
         layout=spec.layout,

@@ -10,7 +10,8 @@ import numpy as np
 from narrowfuzz.case.events import Backward, Close, Event, Forward, Switch
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.delayed import Slot
-from narrowfuzz.rules.library.evidence import LibraryEvidence, steps_of
+from narrowfuzz.rules.evidence import Evidence
+from narrowfuzz.rules.library.evidence import steps_of
 from narrowfuzz.rules.rule import number
 from narrowfuzz.rules.state.run import by_library
 from narrowfuzz.trace.snapshots import SlotName
@@ -67,7 +68,7 @@ def differing(got: Slot, want: Slot) -> str:
     return " ".join(parts)
 
 
-def placed(verdict: Verdict, evidence: LibraryEvidence, trace: Trace, event: int) -> Verdict:
+def placed(verdict: Verdict, evidence: Evidence, trace: Trace, event: int) -> Verdict:
     """The verdict with its arm, its event, and its circumstances."""
     symptom = verdict.symptom + _circumstances(evidence.spec)
     symptom += circumstances(evidence.spec, trace.arm)
