@@ -38,7 +38,7 @@ from narrowfuzz.trace.expect import (
 )
 from narrowfuzz.trace.verdict import OtherRun, Verdict, fingerprint
 from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.script_checks import check_rule
+from narrowfuzz.triage.script_checks import check_alone
 from narrowfuzz.triage.verify import RunScript, run_script
 from samples import one_in
 
@@ -591,7 +591,7 @@ def test_what_is_not_its_subject_ends_a_script_with_125(
     ("raised", "code"), [("ValueError('no')", 1), ("TypeError('no')", 125), ("None", 0)]
 )
 def test_another_error_is_not_this_scripts_subject(raised: str, code: int) -> None:
-    check = check_rule(verdict_of("contract", "eager", expect=Runs("ValueError")))
+    check = check_alone(verdict_of("contract", "eager", expect=Runs("ValueError")))
     source = "import re, sys\nphase = 'forward'\ninput = weight = grad_output = None\n"
     source += (
         f"def run(*args):\n    error = {raised}\n    if error: raise error\n{check}\nsys.exit(0)"

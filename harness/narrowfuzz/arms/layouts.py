@@ -18,6 +18,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.context import play_context
 from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Context, Job, Mesh, Pipeline, Resumed
+from narrowfuzz.play.names import name_of
 from narrowfuzz.play.pipeline import chained, play_pipeline
 from narrowfuzz.play.player import Trace
 from narrowfuzz.play.resumed import play_resumed
@@ -84,7 +85,7 @@ def piece_of(spec: Spec, tensors: Mapping[str, F32], piece: int) -> dict[str, F3
     pieces = max(spec.sharding.data, 1)
 
     def cut(name: str, x: F32) -> F32:
-        rows = name.partition("@")[0] in ("input", "grad_output")
+        rows = name_of(name).kind in ("input", "grad_output")
         return np.split(x, pieces)[piece] if rows else x
 
     return {name: cut(name, x) for name, x in tensors.items()}

@@ -13,6 +13,7 @@ from torch import nn
 from narrowfuzz.arms.program import Program
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play.layers import Call
+from narrowfuzz.play.names import name_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Same
 from narrowfuzz.trace.trace import repeated
@@ -91,7 +92,7 @@ def excused(program: Program, tensors: dict[str, F32], names: frozenset[str]) ->
     modules = program.modules()
 
     def lost(name: str) -> bool:
-        owner = name.partition("@")[0].removesuffix(".grad").rpartition(".")[0]
+        owner = name_of(name).module
         return owner in reached and owner in modules and _of_torch(modules[owner])
 
     return frozenset(n for n in names if n not in trace.outputs and not lost(n))

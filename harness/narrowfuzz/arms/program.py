@@ -40,6 +40,7 @@ from narrowfuzz.play.dtypes import DTYPES
 from narrowfuzz.play.job import Compile, Event, Job, Taps
 from narrowfuzz.play.kernels import without_onednn
 from narrowfuzz.play.layers import Call, LayerWatch
+from narrowfuzz.play.names import name_of
 from narrowfuzz.play.running import Running
 from narrowfuzz.play.taps import Attended, Product
 from narrowfuzz.recipe.recipe import ROUNDED, Emit, Recipe
@@ -343,7 +344,7 @@ class _Run:
     def _array(self, name: str, t: torch.Tensor) -> F32:
         """A result as float32, inputs and outputs by rows."""
         spec, widths = self.spec, {"output": self.spec.width, "grad_input": self.spec.k}
-        kind = name.partition("@")[0]
+        kind = name_of(name).kind
         if kind in widths:
             return as_rows(t, spec, widths[kind])
         # the next draw overwrites parameters, and may add to their gradients

@@ -7,6 +7,7 @@ import numpy as np
 from narrowfuzz.case.events import Backward, Forward, Stimulus, numbered
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32, FORMATS, round_to
+from narrowfuzz.play.names import name_of
 
 #: How far a spike stands out.
 SPIKE = 2.0**12
@@ -15,7 +16,7 @@ SPIKE = 2.0**12
 def with_events(spec: Spec, tensors: dict[str, F32]) -> dict[str, F32]:
     """The tensors of a case whose events are those of ``spec``: input@<forward> and
     grad_output@<backward> for those that have their own, made of input and grad_output."""
-    own = {name: x for name, x in tensors.items() if "@" not in name}
+    own = {name: x for name, x in tensors.items() if not name_of(name).number}
     for number, event in numbered(spec.training):
         if isinstance(event, Forward | Backward) and (event.values != "gaussian" or event.shift):
             name = "input" if isinstance(event, Forward) else "grad_output"

@@ -11,6 +11,7 @@ import numpy as np
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import FORMATS
 from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import EAGER, Evidence, identical, same_bits
 from narrowfuzz.rules.gemm import on_lattice
 from narrowfuzz.rules.rule import first, number, plain
@@ -86,16 +87,16 @@ def equal_outputs(
 def _rank(name: str) -> tuple[int, float, str]:
     """Results in the order they are computed, the last of a kind behind those with numbers: what is
     first wrong is nearest to the cause."""
-    kind, _, number = name.partition("@")
-    order = ("output", "grad_input").index(kind) if kind in ("output", "grad_input") else 2
-    return order, float(number or np.inf), kind
+    parts = name_of(name)
+    order = ("output", "grad_input").index(parts.kind) if parts.by_rows else 2
+    return order, float(parts.number or np.inf), f"{parts.part}:{parts.kind}"
 
 
 def role_of(name: str) -> str:
     """A result's role without the parameter's name, and whichever of several it is: fingerprints
     tell causes, not layers. Before a colon stands the part of a training that was
     saved and resumed."""
-    name = name.partition("@")[0].rpartition(":")[2]
+    name = name_of(name).kind
     if name.endswith((".exp_avg", ".exp_avg_sq", ".step")):
         return "state"
     if name in ("output", "grad_input", "grad_weight", "grad_bias", "norm"):

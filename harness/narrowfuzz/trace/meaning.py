@@ -10,6 +10,7 @@ import re
 from typing import TypeAlias
 
 from narrowfuzz.numerics.plan import OPERANDS
+from narrowfuzz.play.names import name_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Expect, Is, Present, Same
 
@@ -284,13 +285,12 @@ def meaning(role: str, symptom: str, at: At, expect: Expect | None) -> str:
 
 def _result(role: str, at: At) -> str:
     """A result, with the parameter's name or the number of the forward it belongs to."""
-    name, _, number = at.name.partition("@")
-    named = name.rpartition(":")[2]
-    if role in ("grad_parameter", "gradient") and named.endswith(".grad"):
-        return f"gradient of {named.removesuffix('.grad')}"
-    if role in ("parameter", "state") and "." in named:
-        return f"{_RESULTS[role]} {named}"
-    which = f" {number}" if number and role in ("output", "grad_input") else ""
+    name = name_of(at.name)
+    if role in ("grad_parameter", "gradient") and name.gradient_of:
+        return f"gradient of {name.gradient_of}"
+    if role in ("parameter", "state") and "." in name.kind:
+        return f"{_RESULTS[role]} {name.kind}"
+    which = f" {name.number}" if name.number and role in ("output", "grad_input") else ""
     return _RESULTS.get(role, role) + which
 
 
@@ -366,8 +366,8 @@ def located(at: At) -> str:
     if at.what in _SEEN and at.side:
         value = _SEEN[at.what].format(_operand(at, None))
     elif at.what in ("result", "product"):
-        name = at.name.partition("@")[0]
-        value = f"the {_result('gradient' if name.endswith('.grad') else name, at)}"
+        name = name_of(at.name)
+        value = f"the {_result('gradient' if name.gradient_of else name.kind, at)}"
     elif at.what == "operator":
         value = f"the result of {at.name}"
     else:

@@ -13,6 +13,7 @@ import msgspec
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.names import name_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import (
     DerivativeOf,
@@ -165,8 +166,7 @@ OWN = " in "
 
 def place_of(at: At) -> str:
     """The module that an address is in, "" for one of the whole model."""
-    name = at.name.partition("@")[0].removesuffix(".grad")
-    return at.layer or (name.rpartition(".")[0] if "." in name else "")
+    return at.layer or name_of(at.name).module
 
 
 def fingerprint(verdict: Verdict, family: str) -> str:

@@ -18,6 +18,7 @@ from narrowfuzz.ledger.severity import LARGE, SMALL
 from narrowfuzz.numerics.plan import ROLES
 from narrowfuzz.numerics.reference import Undivided, product
 from narrowfuzz.operators import BY_NAME as OPERATORS
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import NATIVE, Evidence
 from narrowfuzz.rules.layers import layer_evidences
 from narrowfuzz.rules.sharded.evidence import groups, joined, run_of
@@ -96,8 +97,7 @@ def _of_ranks(evidence: Evidence) -> Effect:
     for _, alone, group in groups(evidence):
         for name, want in alone.outputs.items():
             pieces = [trace.outputs[name] for trace in group if name in trace.outputs]
-            rows = name.partition("@")[0] in ("output", "grad_input")
-            if pieces and (rows or evidence.spec.sharding.together):
+            if pieces and (name_of(name).by_rows or evidence.spec.sharding.together):
                 got = joined(pieces, want.shape, evidence.spec.batch)
                 found.append(Effect(1.0) if got is None else _excess_of(got, want, want))
     return _told(_worst(found))

@@ -18,7 +18,7 @@ from narrowfuzz.trace.expect import DerivativeOf
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
-from narrowfuzz.triage.script_checks import check_rule
+from narrowfuzz.triage.script_checks import check_alone
 from narrowfuzz.triage.script_function import write_function_script
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
@@ -46,10 +46,10 @@ def write_script(
     tensors = tensors_of(case, recipe) if tensors is None else tensors
     if isinstance(verdict.expect, DerivativeOf):
         return write_function_script(case.spec, verdict, device)
-    if verdict.oracle == "census":
+    if verdict.at.what == "module":
         return write_census_script(case, verdict, recipe, *_model_source(case.spec))
     plain = not case.history and _is_plain(case.spec, verdict, BY_NAME[verdict.arm])
-    if plain and (check := check_rule(verdict)):
+    if plain and (check := check_alone(verdict)):
         return _short(case, verdict, recipe, tensors, check, device)
     return write_played_script(case, verdict, recipe, tensors, device=device)
 
@@ -57,7 +57,7 @@ def write_script(
 def _short(
     case: Case, verdict: Verdict, recipe: Recipe, tensors: Tensors, check: str, device: str
 ) -> str:
-    arm, tapped = BY_NAME[verdict.arm], verdict.oracle in _TAPPED
+    arm, tapped = BY_NAME[verdict.arm], _looks_inside(verdict)
     parts = [
         docstring(verdict, case.spec.recipe),
         "import collections, contextlib, ctypes, math, re\nimport torch"
@@ -83,17 +83,20 @@ def _short(
 _SEEN = """seen = []
 tapping = tap(lambda *gemm: seen.append([t.clone() if hasattr(t, "clone") else t for t in gemm]))
 tapping.__enter__()"""
-#: Rules that look at operands.
-_TAPPED = ("O2", "O3", "O4", "O13")
+
+
+def _looks_inside(verdict: Verdict) -> bool:
+    """Is it about what was multiplied, or what a recompute was given?"""
+    return bool(verdict.at.side) or verdict.at.phase == "recompute"
 
 
 def _is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:
     """True where a single linear, run forward and backward once, tells the story."""
     special = spec.dynamic or spec.fullgraph or spec.lifecycle != "none" or not spec.trains
     mixed = arm.checkpoint == "selective" or bool(arm.compiler and arm.checkpoint)
-    inside = bool(arm.compiler) and verdict.oracle in _TAPPED
-    handed = verdict.oracle == "O13" and not verdict.at.side
-    return spec.direct and not (special or mixed or inside or handed)
+    inside = bool(arm.compiler) and _looks_inside(verdict)
+    given = verdict.at.phase == "recompute" and not verdict.at.side
+    return spec.direct and not (special or mixed or inside or given)
 
 
 def _model_source(spec: Spec) -> tuple[str, str]:

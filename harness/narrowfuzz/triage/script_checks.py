@@ -1,40 +1,47 @@
-"""The last lines of a repro.py: what is looked at, and what it must be. Text of the O-rules."""
+"""The last lines of a repro.py: what is looked at, and what it must be."""
 
 from __future__ import annotations
 
 import math
 
+from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.rules.contract import RULE
-from narrowfuzz.trace.expect import Is, OneOf, Present, Refuses, Runs, Within, read
+from narrowfuzz.rules.repeat import AGAIN
+from narrowfuzz.trace.expect import Is, OneOf, Present, Refuses, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
 
-#: Rules about one element of one result.
-ELEMENT_RULES = ("O5", "O15", "O6", "O7", "O23", "O10", "O11", "O16")
 
-
-def check_rule(verdict: Verdict) -> str:
-    """The check of a contract, an operand, an element or a repetition; "" for a relation."""
-    rule = verdict.oracle
-    if rule == "contract":
-        return check_contract(verdict)
-    if rule in ELEMENT_RULES:
-        got = f'run(input, weight, grad_output)["{verdict.role}"]{list(verdict.at.index)}'
-        return check_element(verdict, f"{got}.item()")
-    if rule in ("O2", "O3", "O4"):
-        return check_operand(verdict)
-    if rule == "O1":
+def check_alone(verdict: Verdict) -> str:
+    """The check of a single linear that runs once or twice: what it is follows from what is
+    expected, and where. "" where other runs are compared."""
+    at, expect = verdict.at, verdict.expect
+    if at.phase == "recompute" and isinstance(expect, Same):
+        return check_recompute()
+    if AGAIN in (at.run, *([expect.at.run] if isinstance(expect, Same) else [])):
         return check_equal(
             f"runs = [run(input, weight, grad_output)]\n{POISON}\n"
             "runs += [run(input, weight, grad_output) for _ in range(20)]",
             "runs[0]", "next((r for r in runs if not same(r, runs[0])), runs[0])", verdict.role,
         )  # fmt: skip
-    if rule == "O12":
-        return check_equal(
-            "kept = run(input, weight, grad_output, checkpointed=False)",
-            "kept", "run(input, weight, grad_output)", verdict.role,
-        )  # fmt: skip
-    return check_recompute() if rule == "O13" else ""
+    if isinstance(expect, Runs | Refuses | Present):
+        return check_contract(verdict)
+    if verdict.runs or not isinstance(expect, Is | Within | OneOf | Same):
+        return ""
+    if isinstance(expect, Same):
+        arm = BY_NAME[verdict.arm]
+        return _against_plain(verdict) if arm.checkpoint and expect.at.run == arm.stage else ""
+    if at.what != "result":
+        return check_operand(verdict)
+    got = f'run(input, weight, grad_output)["{verdict.role}"]{list(at.index)}'
+    return check_element(verdict, f"{got}.item()")
+
+
+def _against_plain(verdict: Verdict) -> str:
+    return check_equal(
+        "kept = run(input, weight, grad_output, checkpointed=False)",
+        "kept", "run(input, weight, grad_output)", verdict.role,
+    )  # fmt: skip
 
 
 def check_recompute() -> str:

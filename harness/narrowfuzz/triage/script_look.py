@@ -98,11 +98,10 @@ def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
         limit = expect.limit if isinstance(expect, Own) else ""
         return f"statistics(watch.attention, {repr(read(limit)) if limit else 'math.inf'})"
     if at.what == "product":
-        phase = "forward" if verdict.oracle == "O5" else "backward"
-        return f"wrong_products([p for p in watch.products if p.phase == {phase!r}])"
-    if verdict.oracle == "O13" and BY_NAME[verdict.arm].compiler:
+        return f"wrong_products([p for p in watch.products if p.phase == {at.phase!r}])"
+    if at.phase == "recompute" and BY_NAME[verdict.arm].compiler:
         return "recomputed_otherwise(watch.products)"
-    if isinstance(expect, Own) and verdict.oracle == "O22":
+    if isinstance(expect, Own) and at.what == "result":  # of sums over the last weight's rows
         allowed = own_backward.allowed(spec.dtype, autocast=bool(spec.narrowed))
         largest = own_backward.largest(spec.dtype)
         limits = (MODELS[spec.model].last, allowed, largest, FORMATS[spec.dtype].min_normal)

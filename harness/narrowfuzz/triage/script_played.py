@@ -30,6 +30,7 @@ from narrowfuzz.play import (
     taps,
 )  # fmt: skip
 from narrowfuzz.play.job import Event, Job, Taps
+from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.repeat import AGAIN
@@ -244,10 +245,10 @@ def _given(tensors: Tensors, own: Tensors) -> tuple[str, Tensors]:
     """What of the case's ``own`` tensors another run takes, as text, and what it has instead. What
     single events run on has their numbers, and these differ from run to run."""
     other = {n: t for n, t in tensors.items() if not _held(n, t, own)}
-    numbered = {name for name in own if "@" in name}
+    numbered = {name for name in own if name_of(name).number}
     if numbered <= tensors.keys() - other.keys():
         return "tensors", other
-    kept = {n: t for n, t in tensors.items() if n in other or "@" in n}
+    kept = {n: t for n, t in tensors.items() if n in other or name_of(n).number}
     return '{n: t for n, t in tensors.items() if "@" not in n}', kept
 
 

@@ -14,6 +14,7 @@ from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Event, Forward, Reload
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.contract import separates
 from narrowfuzz.rules.library.evidence import order_lost
@@ -52,11 +53,12 @@ def check_twin(evidence: Evidence) -> Iterator[Verdict]:
 def _until(spec: Spec, trace: Trace, until: int) -> Trace:
     """The trace before event ``until``."""
     forwards = sum(isinstance(event, Forward) for event in spec.events[:until])
-    outputs = {
-        name: x
-        for name, x in trace.outputs.items()
-        if (int(name.partition("@")[2]) < until if "@" in name else int(name[1:]) < forwards)
-    }
+
+    def before(name: str) -> bool:
+        number = name_of(name).number  # of a gradient its event; an output is y<forward>
+        return int(number) < until if number else int(name[1:]) < forwards
+
+    outputs = {name: x for name, x in trace.outputs.items() if before(name)}
     return replace(trace, moments=trace.moments[:until], outputs=outputs)
 
 

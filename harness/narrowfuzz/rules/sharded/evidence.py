@@ -11,6 +11,7 @@ import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME, EAGER, SHARDED_PROCESSES
 from narrowfuzz.case.events import Backward, Forward, Step
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.trace.trace import LayerCall, Trace
 
@@ -62,8 +63,8 @@ def first_step(evidence: Evidence) -> tuple[int, int]:
 
 def before_steps(trace: Trace, name: str, count: int) -> dict[str, Any]:
     """The first ``count`` results of a kind, by name, in order."""
-    numbered = [key for key in trace.outputs if key.partition("@")[0] == name]
-    numbered.sort(key=lambda key: float(key.partition("@")[2] or np.inf))
+    numbered = [key for key in trace.outputs if name_of(key)[:2] == ("", name)]
+    numbered.sort(key=lambda key: float(name_of(key).number or np.inf))
     return {key: trace.outputs[key] for key in numbered[:count]}
 
 

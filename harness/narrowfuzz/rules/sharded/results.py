@@ -15,6 +15,7 @@ from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.reduction import added
+from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence, identical, same_bits
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
@@ -173,10 +174,10 @@ def check_agreement(evidence: Evidence) -> Iterator[Verdict]:
         laid_out = _as_laid_out(evidence, alone)
         for name, whole in alone.outputs.items():
             parts = [trace.outputs[name] for trace in group if name in trace.outputs]
-            kind = name.partition("@")[0]
-            if kind in ("output", "grad_input") and name not in laid_out:
+            by_rows = name_of(name).by_rows
+            if by_rows and name not in laid_out:
                 continue
-            sharded = evidence.spec.sharding.data > 1 and kind not in ("output", "grad_input")
+            sharded = evidence.spec.sharding.data > 1 and not by_rows
             if name != NORM and not sharded and copies(parts, whole.shape):
                 yield _agree(arm, name, rank, group)
 
@@ -278,7 +279,7 @@ def check_stages(evidence: Evidence) -> Iterator[Verdict]:
     (alone,) = evidence.traces[EAGER.name].ranks
     left = {name: rank for rank, trace in enumerate(run.ranks) for name in trace.outputs}
     for name, want in alone.outputs.items():
-        if name.partition("@")[0] in ("grad_input", NORM):  # no stage is asked for it
+        if name_of(name).kind in ("grad_input", NORM):  # no stage is asked for it
             continue
         rank = left.get(name, len(run.ranks) - 1)
         there = At(name=name, run=EAGER.name)
