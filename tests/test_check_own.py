@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from narrowfuzz.cli import main
 from test_own_models import ANOTHER_IN_RECOMPUTE, EVERY_SECOND, HEAD, SIZES
 
 pytestmark = pytest.mark.slow
@@ -63,14 +65,6 @@ def test_of_a_model_without_problems_it_is_said_what_was_checked(tmp_path: Path)
     assert ran.summary["judged"] == {"met": 2, "of": 2} and not ran.summary["never_judged"]
 
 
-def test_a_run_whose_first_cases_did_not_all_happen_is_not_green(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(TINY)
-    ran = check(tmp_path, "mine.py:build", "--cases", "3", "--min-judged", "0")
-    assert ran.code == 4, ran.output
-    assert "only 3 of its first 10 cases ran" in ran.output.strip().splitlines()[-1]
-    assert ran.summary["lacking"] and not ran.summary["findings"]
-
-
 def test_what_its_first_cases_compile_is_counted(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY)
     argv = ("--cases", "11", "--compile", "aot_eager")
@@ -78,15 +72,33 @@ def test_what_its_first_cases_compile_is_counted(tmp_path: Path) -> None:
     assert counts["compiles"] == 1 and counts["compile_seconds"] > 0
 
 
-def test_a_forward_that_differs_is_said_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(HEAD + EVERY_SECOND.format(every=2))
-    ran = check(tmp_path, "mine.py:build", "--minutes", "1")
-    assert ran.code == 2, ran.output
-    (line,) = ran.output.strip().splitlines()
-    assert "blocks.1 (EverySecond)" in line and not ran.folder.exists()
+Refused = Callable[..., str]
 
 
-def test_parameters_without_a_gradient_are_noted(tmp_path: Path) -> None:
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refused:
+    """What ``check`` says of a model and options that it refuses before anything runs, here."""
+    monkeypatch.chdir(tmp_path)
+
+    def refused(source: str, *argv: str) -> str:
+        (tmp_path / "mine.py").write_text(source)
+        with pytest.raises(SystemExit) as ended:
+            main(["check", "mine.py:build", "--out", "out", *argv])
+        assert ended.value.code == 2 and not (tmp_path / "out").exists()
+        return capsys.readouterr().err
+
+    return refused
+
+
+def test_a_forward_that_differs_is_said_before_anything_runs(refused: Refused) -> None:
+    (line,) = refused(HEAD + EVERY_SECOND.format(every=2), "--minutes", "1").strip().splitlines()
+    assert "blocks.1 (EverySecond)" in line
+
+
+def test_of_a_run_that_is_not_green_it_is_said_why(tmp_path: Path) -> None:
+    """Its first cases did not all happen; and parameters without a gradient are noted."""
     idle = TINY.replace("nn.GELU()", "Idle()") + (
         "class Idle(nn.Module):\n"
         "    def __init__(self):\n"
@@ -95,28 +107,30 @@ def test_parameters_without_a_gradient_are_noted(tmp_path: Path) -> None:
         "    def forward(self, x): return x\n"
     )
     (tmp_path / "mine.py").write_text(idle)
-    ran = check(tmp_path, "mine.py:build", "--cases", "1", "--min-judged", "0")
+    ran = check(tmp_path, "mine.py:build", "--cases", "3", "--min-judged", "0")
     assert "no gradient reaches 1.shift in one call" in ran.output, ran.output
+    assert ran.code == 4, ran.output
+    assert "only 3 of its first 10 cases ran" in ran.output.strip().splitlines()[-1]
+    assert ran.summary["lacking"] and not ran.summary["findings"]
 
 
-def test_arms_are_those_of_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(TINY)
-    ran = check(tmp_path, "mine.py:build", "--checkpoint", "full", "--arm", "inductor*")
-    assert ran.code == 2
-    assert "runs eager, eager+checkpoint; --compile and --checkpoint say more" in ran.output
+def test_arms_are_those_of_the_configuration(refused: Refused) -> None:
+    said = refused(TINY, "--checkpoint", "full", "--arm", "inductor*")
+    assert "runs eager, eager+checkpoint; --compile and --checkpoint say more" in said
 
 
-def test_a_filter_that_leaves_nothing_names_the_linears(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(TINY)
-    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "up")
-    assert ran.code == 2 and (
-        "no linear is called 'up' (of --filter 'up'): the linears of mine.py:build are 0"
-        in ran.output
-    )
-    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!up")
-    assert ran.code == 2 and "no linear is called 'up' (of --filter '!up')" in ran.output
-    ran = check(tmp_path, "mine.py:build", "--recipe", "torchao.float8.rowwise", "--filter", "!0")
-    assert ran.code == 2 and "--filter '!0' leaves no linear to convert" in ran.output
+@pytest.mark.parametrize(
+    ("only", "says"),
+    [
+        ("up", "no linear is called 'up' (of --filter 'up'): the linears of mine.py:build are 0"),
+        ("!up", "no linear is called 'up' (of --filter '!up')"),
+        ("!0", "--filter '!0' leaves no linear to convert"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_names_the_linears(
+    refused: Refused, only: str, says: str
+) -> None:
+    assert says in refused(TINY, "--recipe", "torchao.float8.rowwise", "--filter", only)
 
 
 @pytest.mark.heavy
@@ -131,7 +145,9 @@ def test_a_filter_and_other_sizes_are_said_and_judged(tmp_path: Path) -> None:
     assert ran.summary["judged"] == {"met": 1, "of": 1}
 
 
-def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Path) -> None:
+def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(HEAD + ANOTHER_IN_RECOMPUTE)
     ran = check(
         tmp_path, "mine.py:build", "--cases", "2", "--minutes", "0.5", "--checkpoint", "full"
@@ -144,8 +160,11 @@ def test_a_bug_of_the_users_own_is_named_by_its_layer_and_replayed(tmp_path: Pat
     folder = str(ran.folder / "findings" / found["id"])
     assert narrowfuzz(tmp_path, "replay", folder, "--model", "mine.py:build").code == 1
     (tmp_path / "other.py").write_text(TINY)
-    wrong = narrowfuzz(tmp_path, "replay", folder, "--model", "other.py:build")
-    assert wrong.code == 2 and "is about mine.py:build, not about other.py:build" in wrong.output
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", folder, "--model", "other.py:build"])
+    assert ended.value.code == 2
+    assert "is about mine.py:build, not about other.py:build" in capsys.readouterr().err
     script = subprocess.run([sys.executable, f"{folder}/repro.py"], cwd="/", capture_output=True)
     assert script.returncode == 1, script.stderr
 

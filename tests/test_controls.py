@@ -13,7 +13,7 @@ from narrowfuzz import plants
 from narrowfuzz.arms.ladder import select_arms
 from narrowfuzz.arms.program import Program
 from narrowfuzz.campaign.config import Config
-from narrowfuzz.campaign.supervisor import start_server
+from narrowfuzz.campaign.server import start_server
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.events import Backward, Close, Forward, Open, Step

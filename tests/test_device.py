@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from narrowfuzz.arms.ladder import approximate, natives, on_ranks, options_on, unavailable
-from narrowfuzz.campaign import supervisor
+from narrowfuzz.campaign import server
 from narrowfuzz.case.arm import (
     BY_NAME,
     EAGER_NATIVE,
@@ -327,10 +327,10 @@ def test_what_workers_on_gpus_are_forked_from_never_asks_for_cuda() -> None:
     preloaded: list[str] = []
     context = SimpleNamespace(set_forkserver_preload=preloaded.extend)
     with (
-        patch.object(supervisor.mp, "get_context", lambda kind: context),
-        patch.object(supervisor.forkserver, "ensure_running"),
+        patch.object(server.mp, "get_context", lambda kind: context),
+        patch.object(server.forkserver, "ensure_running"),
     ):
-        supervisor.start_server("cuda")
+        server.start_server("cuda")
     modules = [name.removeprefix("narrowfuzz.campaign.") for name in preloaded]
     assert modules == ["preload", "worker"] and asked(*modules) == []
     assert asked("preload_torchao")  # what the guard is for
@@ -340,8 +340,8 @@ def test_workers_on_the_cpu_are_forked_with_torchao() -> None:
     preloaded: list[str] = []
     context = SimpleNamespace(set_forkserver_preload=preloaded.extend)
     with (
-        patch.object(supervisor.mp, "get_context", lambda kind: context),
-        patch.object(supervisor.forkserver, "ensure_running"),
+        patch.object(server.mp, "get_context", lambda kind: context),
+        patch.object(server.forkserver, "ensure_running"),
     ):
-        supervisor.start_server("simulated")
+        server.start_server("simulated")
     assert "narrowfuzz.campaign.preload_torchao" in preloaded

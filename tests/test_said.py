@@ -15,7 +15,8 @@ import pytest
 from narrowfuzz.campaign.campaign import _print_head, _print_probed
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.live import progress
-from narrowfuzz.campaign.supervisor import CONFIRMING, quieten_tracker
+from narrowfuzz.campaign.server import quieten_tracker
+from narrowfuzz.campaign.supervisor import CONFIRMING
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.ledger.advice import applying
 from narrowfuzz.ledger.ledger import load_entries
@@ -81,7 +82,7 @@ def test_an_effect_of_infinities_warns_of_nothing() -> None:
 
 LEAKS = """
 import sys
-from narrowfuzz.campaign.supervisor import quieten_tracker
+from narrowfuzz.campaign.server import quieten_tracker
 if sys.argv[1:]: quieten_tracker()
 import multiprocessing, os
 kept = multiprocessing.get_context("spawn").Semaphore()

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.arms.ladder import select_arms
+from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import LADDER
 from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.spec import Case, DataSpec, Spec, Spike
@@ -23,13 +24,13 @@ from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import BY_NAME, RULES
 from narrowfuzz.rules.relations_shape import halves, variants
+from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import (
     Expect,
     Is,
     OneOf,
     Ordered,
-    Own,
     Refuses,
     Runs,
     Same,
@@ -113,6 +114,14 @@ def verdict_of(oracle: str, arm: str, **changes: Any) -> Verdict:
             "expect": Ordered(bits(1), At(what="codes", name="output", side="a", index=(0, 1)))
         }
         fields |= {"what": "codes"}
+    elif oracle == "O1":
+        fields |= {"expect": Same(At(name="output", index=(0, 0), run=AGAIN), "1")}
+    elif oracle == "O12":
+        plain = At(name="output", index=(0, 0), run=ARMS[arm].stage)
+        fields |= {"expect": Same(plain, "1")}
+    elif oracle == "O13":
+        there = At(what="codes", name="output", side="a", index=(0, 0), phase="forward")
+        fields |= {"what": "codes", "phase": "recompute", "expect": Same(there, "1")}
     fields |= changes
     place = {name: fields.pop(name) for name in At.__struct_fields__ if name in fields}
     at = At(**{"name": fields["role"], **place})
@@ -283,7 +292,9 @@ def test_every_contract_expectation_has_a_script(expect: Expect) -> None:
 @pytest.mark.parametrize("text", ['""" quoted', "back\\slash", 'ends in a quote"', "new\nline"])
 def test_what_a_library_said_cannot_break_the_script(text: str) -> None:
     case = Case(spec=Spec(recipe=FLOAT8), data=DataSpec())
-    verdict = verdict_of("contract", "eager", got=text, symptom=text, name=text, expect=Own(text))
+    verdict = verdict_of(
+        "contract", "eager", got=text, symptom=text, name=text, expect=Refuses(text)
+    )
     assert_stands_alone(write_script(case, verdict, recipes()[FLOAT8]))
 
 

@@ -330,7 +330,8 @@ def test_a_product_inside_a_compiled_graph_has_a_script(
 ) -> None:
     """Its own check: exits 0 on a clean library and 1 where the kernel multiplies wrongly."""
     spec = spec_of("mlp_swiglu", recipe="torch.bf16", compile="aot_eager")
-    wrong = Verdict(rule, "aot_eager", role, "diverged", WRONG_PRODUCT, At(what="product"), "2")
+    at = At(what="product", phase="forward" if rule == "O5" else "backward")
+    wrong = Verdict(rule, "aot_eager", role, "diverged", WRONG_PRODUCT, at, "2")
     path, faults = tmp_path / "repro.py", tmp_path / "faults.py"
     path.write_text(write_script(Case(spec=spec, data=DataSpec()), wrong, recipes()["torch.bf16"]))
     faults.write_text(WRONG_MM)

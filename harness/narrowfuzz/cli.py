@@ -196,6 +196,12 @@ def _told(
     return done
 
 
+def _start_early(device: str, plant: str) -> None:
+    from narrowfuzz.campaign.server import start_early
+
+    start_early(device or "cpu", plant)
+
+
 def _ended(json: bool, do: Callable[[], tuple[int, dict[str, Any]]]) -> int:
     """The exit code of a campaign; the campaign itself tells people how it goes."""
     return _told(json, do, lambda ended: None, lambda ended: ended[1])[0]
@@ -236,6 +242,8 @@ def run(
     less was checked than --min-judged asks; 130: interrupted.
     """
     lay(with_ or ())
+    if not te_version:  # it is chosen first
+        _start_early(device, plant)
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.main import run_command
 
@@ -302,6 +310,7 @@ def check(
     Exit codes are those of run; by default 4 if something that can run here was not checked.
     """
     lay(with_ or ())
+    _start_early(device, plant)
     from narrowfuzz.campaign.asked import Asked
     from narrowfuzz.campaign.check import check_command
 

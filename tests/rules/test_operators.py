@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
 from narrowfuzz.trace.verdict import BAD
 from narrowfuzz.triage.script_operator import call_of, write_operator_script
-from narrowfuzz.triage.verify import run_script
+from narrowfuzz.triage.verify import RunScript
 
 prepare()
 settle()
@@ -92,7 +90,9 @@ def test_an_aot_eager_graph_calls_sums_too(recipes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp_swiglu", "llama_block"])
-def test_its_script_is_the_call_alone(recipes: dict[str, Any], tmp_path: Path, model: str) -> None:
+def test_its_script_is_the_call_alone(
+    recipes: dict[str, Any], tmp_path: Path, scripts: RunScript, model: str
+) -> None:
     fault = "sum-drops-last-row"
     case, judge = case_of(model), judge_of(recipes)
     with builtin_faults()[fault].plant():
@@ -100,9 +100,9 @@ def test_its_script_is_the_call_alone(recipes: dict[str, Any], tmp_path: Path, m
         script = write_operator_script(call_of(judge, case, cause), cause, "cpu")
     (path := tmp_path / "repro.py").write_text(script)
     assert "narrowfuzz" not in script and len(script.splitlines()) <= 60
-    assert run_script(path, plant=("", fault)).shown
-    clean = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
-    assert clean.returncode == 0 and "the result of sum at [0" in clean.stdout
+    assert scripts(path, plant=("", fault)).shown
+    clean = scripts(path)
+    assert clean.code == 0 and "the result of sum at [0" in clean.output
 
 
 def test_a_script_lays_its_tensors_out_as_they_were() -> None:

@@ -7,7 +7,6 @@ a second. The supervisor itself never runs a case.
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import signal
 import sys
 import threading
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, assert_never
@@ -24,8 +22,8 @@ from narrowfuzz.arms.lost import EXIT_LOST
 from narrowfuzz.campaign import messages
 from narrowfuzz.campaign.config import Config
 from narrowfuzz.campaign.running import running
+from narrowfuzz.campaign.server import start_server
 from narrowfuzz.case.spec import Case, load_case
-from narrowfuzz.machine.device import forks
 from narrowfuzz.report.store import Store
 from narrowfuzz.report.tally import Found, Tally
 from narrowfuzz.triage.finding import Triaged
@@ -64,26 +62,6 @@ def run_campaign(config: Config, store: Store, progress: Progress) -> Tally:
     with interruptible([tally]):
         play(config, store, progress, tally)
     return tally
-
-
-def start_server(device: str) -> None:
-    """Start the process that workers on the device are forked from; it imports torch once."""
-    modules = ["preload", "worker", *(["preload_torchao"] if forks(device) else [])]
-    mp.get_context("forkserver").set_forkserver_preload(
-        [f"narrowfuzz.campaign.{name}" for name in modules]
-    )
-    quieten_tracker()
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is ours alone
-    forkserver.ensure_running()
-    signal.signal(signal.SIGINT, usual)
-
-
-def quieten_tracker() -> None:
-    """The process that cleans up after workers that are ended warns of what it cleans up."""
-    quiet = "ignore:resource_tracker:UserWarning"
-    given = os.environ.get("PYTHONWARNINGS", "")
-    if quiet not in given.split(","):
-        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (given, quiet)))
 
 
 def play(config: Config, store: Store, progress: Progress, tally: Tally) -> None:

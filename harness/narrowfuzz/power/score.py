@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from narrowfuzz.arms.ladder import none_runs, select_arms
-from narrowfuzz.campaign.supervisor import interruptible, start_server
+from narrowfuzz.campaign.server import start_server
+from narrowfuzz.campaign.supervisor import interruptible
 from narrowfuzz.machine.device import check_device, choose, default_workers
 from narrowfuzz.machine.environment import prepare, versions
 from narrowfuzz.plants.plant import Plant

@@ -19,6 +19,7 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
 from narrowfuzz.triage.script_checks import check_alone
+from narrowfuzz.triage.script_element import TAPPED
 from narrowfuzz.triage.script_function import write_function_script
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
@@ -87,7 +88,7 @@ tapping.__enter__()"""
 
 def _looks_inside(verdict: Verdict) -> bool:
     """Is it about what was multiplied, or what a recompute was given?"""
-    return bool(verdict.at.side) or verdict.at.phase == "recompute"
+    return verdict.at.what in (*TAPPED, "source") or verdict.at.phase == "recompute"
 
 
 def _is_plain(spec: Spec, verdict: Verdict, arm: Arm) -> bool:

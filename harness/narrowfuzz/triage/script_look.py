@@ -30,7 +30,7 @@ from narrowfuzz.trace.expect import (
     read,
 )
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_checks import ACCEPTED, check_raises
+from narrowfuzz.triage.script_checks import accepted, check_raises
 from narrowfuzz.triage.script_element import TAPPED, Places
 from narrowfuzz.triage.script_parts import TORCH_NAME
 
@@ -61,9 +61,8 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
     Raises ValueError for an address or expectation that no run of a player shows."""
     expect, places = verdict.expect, Places(spec, plan, runs, bool(BY_NAME[verdict.arm].compiler))
     if isinstance(expect, Runs | Refuses):
-        accepted = isinstance(expect, Refuses) and not expect.raised
-        if accepted:
-            return Look(ACCEPTED.format(call="run()", rule=expect))
+        if isinstance(expect, Refuses) and not expect.raised:
+            return Look(accepted("run()", expect))
         return Look(check_raises(verdict, "run()", "trace.phase", "trace.doing or trace.phase"))
     if isinstance(expect, Typed):
         got = f"{places.call(verdict.at)}.outputs[{verdict.at.name!r}].dtype"
