@@ -10,8 +10,8 @@ from narrowfuzz.judge.judge import Judge, tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES
+from narrowfuzz.operators.linear import alone
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.rules.reference import alone
 from narrowfuzz.rules.rule import same_bits
 
 prepare()

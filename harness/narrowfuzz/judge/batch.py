@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from narrowfuzz.case.spec import Case
 from narrowfuzz.numerics.plan import Plan
-from narrowfuzz.rules.reference import Draws, Reference, Tensors
+from narrowfuzz.operators.linear import Draws, Reference, Tensors
 
 #: Elements of one operand that are worked on at once: more do not stay in a core's cache.
 _ELEMENTS = 1 << 14

@@ -72,6 +72,7 @@ MOVED = {
     "moments": "trace.snapshots",
     "observe_library": "judge.observe_library",
     "older_cases": "case.older",
+    "oracles.reference": "operators.linear",
     "oracles.ORACLES": "rules.RULES",
     "oracles.oracle": "rules.rule",
     "oracles.oracle.Oracle": "rules.rule.Rule",

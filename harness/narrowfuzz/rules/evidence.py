@@ -19,7 +19,7 @@ from narrowfuzz.numerics.delayed import Policy
 from narrowfuzz.numerics.formats import F32, F64, Format, decode, rounded_from
 from narrowfuzz.numerics.plan import Plan, Role, unquantised
 from narrowfuzz.numerics.reference import Quantised, Scale
-from narrowfuzz.rules.reference import Reference, alone
+from narrowfuzz.operators.linear import Reference, alone
 from narrowfuzz.trace.expect import Given
 from narrowfuzz.trace.trace import Change, Derivative, RunError, Seen, Trace
 

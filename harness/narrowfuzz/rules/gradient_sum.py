@@ -17,7 +17,8 @@ from narrowfuzz.case.events import last_gradients
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.gemm import NOTHING, centre_and_radius, interval, observed, rescaled
+from narrowfuzz.rules.expected import NOTHING
+from narrowfuzz.rules.gemm import centre_and_radius, interval, observed, rescaled
 from narrowfuzz.rules.layers import given_of, layer_evidence
 from narrowfuzz.rules.rule import first, plain
 from narrowfuzz.trace.address import At

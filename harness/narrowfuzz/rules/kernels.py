@@ -12,17 +12,15 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from narrowfuzz.case.spec import Spec
-from narrowfuzz.numerics import bounds, reference
-from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
-from narrowfuzz.numerics.formats import F32, F64, FORMATS, decode
-from narrowfuzz.numerics.plan import HIGH_PRECISION, GemmPlan
+from narrowfuzz.numerics.accumulator import Accumulators
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.operators import product
+from narrowfuzz.operators.linear import Operand
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.gemm import NOTHING
+from narrowfuzz.rules.expected import outside, passed, radii
 from narrowfuzz.rules.quantiser import judge_cast, judge_scale
-from narrowfuzz.rules.reference import Operand
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Within, bits
@@ -40,8 +38,6 @@ WRONG_PRODUCT = "kernel multiplies wrongly"
 #: above 0.9, and a random matrix of 256 elements lies eight standard deviations below this. Of
 #: codes no likeness is asked: in a forward only converted linears multiply by any.
 _A_COPY = 0.5
-#: Any kernel: two inverse scales, each rounded and applied.
-_KERNEL = GemmPlan(HIGH_PRECISION, HIGH_PRECISION, scale_roundings=4)
 
 
 def check_kernels(evidence: Evidence) -> Iterator[Verdict]:
@@ -69,85 +65,16 @@ def some(items: tuple[T, ...], focus: int | None) -> tuple[T, ...]:
 
 def _multiply(accumulators: Accumulators, arm: str, one: Multiplied) -> Verdict:
     rule, role = ("O5", "output") if one.phase == "forward" else ("O15", "gradient")
-    a, b = _dequantised(one.a), _dequantised(one.b)
-    centre = reference.product(a, b)
-    radius = _radius(accumulators, one, a, b)
-    with np.errstate(all="ignore"):
-        risky = _may_overflow(one, a, b) | np.isnan(centre)
-        if one.bias is not None:
-            bias = np.ascontiguousarray(np.broadcast_to(one.bias, centre.shape))
-            risky |= ~np.isfinite(bias)
-            lo, hi = _with_bias(one, centre, radius, bias)
-        else:
-            lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype)
-    if risky.all():
-        return plain(rule, arm, role, "inconclusive", "every element may overflow or is NaN")
-    bad = ~(bounds.contains(lo, hi, one.result) | risky)
+    may = product.expected(one, accumulators)
+    bad = outside(may, one.result)
     if not bad.any():
-        if not (bounds.excludes_zero(lo, hi) & ~risky).any():
-            return plain(rule, arm, role, "inconclusive", NOTHING)
-        return plain(rule, arm, role, "ok")
+        return passed(rule, arm, role, may)
     at = first(bad)
     return Verdict(
         rule, arm, role, "diverged", WRONG_PRODUCT,
         At(what="product", phase=one.phase, index=at), number(one.result[at]),
-        Within(bits(lo[at]), bits(hi[at])),
-        factor=abs(float(one.result[at]) - float(centre[at])) / float(radius[at]),
+        Within(bits(may.lo[at]), bits(may.hi[at])), factor=radii(may, one.result, at),
     )  # fmt: skip
-
-
-def _radius(accumulators: Accumulators, one: Multiplied, a: F64, b: F64) -> F64:
-    """Bound 3.2 by whichever accumulation the kernel was asked for."""
-    kinds = (one.dtype,) if one.a.codes is None else ("fp8", "fp8 fast")
-    least = _least(one.a, one.dtype), _least(one.b, one.dtype)
-    gemms = [replace(_KERNEL, accumulator=accumulators.get(kind, UNKNOWN)) for kind in kinds]
-    return np.asarray(np.max([bounds.gemm_radius(a, b, gemm, least) for gemm in gemms], axis=0))
-
-
-def _least(seen: Seen, dtype: str) -> F64 | float:
-    """The smallest normal number of each row, as the kernel reads it."""
-    if seen.codes is None:
-        return FORMATS[dtype].min_normal
-    assert seen.scale is not None
-    unit = np.broadcast_to(seen.scale.astype(np.float64), seen.codes.shape)
-    return np.asarray(FORMATS[seen.format].min_normal * np.max(unit, axis=1, initial=0.0))
-
-
-def _may_overflow(one: Multiplied, a: F64, b: F64) -> NDArray[np.bool_]:
-    """Elements whose sums, or sums with only one operand's scale applied, may leave the range."""
-    limit = FORMATS[one.dtype].max * 0.5
-    risky = ~(np.abs(a) @ np.abs(b).T < limit)
-    for seen, other, axis in ((one.b, a, 1), (one.a, b, 0)):
-        if seen.codes is not None:
-            reach = np.abs(other).sum(axis=1) * FORMATS[seen.format].max
-            risky |= np.expand_dims(~(reach < limit), axis)
-    return np.asarray(risky)
-
-
-def _with_bias(one: Multiplied, centre: F64, radius: F64, bias: F32) -> tuple[F64, F64]:
-    """addmm adds before it rounds, or rounds, adds and rounds again: the hull of both."""
-    lo, hi = bounds.interval(centre, radius, _KERNEL, one.dtype, bias=bias)
-    fused = bounds.fused_bias_radius(centre, radius, bias, _contracted(one.a))
-    low, high = bounds.interval(
-        centre, fused.reshape(centre.shape), bounds.unrounded(_KERNEL), one.dtype, bias=bias
-    )
-    return np.minimum(lo, low), np.maximum(hi, high)
-
-
-def _contracted(seen: Seen) -> int:
-    array = seen.codes if seen.codes is not None else seen.values
-    assert array is not None
-    return int(array.shape[1])
-
-
-def _dequantised(seen: Seen) -> F64:
-    """An operand as the kernel reads it: codes times inverse scales, or plain values."""
-    if seen.codes is None:
-        assert seen.values is not None
-        return seen.values.astype(np.float64)
-    assert seen.scale is not None and seen.scale_is_inverse
-    with np.errstate(all="ignore"):
-        return decode(seen.codes, FORMATS[seen.format]) * seen.scale.astype(np.float64)
 
 
 def check_weight_copies(evidence: Evidence) -> Iterator[Verdict]:
@@ -236,7 +163,7 @@ def _likeness(seen: Seen, evidence: Evidence) -> float:
     with np.errstate(all="ignore"):
         got, weight = (
             np.nan_to_num(t, posinf=0.0, neginf=0.0).ravel().astype(np.float64)
-            for t in (_dequantised(seen), evidence.tensors["weight"])
+            for t in (product.dequantised(seen), evidence.tensors["weight"])
         )
         size = float(np.linalg.norm(got)) * float(np.linalg.norm(weight))
         return float(got @ weight) / size if 0.0 < size < np.inf else 0.0

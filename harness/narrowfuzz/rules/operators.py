@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.operators import BY_NAME
 from narrowfuzz.operators.operator import Expected
 from narrowfuzz.rules.evidence import Evidence, identical
-from narrowfuzz.rules.gemm import NOTHING
+from narrowfuzz.rules.expected import outside, passed
 from narrowfuzz.rules.kernels import some
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At
@@ -46,9 +44,9 @@ def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iter
         return
     for name, result in expected.items():
         got = call.outputs[name]
-        bad = ~(within(result, got) | result.unknown)
+        bad = outside(result, got)
         if not bad.any():
-            yield _passed(arm, call.operator, result)
+            yield passed(NAME, arm, call.operator, result)
             continue
         at = first(bad)
         # a sum in a module's backward is known by the gradient that it gives
@@ -68,22 +66,6 @@ def judge_call(arm: str, call: OperatorCall, trace: Trace | None = None) -> Iter
             remark=f"{operator.title(call)} is wrong",
             unconverted=True,
         )  # fmt: skip
-
-
-def within(expected: Expected, got: F32) -> NDArray[np.bool_]:
-    """Elements that lie in their interval, or are the NaN that they must be."""
-    nan = np.isnan(got) & np.isnan(expected.lo)
-    return bounds.contains(expected.lo, expected.hi, got) | nan
-
-
-def _passed(arm: str, role: str, expected: Expected) -> Verdict:
-    known = ~expected.unknown
-    if expected.unknown.size and not known.any():
-        return plain(NAME, arm, role, "inconclusive", "every element may overflow on its way")
-    sure = bounds.excludes_zero(expected.lo, expected.hi) | np.isnan(expected.lo)
-    if not (sure & known).any():
-        return plain(NAME, arm, role, "inconclusive", NOTHING)
-    return plain(NAME, arm, role, "ok")
 
 
 def _symptom(got: F32, expected: Expected, at: tuple[int, ...]) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import canonical, decode
 from narrowfuzz.numerics.plan import ROLES, MxScale, OperandPlan, Role, TwoLevelScale
+from narrowfuzz.operators.linear import Operand
 from narrowfuzz.rules.evidence import Evidence, identical
-from narrowfuzz.rules.reference import Operand
 from narrowfuzz.rules.rule import first, number, plain, same_bits
 from narrowfuzz.trace.address import At, What
 from narrowfuzz.trace.expect import Given, Is, bits

@@ -25,9 +25,10 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F32, F64
 from narrowfuzz.numerics.plan import ROLES, Plan, Role
+from narrowfuzz.operators.linear import alone
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.gemm import NOTHING, on_lattice
-from narrowfuzz.rules.reference import alone
+from narrowfuzz.rules.expected import NOTHING
+from narrowfuzz.rules.gemm import on_lattice
 from narrowfuzz.rules.rerun import again, base_of
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.variant import Index, Variant, everything, judge_variant

@@ -15,8 +15,8 @@ from narrowfuzz.case.data import hash_bits
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, decode, round_to
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role, TwoLevelScale
+from narrowfuzz.operators.linear import alone
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.reference import alone
 from narrowfuzz.rules.rerun import again, base_of, compare
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.trace.address import At

@@ -19,9 +19,9 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics import reference
 from narrowfuzz.numerics.formats import F32, decode
 from narrowfuzz.numerics.plan import ROLES, OperandPlan, Role
+from narrowfuzz.operators.linear import Reference, alone
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import centre_and_radius, observed, on_lattice, within
-from narrowfuzz.rules.reference import Reference, alone
 from narrowfuzz.rules.rerun import again, base_of, compare
 from narrowfuzz.rules.rule import plain, same_bits
 from narrowfuzz.trace.address import At, What

@@ -1,4 +1,5 @@
-"""The plan, executed: what rules hold a run against, computed once and only as far as asked.
+"""A linear and its gradients under a recipe's plan, executed: operands, products and bounds, which
+rules hold a run against, computed once and only as far as asked.
 
 Draws of one Spec are computed together. Their operands have one shape and one plan, and what small
 ones cost is mostly the calls.

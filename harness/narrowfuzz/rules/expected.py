@@ -1,0 +1,40 @@
+"""Results against what an operator may return: ``operators.operator.Expected``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from narrowfuzz.numerics import bounds
+from narrowfuzz.numerics.formats import F32
+from narrowfuzz.operators.operator import Expected
+from narrowfuzz.rules.rule import plain
+from narrowfuzz.trace.verdict import Verdict
+
+#: Why results inside their intervals are no pass: zeros, or the opposite signs, would be, too.
+NOTHING = "no element is known to be other than zero"
+_UNKNOWN = "every element may overflow or is NaN"
+
+
+def outside(may: Expected, got: F32) -> NDArray[np.bool_]:
+    """Elements that are known, and neither lie in their interval nor are the NaN they must be."""
+    nan = np.isnan(got) & np.isnan(may.lo)
+    return np.asarray(~(bounds.contains(may.lo, may.hi, got) | nan | may.unknown))
+
+
+def passed(rule: str, arm: str, role: str, may: Expected) -> Verdict:
+    """The verdict where nothing is outside: inconclusive if zeros would not be, either."""
+    known = ~may.unknown
+    if may.unknown.size and not known.any():
+        return plain(rule, arm, role, "inconclusive", _UNKNOWN)
+    sure = bounds.excludes_zero(may.lo, may.hi) | np.isnan(may.lo)
+    if not (sure & known).any():
+        return plain(rule, arm, role, "inconclusive", NOTHING)
+    return plain(rule, arm, role, "ok")
+
+
+def radii(may: Expected, got: F32, at: tuple[int, ...]) -> float:
+    """How far off a result is, in units of what it may be off before it is rounded; 0 where that
+    says nothing."""
+    off, radius = abs(float(got[at]) - float(may.centre[at])), float(may.radius[at])
+    return off / radius if np.isfinite(off) and 0.0 < radius < np.inf else 0.0
