@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec
+from narrowfuzz.draw.specs import fixed
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.operators import BY_KERNEL, BY_NAME
+from narrowfuzz.operators.operator import Expected, Operator, Read
+from narrowfuzz.own_models import register
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.play.literal import laid
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules import BY_NAME as BY_RULE
+from narrowfuzz.rules.operators import judge_call
+from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import BAD
 from narrowfuzz.triage.script_operator import call_of, write_operator_script
 from narrowfuzz.triage.verify import RunScript
@@ -113,3 +119,58 @@ def test_a_script_lays_its_tensors_out_as_they_were() -> None:
         again = laid(x[:1].expand(3, 4) if strides[0] == 0 else x, strides)
         assert again.stride() == strides
         assert np.array_equal(again, x[:1].expand(3, 4) if strides[0] == 0 else x)
+
+
+def negated(call: OperatorCall) -> dict[str, Expected]:
+    """What ``-x`` is, to the bit."""
+    exact = -call.tensors["input"].astype(np.float64)
+    nowhere = np.zeros(exact.shape, dtype=bool)
+    return {"output": Expected(exact, np.zeros(exact.shape), exact, exact, nowhere)}
+
+
+NEGATION = Operator(
+    name="negation",
+    kernels=("aten::neg",),
+    read=lambda named, result: Read({"input": named["self"]}, {"output": result}, {}),
+    expected=negated,
+    expression="-input",
+    title=lambda call: "a negation",
+)
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return -self.up(x)
+
+
+def build():
+    return Model(), torch.ones(3, 8)
+"""
+
+
+def test_one_record_is_all_that_an_operator_takes(
+    recipes: dict[str, Any], tmp_path: Path, scripts: RunScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen in a model of a user's, judged, named and shown by a script."""
+    monkeypatch.setitem(BY_NAME, NEGATION.name, NEGATION)
+    monkeypatch.setitem(BY_KERNEL, "aten::neg", NEGATION)
+    (tmp_path / "mine.py").write_text(MODEL)
+    (model,) = register(f"{tmp_path / 'mine.py'}:build")
+    spec = fixed(Spec(recipe="torch.fp32", model=model.name, dtype="fp32"), recipes["torch.fp32"])
+    case, judge = Case(spec=spec, data=DataSpec()), judge_of(recipes)
+    clean = judge.judge(case)
+    assert not clean.causes
+    assert ("negation", "ok") in {(v.role, v.status) for v in clean.verdicts if v.oracle == "O25"}
+    (call, *_) = (c for c in judge.observe(case).traces["eager"].operators if c.operator != "sum")
+    wrong = replace(call, outputs={"output": -call.outputs["output"]})
+    (verdict,) = judge_call("eager", wrong)
+    assert verdict.sentence().startswith("model: a negation is wrong at [0, 0]: expected ")
+    (path := tmp_path / "repro.py").write_text(write_operator_script(call, verdict, "cpu"))
+    assert scripts(path).code == 0  # torch's own is right
