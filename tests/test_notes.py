@@ -93,7 +93,7 @@ def test_an_operand_is_what_one_of_its_casts_made() -> None:
 
 def test_what_is_cast_too_late_makes_no_operand() -> None:
     early, late = cast(X, 0.5, ("0", "backward", 0)), cast(X, 0.5, ("0", "forward", 0))
-    run = Trace(heard=[(3, BACKWARD, early), (3, BACKWARD, late)])
+    run = Trace(recorded=[(3, BACKWARD, early), (3, BACKWARD, late)])
     assert in_time(run, {(3, BACKWARD)}) == [early]
     assert seen_at(run, Cast, {(3, BACKWARD)}) == [early, late]
     assert not seen_at(run, Product, {(3, BACKWARD)}) and not seen_at(run, Cast, {(2, BACKWARD)})
@@ -119,9 +119,9 @@ def test_products_have_the_formats_that_are_due() -> None:
 
 def test_a_forward_casts_its_weight() -> None:
     weight = cast(X, 1.0, ("0", "forward", 1))
-    run = Trace(heard=[(2, FORWARD, weight), (4, BACKWARD, weight)])
+    run = Trace(recorded=[(2, FORWARD, weight), (4, BACKWARD, weight)])
     assert not weight_not_cast(run, 2)[1]
-    run.heard.append((5, FORWARD, cast(X, 1.0, ("0", "forward", 0))))
+    run.recorded.append((5, FORWARD, cast(X, 1.0, ("0", "forward", 0))))
     assert weight_not_cast(run, 5)[1]
     assert not weight_not_cast(run, 3)[1]  # where no slot is known nothing is missing
 
@@ -141,22 +141,22 @@ def test_two_runs_are_compared_bit_by_bit() -> None:
 
 def test_a_linears_edges_show_what_it_quantises() -> None:
     layers = torch.nn.ModuleDict({"0": torch.nn.Linear(4, 2, bias=False)})
-    heard: list[Cast] = []
+    recorded: list[Cast] = []
     x = torch.ones(3, 4, requires_grad=True)
-    with edges(layers, heard.append):
+    with edges(layers, recorded.append):
         layers["0"](x).backward(2 * torch.ones(3, 2))
     layers["0"](x)
-    assert [seen.slot for seen in heard] == [
+    assert [seen.slot for seen in recorded] == [
         ("0", "forward", 0), ("0", "forward", 1), ("0", "backward", 0),
     ]  # fmt: skip
-    assert torch.equal(heard[2].input, 2 * torch.ones(3, 2))
+    assert torch.equal(recorded[2].input, 2 * torch.ones(3, 2))
 
 
 def test_maxima_are_those_of_a_slot_and_of_no_recompute() -> None:
     slot = ("0", "forward", 0)
     again = Where("recompute", 0, 0)
     run = Trace(states=[{}, {}])
-    run.heard = [(0, FORWARD, cast(X, 0.5, slot)), (1, again, cast(X, 0.5, slot))]
+    run.recorded = [(0, FORWARD, cast(X, 0.5, slot)), (1, again, cast(X, 0.5, slot))]
     assert maxima(run, slot, scales=True) == [[(700.0, 0.5)], []]
     assert maxima(run, ("0", "forward", 1), scales=False) == [[], []]
 
@@ -168,11 +168,11 @@ def test_what_is_kept_is_a_copy() -> None:
     assert copied(cast(X, 0.5, ("0", "forward", 1))).slot == ("0", "forward", 1)
 
 
-def test_a_layers_call_is_nothing_that_was_heard() -> None:
+def test_a_layers_call_is_nothing_that_was_recorded() -> None:
     """A script that sees calls of layers and nothing inside them cannot tell."""
 
     @contextlib.contextmanager
-    def deaf(layers: Any, hear: Any) -> Iterator[None]:
+    def deaf(layers: Any, record: Any) -> Iterator[None]:
         yield
 
     subject = SimpleNamespace(
@@ -191,4 +191,4 @@ def test_a_layers_call_is_nothing_that_was_heard() -> None:
         job=Job(events, "float32", "cpu", (1, 2), (1, 2), layers=Layers(("0",), "chain", hows)),
         taps=Taps(listens=True),
     )
-    assert run.heard == [] and set(run.results) == {"y0", "x0.grad@1"}
+    assert run.recorded == [] and set(run.results) == {"y0", "x0.grad@1"}

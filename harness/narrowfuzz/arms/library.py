@@ -56,7 +56,7 @@ def run_library(
     device = next(layers.parameters()).device.type
     job, taps = replace(job, device=device), Taps(listens=True)
     run = library.training_of(layers, subject=_verbs(subject, spec), job=job, taps=taps)
-    run.hear, played = written.hear, player.Trace()
+    run.record, played = written.record, player.Trace()
     tensors = of_rank(stimuli(case), rank)
     plainly = {} if spec.quantized_init else dict(layers.named_parameters())
     began = {name: _values(p) for name, p in plainly.items()}
@@ -112,7 +112,7 @@ class _Written:
     casts: list[CastSeen] = field(default_factory=list)
     products: list[ProductSeen] = field(default_factory=list)
 
-    def hear(self, where: Any, seen: Any) -> None:
+    def record(self, where: Any, seen: Any) -> None:
         """A call, a cast or a product, as it happens."""
         at = At(*where)
         if isinstance(seen, library.Called):

@@ -2,7 +2,7 @@
 
 As in the player, every function is written to be specialised. ``subject`` holds a library's verbs:
 layer(settings), autocast(settings), checkpoint(function, x, reentrant), backward(outputs, grads,
-retain), listen(layers, hear) and load(layers, state).
+retain), listen(layers, record) and load(layers, state).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def through(
         def one(x: Any) -> Any:
             if taps.listens:
                 run.at.append(Where("recompute" if in_backward() else "forward", number, index))
-                run.hear(run.at[-1], Called(name))
+                run.record(run.at[-1], Called(name))
             try:
                 if job.layers.caching:
                     return run.model[name](x, is_first_microbatch=first)
@@ -107,7 +107,7 @@ def through(
             x = call(index, name, x)
         return x
 
-    with hearing(run, subject=subject, taps=taps):
+    with recording(run, subject=subject, taps=taps):
         if job.layers.whole or (inside is not None and not job.layers.each):
             return wrapped(
                 model,
@@ -141,20 +141,20 @@ def backward_of(
     run: Training, outputs: list[Any], grads: list[Any], retain: bool, *, subject: Any, taps: Taps
 ) -> None:
     """The library's own backward."""
-    with hearing(run, subject=subject, taps=taps):
+    with recording(run, subject=subject, taps=taps):
         subject.backward(outputs, grads, retain)
 
 
-def hearing(run: Training, *, subject: Any, taps: Taps) -> Any:
-    """Tells ``run.hear`` of what passes."""
+def recording(run: Training, *, subject: Any, taps: Taps) -> Any:
+    """Tells ``run.record`` of what passes."""
     if not taps.listens:
         return contextlib.nullcontext()
 
-    def hear(seen: Any) -> None:
+    def record(seen: Any) -> None:
         outside = Where("backward" if in_backward() else "forward")
-        run.hear(run.at[-1] if run.at else outside, seen)
+        run.record(run.at[-1] if run.at else outside, seen)
 
-    return subject.listen(run.model, hear)
+    return subject.listen(run.model, record)
 
 
 def by_event(kept: Iterable[Kept]) -> dict[str, torch.Tensor]:

@@ -32,9 +32,10 @@ def noted(
     taps: Taps,
     resets: bool = False,
 ) -> Trace:
-    """A model of these settings, whose parameters ``fill`` sets, through all events. ``heard`` gets
-    (event, where, cast or product), ``states`` every slot's scale and window after each event,
-    ``left`` what the library has set aside then; ``began`` gets the parameters."""
+    """A model of these settings, whose parameters ``fill`` sets, through all events.
+    ``recorded`` gets (event, where, cast or product), ``states`` every slot's scale and window
+    after each event, ``pending`` what the library has set aside then; ``began`` gets the
+    parameters."""
     if resets:
         subject.reset()
     torch.manual_seed(0)  # quantising initial values leaves their maximum in the state
@@ -44,9 +45,9 @@ def noted(
     if taps.begins:
         trace.began = {name: on_host(p) for name, p in run.model.named_parameters()}
 
-    def hear(where: Any, seen: Any) -> None:
+    def record(where: Any, seen: Any) -> None:
         if type(seen) is not Called:
-            trace.heard.append((run.event, where, copied(seen)))
+            trace.recorded.append((run.event, where, copied(seen)))
 
     def standing(events: Iterable[Event]) -> Iterator[Event]:
         """Each event, and behind it how things stand."""
@@ -58,10 +59,10 @@ def noted(
                     {slot: (scale.clone(), window.clone()) for slot, scale, window in held}
                 )
             if taps.pending:
-                trace.left.append(subject.pending())
+                trace.pending.append(subject.pending())
 
     if taps.listens:
-        run.hear = hear
+        run.record = record
     train(
         trace,
         run,
@@ -85,17 +86,17 @@ def copied(t: Any) -> Any:
 
 
 @contextlib.contextmanager
-def edges(layers: Any, hear: Callable[[Any], None]) -> Iterator[None]:
-    """What linears quantise, heard at their own edges and not inside the library: input, weight and
-    output gradient, whether they are quantised or not."""
+def edges(layers: Any, record: Callable[[Any], None]) -> Iterator[None]:
+    """What linears quantise, recorded at their own edges and not inside the library: input, weight
+    and output gradient, whether they are quantised or not."""
 
     def before(name: str, layer: Any, args: Any) -> None:
         for i, x in enumerate((args[0], layer.weight)):
-            hear(Cast((name, "forward", i), x, None, None, ""))
+            record(Cast((name, "forward", i), x, None, None, ""))
 
     def after(name: str, layer: Any, args: Any, y: Any) -> None:
         if y.requires_grad:
-            y.register_hook(lambda g: hear(Cast((name, "backward", 0), g, None, None, "")))
+            y.register_hook(lambda g: record(Cast((name, "backward", 0), g, None, None, "")))
 
     with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
@@ -106,13 +107,15 @@ def edges(layers: Any, hear: Callable[[Any], None]) -> Iterator[None]:
 
 def seen_at(run: Trace, kind: Any, places: Collection[Any]) -> list[Any]:
     """Casts or products of these (event, where)."""
-    return [seen for event, at, seen in run.heard if (event, at) in places and type(seen) is kind]
+    return [
+        seen for event, at, seen in run.recorded if (event, at) in places and type(seen) is kind
+    ]
 
 
 def in_time(run: Trace, places: Collection[Any]) -> list[Any]:
     """Casts of these (event, where), but for those of a forward's tensors in a backward."""
     found = []
-    for event, where, seen in run.heard:
+    for event, where, seen in run.recorded:
         if type(seen) is Cast and (event, where) in places:
             late = where.phase == "backward" and seen.slot and seen.slot[1] == "forward"
             found += [] if late else [seen]
@@ -123,7 +126,7 @@ def maxima(run: Trace, slot: tuple[str, str, int], *, scales: bool) -> list[list
     """For each event, the maxima of what was quantised with a slot, recomputes left out, and the
     scale that was used, None without ``scales``."""
     found: list[list[Any]] = [[] for _ in run.states]
-    for event, where, seen in run.heard:
+    for event, where, seen in run.recorded:
         if type(seen) is Cast and seen.slot == slot and where.phase != "recompute":
             amax = seen.input.float().abs().nan_to_num(nan=0.0, posinf=math.inf).max()
             found[event].append((amax.cpu().numpy(), seen.scale.item() if scales else None))
@@ -228,7 +231,7 @@ def other_formats(products: Sequence[Any], due: tuple[str, ...]) -> Sentence:
 def weight_not_cast(run: Trace, event: int) -> Sentence:
     """No weight was quantised in this forward."""
     casts = [
-        s for e, at, s in run.heard if e == event and type(s) is Cast and at.phase == "forward"
+        s for e, at, s in run.recorded if e == event and type(s) is Cast and at.phase == "forward"
     ]
     slots = [cast.slot for cast in casts]
     known = [slot for slot in slots if slot is not None]

@@ -28,16 +28,16 @@ Kept = namedtuple("Kept", "name forward event tensor")
 class Trace:
     """What a training leaves: every result in order, and by name once it is over. The calls of
     watched linears, or what was multiplied where none is watched. Of a library's layers what was
-    ``heard``, their ``states``, what was ``left`` and the parameters it ``began`` with. And how
-    far the training came."""
+    ``recorded``, their ``states``, what was ``pending`` and the parameters it ``began`` with. And
+    how far the training came."""
 
     kept: list[Kept] = field(default_factory=list)
     results: dict[str, torch.Tensor] = field(default_factory=dict)
     calls: list[Any] = field(default_factory=list)
     gemms: list[Any] = field(default_factory=list)
-    heard: list[Any] = field(default_factory=list)
+    recorded: list[Any] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
-    left: list[Any] = field(default_factory=list)
+    pending: list[Any] = field(default_factory=list)
     began: dict[str, Any] = field(default_factory=dict)
     phase: str = "convert"
     #: What of a phase is done, where that is not what the phase is called after: to be said only.
@@ -58,7 +58,7 @@ class Training:
     another one is made and prepared, what opens a region, runs a backward, loads a state, hands it
     on and follows a step; its optimizer if any, the state it began with, the event, the forward and
     the checkpointed call that run, and input and output of each forward whose graph exists. Of a
-    library's layers ``hear`` gets what happens, and where it happens stands in ``at``."""
+    library's layers ``record`` gets what happens, and where it happens stands in ``at``."""
 
     model: Any
     shapes: tuple[tuple[int, ...], ...] = ((), ())
@@ -78,7 +78,7 @@ class Training:
     regions: list[Any] = field(default_factory=list)
     stepped: Any = None
     handover: Any = None
-    hear: Any = None
+    record: Any = None
     at: list[Any] = field(default_factory=list)
 
 

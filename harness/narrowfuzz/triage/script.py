@@ -18,7 +18,6 @@ from narrowfuzz.trace.expect import DerivativeOf
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_census import write_census_script
-from narrowfuzz.triage.script_checks import check_alone
 from narrowfuzz.triage.script_element import TAPPED
 from narrowfuzz.triage.script_function import write_function_script
 from narrowfuzz.triage.script_parts import (
@@ -32,6 +31,7 @@ from narrowfuzz.triage.script_parts import (
     sites,
 )
 from narrowfuzz.triage.script_played import write_played_script
+from narrowfuzz.triage.script_short_check import check_alone
 
 
 def write_script(

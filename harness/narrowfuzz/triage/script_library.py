@@ -1,5 +1,5 @@
 """repro.py of a stateful case: the player's own source, the recipe's verbs, the schedule's events
-as literals, and one look."""
+as literals, and one check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import verb_names, verbs_source
 from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script_library_look import Look, look_at
+from narrowfuzz.triage.script_library_check import Check, check_of
 from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
 
 #: Modules whose source scripts are made of.
@@ -66,20 +66,20 @@ def write_library_script(
 ) -> str:
     """The script's text, for a device as torch calls it. Raises ValueError for a finding no script
     can show by itself."""
-    case, look = evidence.case, look_at(evidence, verdict)
-    runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, look)]
+    case, own_check = evidence.case, check_of(evidence, verdict)
+    runs = [*_earlier(case, recipe, verdict.arm), *_compared(evidence, verdict, own_check)]
     caching = recipe.subject(device).caching
     caching = caching and any(how["first"] is not None for how in _forwards(runs))
     names, forwards = _named(runs), _hows(runs)
     # events stand before each run; of how forwards differ, nothing does where none does
     whole = [
         texts("job", run.job(device, caching=caching))
-        | texts("taps", look.taps)
-        | {"resets": repr(look.other != "before"), "job.events": "events"}
+        | texts("taps", own_check.taps)
+        | {"resets": repr(own_check.other != "before"), "job.events": "events"}
         | {"job.layers.hows": _text(_differing(run, forwards), names)}
         for run in runs
     ]
-    constants = shared(whole) | forwards | _stimuli(runs) | dict(look.constants)
+    constants = shared(whole) | forwards | _stimuli(runs) | dict(own_check.constants)
     if any(run["job.layers.hows"] != "{}" for run in whole):
         constants.pop("job.layers.hows", None)
     given = [keywords(run, constants) for run in whole]
@@ -88,10 +88,12 @@ def write_library_script(
     verbs = verb_names(recipe, device)
     constants |= {f"subject.{name}": called for name, called in verbs.items()}
     constants |= {"subject": "None", "subject.layer": "layer"}
-    if look.edges:
+    if own_check.edges:
         constants["subject.listen"] = "edges"
     one = len({_made(run.case.spec) for run in runs}) == 1
-    tail = "\n".join((*_plays(runs, given, constants, names, one, look, device), look.check))
+    tail = "\n".join(
+        (*_plays(runs, given, constants, names, one, own_check, device), own_check.text)
+    )
     used = named_in(tail) & defined_in(SOURCES)
     called = named_in(pasted(("noted", *sorted(used)), SOURCES, constants, varying))
     theirs = verbs_source(
@@ -121,18 +123,18 @@ def _earlier(case: Case, recipe: Recipe, arm: str) -> Iterator[Run]:
         yield Run("", earlier, BY_NAME[arm].recomputes)
 
 
-def _compared(evidence: Evidence, verdict: Verdict, look: Look) -> Iterator[Run]:
+def _compared(evidence: Evidence, verdict: Verdict, own_check: Check) -> Iterator[Run]:
     """The run that the verdict is about, after the one that it is compared with."""
     own = Run("run", evidence.case, BY_NAME[verdict.arm].recomputes)
     if BY_NAME[verdict.arm].sharded:
         own = replace(own, rank=verdict.at.rank, ranks=evidence.spec.sharding.ranks)
-    if look.other == "alone":
+    if own_check.other == "alone":
         yield replace(own, variable="other", ranks=0)
-    if look.other == "before":
+    if own_check.other == "before":
         yield replace(own, variable="other")
-    if look.other == "plain":
+    if own_check.other == "plain":
         yield replace(own, variable="other", checkpointed=False)
-    if look.other == "through":
+    if own_check.other == "through":
         through = msgspec.structs.replace(own.case, spec=through_reloads(own.case.spec))
         yield replace(own, variable="other", case=through)
     yield own
@@ -171,7 +173,7 @@ def _plays(
     constants: Mapping[str, str],
     names: Mapping[Any, str],
     one: bool,
-    look: Look,
+    own_check: Check,
     device: str,
 ) -> Iterator[str]:
     """Data of the runs, and the runs."""
@@ -192,10 +194,10 @@ def _plays(
         more = "".join(f", {name}={text}" for name, text in own.items())
         begun = f"noted(Trace(), {names[begins]}, {fill}, "
         where = "" if device == "cpu" else f", device={device!r}"
-        yield from _call(run, begun, f"{more})", where, look)
+        yield from _call(run, begun, f"{more})", where, own_check)
 
 
-def _call(run: Run, begun: str, rest: str, where: str, look: Look) -> Iterator[str]:
+def _call(run: Run, begun: str, rest: str, where: str, own_check: Check) -> Iterator[str]:
     """The run, and where its trace is kept; its tensors stand between ``begun`` and ``rest``. Of
     ranks, which are told ``where`` they compute, the first goes on."""
     whose = f"of_rank(tensors, {run.rank})" if run.rank else "tensors"
@@ -204,7 +206,7 @@ def _call(run: Run, begun: str, rest: str, where: str, look: Look) -> Iterator[s
         on_rank, shape = f"{begun}of_rank(tensors, rank){rest}", {"data": run.ranks}
         call = f"on_processes({shape}, lambda rank, mesh: {on_rank}, seconds=20.0{where})"
         keeps = "ranks = "
-    if look.runs and run.variable == "run":
+    if own_check.runs and run.variable == "run":
         yield f"def again():\n    {call}"
         return
     yield f"{keeps}{call}"

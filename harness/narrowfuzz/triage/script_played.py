@@ -40,7 +40,6 @@ from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script_look import look_at
 from narrowfuzz.triage.script_parts import (
     POISON,
     TORCH_NAME,
@@ -50,6 +49,7 @@ from narrowfuzz.triage.script_parts import (
     model_source,
     packed,
 )
+from narrowfuzz.triage.script_played_check import check_of
 
 #: Modules whose source scripts are made of.
 SOURCES = (kernels, layers, checkpoint, literal, taps, attention, player, converted, check)
@@ -92,16 +92,16 @@ def write_played_script(
     runs = [replace(run, device=device) for run in runs]
     if spec.direct:
         verdict = _of_the_linear(verdict, recomputes=bool(runs[0].arm.checkpoint))
-    look = look_at(
+    own_check = check_of(
         spec,
         verdict,
         recipe.plan(spec),
         {run.name: run.variable for run in runs if run.name != _BEFORE},
     )
     compilers = {run.arm.compiler for run in runs}
-    around = _around(spec, runs[0].arm, varies=len(compilers) > 1) if look.kernels else ""
-    taps = texts("taps", Taps(keeps=look.results, watch=look.watch))
-    taps["taps.tap"] = "tap" if look.tapped else "None"
+    around = _around(spec, runs[0].arm, varies=len(compilers) > 1) if own_check.kernels else ""
+    taps = texts("taps", Taps(keeps=own_check.results, watch=own_check.watch))
+    taps["taps.tap"] = "tap" if own_check.tapped else "None"
     whole = []
     for run in runs:
         own = "around" if around and not run.name else "None"
@@ -112,10 +112,10 @@ def write_played_script(
     constants |= {root: "None" for root in ("job", "taps") if root not in varying}
     if len(compilers) == 1:
         constants["compiler"] = repr(runs[0].arm.compiler)
-    tail = "\n".join((around, *_plays(runs, given, verdict), look.check))
+    tail = "\n".join((around, *_plays(runs, given, verdict), own_check.text))
     used = named_in(tail)
     parts = (
-        recipe_source(recipe, spec, "convert", *(("tap",) if look.tapped else ())),
+        recipe_source(recipe, spec, "convert", *(("tap",) if own_check.tapped else ())),
         model_source(*dict.fromkeys(run.spec.model for run in runs)),
         pasted(("play", *sorted(used & defined_in(SOURCES))), SOURCES, constants, varying),
     )

@@ -30,7 +30,6 @@ from narrowfuzz.triage.paste import defined_in, named_in, pasted
 from narrowfuzz.triage.recipe_source import recipe_source
 from narrowfuzz.triage.script_element import Places
 from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script_look import beyond_text
 from narrowfuzz.triage.script_parts import (
     TORCH_NAME,
     Tensors,
@@ -40,6 +39,7 @@ from narrowfuzz.triage.script_parts import (
     packed,
 )
 from narrowfuzz.triage.script_played import SOURCES
+from narrowfuzz.triage.script_played_check import beyond_text
 
 _RANKS = (job, ranks, processes, sharded, pipeline, context, resumed)
 _RAISES = """\

@@ -23,7 +23,7 @@ from narrowfuzz.trace.expect import Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_checks import check_raises
+from narrowfuzz.triage.script_short_check import check_raises
 from narrowfuzz.triage.story import told_slot
 
 _NOTHING = Taps(keeps=False)
@@ -32,10 +32,10 @@ _STATES = Taps(keeps=False, states=True)
 
 
 @dataclass(frozen=True)
-class Look:
+class Check:
     """Text that looks at ``run``, and at ``other`` if there is one, and what they must keep."""
 
-    check: str
+    text: str
     #: What else is put into what it uses.
     constants: Mapping[str, str] = field(default_factory=dict)
     taps: Taps = _NOTHING
@@ -48,17 +48,17 @@ class Look:
     runs: bool = False
 
 
-def look_at(evidence: Evidence, verdict: Verdict) -> Look:
+def check_of(evidence: Evidence, verdict: Verdict) -> Check:
     """What shows the verdict. Raises ValueError for one that no script shows."""
     expect, at = verdict.expect, verdict.at
     if isinstance(expect, Runs):
         other = "before" if at.run else ""
-        return Look(check_raises(verdict, "again()", "'the training'"), other=other, runs=True)
+        return Check(check_raises(verdict, "again()", "'the training'"), other=other, runs=True)
     if isinstance(expect, Same) and at.what == "product":
         again, first = _products(at, role=False), repr(_where(expect.at))
-        places = f"{{(e, at) for e, at, _ in run.heard if at == {first}}}"
+        places = f"{{(e, at) for e, at, _ in run.recorded if at == {first}}}"
         check = f"recomputed_with({again}, seen_at(run, Product, {places}))"
-        return _heard(check)
+        return _recorded(check)
     if isinstance(expect, Same):
         return _compared(at, expect)
     if told_slot(verdict) is not None:
@@ -67,40 +67,40 @@ def look_at(evidence: Evidence, verdict: Verdict) -> Look:
         return _operand(evidence, at, expect)
     if isinstance(expect, Formats):
         check = f"other_formats({_products(at)}, {expect.names!r})"
-        # a library that is right multiplies nothing here that could be heard
-        return _heard(check) if expect.names else _check(check, _LISTENS)
+        # a library that is right multiplies nothing here that could be recorded
+        return _recorded(check) if expect.names else _check(check, _LISTENS)
     if isinstance(expect, Present) and at.what == "cast":
-        return _heard(f"weight_not_cast(run, {at.event})")
+        return _recorded(f"weight_not_cast(run, {at.event})")
     if isinstance(expect, Present):
         names = [f"{name}@{at.event}" for name in expect.names]
         return _check(f"missing(run.results, {names!r})", Taps())
     if at.what in ("codes", "scale"):
         kind = {"kind": repr(evidence.own.kind)}
         casts = f"seen_at(run, Cast, {{{_place(at)}}})"
-        return _heard(f"wrong_casts({casts})", constants=kind)
+        return _recorded(f"wrong_casts({casts})", constants=kind)
     if at.what == "pending":
-        return _check(f"left_over(run.left[{at.event}])", Taps(keeps=False, pending=True))
+        return _check(f"left_over(run.pending[{at.event}])", Taps(keeps=False, pending=True))
     if isinstance(expect, Own):
         return _own_backward(evidence)
     raise ValueError(f"no stand-alone script for {at}, {type(expect).__name__}")
 
 
-_UNHEARD = """\
-if not run.heard:
+_UNRECORDED = """\
+if not run.recorded:
     print("cannot tell: what passes inside the library is not seen here")
     sys.exit(125)
 """
 
 
-def _check(check: str, taps: Taps = _NOTHING, **more: Any) -> Look:
+def _check(check: str, taps: Taps = _NOTHING, **more: Any) -> Check:
     text = f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))"
-    return Look(text, taps=taps, **more)
+    return Check(text, taps=taps, **more)
 
 
-def _heard(check: str, **more: Any) -> Look:
-    """A script that cannot tell where nothing was heard."""
-    look = _check(check, _LISTENS, **more)
-    return replace(look, check=_UNHEARD + look.check)
+def _recorded(check: str, **more: Any) -> Check:
+    """A script that cannot tell where nothing was recorded."""
+    one = _check(check, _LISTENS, **more)
+    return replace(one, text=_UNRECORDED + one.text)
 
 
 def _where(at: At) -> Where:
@@ -118,12 +118,12 @@ def _products(at: At, *, role: bool = True) -> str:
     return f"[p for p in {products} if p.role == {named!r}]" if role else products
 
 
-def _operand(evidence: Evidence, at: At, expect: MadeBy) -> Look:
+def _operand(evidence: Evidence, at: At, expect: MadeBy) -> Check:
     places = "{" + ", ".join(map(_place, expect.casts)) + "}" if expect.casts else "set()"
     casts = f"in_time(run, {places})"
     own = not evidence.spec.quantized_init
     check = f"not_made({_products(at)}, {at.side!r}, {casts})"
-    return _heard(check, constants={"own": repr(own)})
+    return _recorded(check, constants={"own": repr(own)})
 
 
 #: How a verdict calls the run that it compares with -> what that is to the player.
@@ -132,7 +132,7 @@ _OTHERS: dict[str, str] = {
 }  # fmt: skip
 
 
-def _compared(at: At, expect: Same) -> Look:
+def _compared(at: At, expect: Same) -> Check:
     """A result, or a slot's state, in two runs."""
     if expect.at.run not in _OTHERS:
         raise ValueError(f"a script does not play {expect.at.run!r}")
@@ -145,7 +145,7 @@ def _compared(at: At, expect: Same) -> Look:
     return _check(f"other_bits({got}, {want})", _STATES, other=other)
 
 
-def _own_backward(evidence: Evidence) -> Look:
+def _own_backward(evidence: Evidence) -> Check:
     """The first step's gradients against outputs and what was sent into them."""
     spec, dtype = evidence.spec, evidence.case.spec.dtype
     step = first_step(spec)
@@ -165,18 +165,18 @@ def _own_backward(evidence: Evidence) -> Look:
         "        results[f'last.{ours}.grad'] = grad\n"
         f"        began['last.' + ours] = run.began[theirs]\n"
     )
-    look = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
-    return Look(check + look.check, taps=Taps(begins=True))
+    one = _check(f"own_backward(results, began, 'last', {', '.join(map(repr, limits))})")
+    return Check(check + one.text, taps=Taps(begins=True))
 
 
-def _state(evidence: Evidence, verdict: Verdict) -> Look:
+def _state(evidence: Evidence, verdict: Verdict) -> Check:
     """The guilty slot's state, followed through the events by what each owes to it."""
     slot, at = told_slot(verdict), verdict.at
     assert slot is not None
     name = (slot.layer, slot.direction, slot.index)
     if isinstance(verdict.expect, Own):  # of a recipe that keeps none
         shows = f"{name!r} in run.states[{at.event}]"
-        return Look(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", taps=_STATES)
+        return Check(f"shows = {shows}\nprint({name!r}, shows)\nsys.exit(int(shows))", taps=_STATES)
     trace = _trace(evidence, verdict)
     owed = moves(evidence, trace, slot)
     usual = evidence.own.policy(evidence.spec.settings)
@@ -184,8 +184,8 @@ def _state(evidence: Evidence, verdict: Verdict) -> Look:
     kind = usual.forward if slot.direction == "forward" else usual.backward
     held, scales = _held(evidence, verdict), at.what == "cast"
     edges = _at_edges(evidence, slot, cast=scales, moves=bool(owed))
-    # of a schedule that runs in high precision there is nothing to hear
-    unheard = _UNHEARD if any(m.casts or m.products for m in trace.moments) else ""
+    # of a schedule that runs in high precision there is nothing to record
+    unheard = _UNRECORDED if any(m.casts or m.products for m in trace.moments) else ""
     check = unheard + (
         f"slot = {name!r}\n{_HELD}"
         f"moves = {owed!r}\n"
@@ -195,7 +195,7 @@ def _state(evidence: Evidence, verdict: Verdict) -> Look:
     kinds = sorted({kind for some in owed.values() for kind, *_ in some})
     constants = {"kinds": repr(tuple(kinds)), "scales": repr(scales)}
     constants["history"] = repr(usual.history)
-    return Look(check, constants, Taps(keeps=False, listens=True, states=True), edges=edges)
+    return Check(check, constants, Taps(keeps=False, listens=True, states=True), edges=edges)
 
 
 _HELD = (

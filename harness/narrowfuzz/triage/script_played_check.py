@@ -30,16 +30,16 @@ from narrowfuzz.trace.expect import (
     read,
 )
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_checks import accepted, check_raises
 from narrowfuzz.triage.script_element import TAPPED, Places
 from narrowfuzz.triage.script_parts import TORCH_NAME
+from narrowfuzz.triage.script_short_check import accepted, check_raises
 
 
 @dataclass(frozen=True)
-class Look:
+class Check:
     """Text that looks and exits, and what the player must keep for it."""
 
-    check: str
+    text: str
     #: Linears whose calls it looks at.
     watch: tuple[str, ...] = ()
     #: True: at what they multiply, too.
@@ -48,22 +48,22 @@ class Look:
     @property
     def kernels(self) -> bool:
         """True where it looks at what kernels were handed."""
-        return "watch." in self.check
+        return "watch." in self.text
 
     @property
     def results(self) -> bool:
         """True where it looks at results."""
-        return ".results" in self.check
+        return ".results" in self.text
 
 
-def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Look:
+def check_of(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -> Check:
     """What shows the verdict; ``runs`` are the script's variables by the name of the run they hold.
     Raises ValueError for an address or expectation that no run of a player shows."""
     expect, places = verdict.expect, Places(spec, plan, runs, bool(BY_NAME[verdict.arm].compiler))
     if isinstance(expect, Runs | Refuses):
         if isinstance(expect, Refuses) and not expect.raised:
-            return Look(accepted("run()", expect))
-        return Look(check_raises(verdict, "run()", "trace.phase", "trace.doing or trace.phase"))
+            return Check(accepted("run()", expect))
+        return Check(check_raises(verdict, "run()", "trace.phase", "trace.doing or trace.phase"))
     if isinstance(expect, Typed):
         got = f"{places.call(verdict.at)}.outputs[{verdict.at.name!r}].dtype"
         check = (
@@ -71,11 +71,11 @@ def look_at(spec: Spec, verdict: Verdict, plan: Plan, runs: Mapping[str, str]) -
             f'print(f"{verdict.located}: expected {{want}}, got {{got}}")\n'
             "sys.exit(0 if got == want else 1)"
         )
-        return Look(check, (verdict.at.layer,))
+        return Check(check, (verdict.at.layer,))
     check = _whole(spec, verdict, runs)
     if check:
-        return Look(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))")
-    return _element_look(verdict, places)
+        return Check(f"sentence, shows = {check}\nprint(sentence)\nsys.exit(int(shows))")
+    return _element_check(verdict, places)
 
 
 def _whole(spec: Spec, verdict: Verdict, runs: Mapping[str, str]) -> str:
@@ -119,7 +119,7 @@ def beyond_text(spec: Spec, verdict: Verdict) -> str:
     return f"beyond(*{results}, ratio={ratio}, floor={least})"
 
 
-def _element_look(verdict: Verdict, places: Places) -> Look:
+def _element_check(verdict: Verdict, places: Places) -> Check:
     """The number at an address, held to what is expected there."""
     at, expect = verdict.at, verdict.expect
     got = places.element(at)
@@ -154,8 +154,8 @@ def _element_look(verdict: Verdict, places: Places) -> Look:
     lines.append(f'print(f"{verdict.located}: expected {wanted}, got {{got}}")')
     check = "\n".join((*resting, f"got = {got}", *lines, f"sys.exit(0 if {holds} else 1)"))
     if places.compiled:  # it calls no layer
-        return Look(check)
-    return Look(check, layers, any(a.what in TAPPED for a in addresses))
+        return Check(check)
+    return Check(check, layers, any(a.what in TAPPED for a in addresses))
 
 
 def _literal(x: float) -> str:
