@@ -37,6 +37,12 @@ class Expected:
     #: Elements of which nothing is known.
     unknown: NDArray[np.bool_]
 
+    @classmethod
+    def between(cls, lo: F64, hi: F64, unknown: NDArray[np.bool_]) -> Expected:
+        """Of whose interval no more is known than its ends."""
+        with np.errstate(all="ignore"):
+            return cls((lo + hi) / 2.0, (hi - lo) / 2.0, lo, hi, unknown)
+
 
 @dataclass(frozen=True)
 class Operator:

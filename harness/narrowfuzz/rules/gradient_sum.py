@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from narrowfuzz.case.events import last_gradients
-from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.formats import F64, FORMATS, round_to
+from narrowfuzz.operators.operator import Expected
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.expected import NOTHING
+from narrowfuzz.rules.expected import outside, passed, radii
 from narrowfuzz.rules.gemm import centre_and_radius, interval, observed, rescaled
 from narrowfuzz.rules.layers import given_of, layer_evidence
 from narrowfuzz.rules.rule import first, plain
@@ -85,22 +85,19 @@ def _judge(evidence: Evidence, trace: Trace, layer: str, calls: Sequence[LayerCa
         slack = len(seen) * unit / (1.0 - len(seen) * unit) * size
         lo, hi = (round_to(end, dtype, overflow="ieee") for end in (low - slack, high + slack))
         skip = np.logical_or.reduce([share.unknown for share in seen]) | ~(size < dtype.max * 0.5)
-    if got.size and skip.all():
-        return plain(_NAME, arm, _ROLE, "inconclusive", "every sum may overflow or is NaN")
-    bad = ~(bounds.contains(lo, hi, got) | skip)
+        may = Expected((low + high) / 2.0, (high - low) / 2.0 + slack, lo, hi, skip)
+    bad = outside(may, got)
     if not bad.any():
-        told = (bounds.excludes_zero(lo, hi) & ~skip).any()
-        return plain(_NAME, arm, _ROLE, "ok" if told else "inconclusive", "" if told else NOTHING)
+        return passed(_NAME, arm, _ROLE, may)
     excused = [share.rescaled for share in seen if share.rescaled is not None]
     if excused and not (bad & ~np.logical_or.reduce(excused)).any():
         return plain(_NAME, arm, _ROLE, "ok").known(evidence.deviations["rescale_overflow"])
     at = first(bad)
-    middle, radius = (low[at] + high[at]) / 2, (high[at] - low[at]) / 2 + slack[at]
     return Verdict(
         _NAME, arm, _ROLE, "diverged", "is not the sum of its layer's calls",
         At(name=name, index=at), number(got[at]), Within(bits(lo[at]), bits(hi[at])),
         given=tuple(g for call in calls for g in given_of(call, "grad_weight")),
-        factor=abs(float(got[at]) - middle) / radius if radius else 0.0,
+        factor=radii(may, got, at),
     )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.numerics import bounds
 from narrowfuzz.numerics.accumulator import gamma
 from narrowfuzz.numerics.formats import F32, FORMATS, Format, round_to
 from narrowfuzz.numerics.reduction import added
+from narrowfuzz.operators.operator import Expected
 from narrowfuzz.play.names import name_of
 from narrowfuzz.rules.evidence import Evidence, identical, same_bits
+from narrowfuzz.rules.expected import outside, passed
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.sharded.evidence import (
     arm_of,
@@ -133,12 +134,10 @@ def _reduced(evidence: Evidence, name: str, pieces: list[F32], terms: list[F32])
     with np.errstate(all="ignore"):
         # a sum may overflow on the way, or divide first
         size = np.sum([np.abs(term) for term in wide], axis=0)
-        judged = size < 0.25 * adds_in.max
-    bad = ~bounds.contains(lo, hi, got) & judged
+        may = Expected.between(lo, hi, ~(size < 0.25 * adds_in.max))
+    bad = outside(may, got)
     if not bad.any():
-        told = bool((bounds.excludes_zero(lo, hi) & judged).any())
-        status = "ok" if told else "inconclusive"
-        return plain("S2", arm, role, status, "" if told else "nothing but zeros")
+        return passed("S2", arm, role, may)
     where = first(bad)
     rank, inside = origin(pieces, got.shape, where)
     symptom = "is not the ranks' sum" if np.isfinite(got[where]) else "not finite"
