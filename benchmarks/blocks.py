@@ -10,7 +10,8 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.draw.strategies import data_specs
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.device import Device
 from narrowfuzz.recipe.recipe import load_recipes

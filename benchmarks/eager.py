@@ -22,7 +22,8 @@ from narrowfuzz.case.spec import Case
 from narrowfuzz.draw.specs import DIRECT, specs
 from narrowfuzz.draw.strategies import data_specs
 from narrowfuzz.judge.batch import drawn_together
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.device import Device
 from narrowfuzz.models.catalog import MODELS

@@ -26,7 +26,8 @@ from narrowfuzz.arms.ladder import options_on, unavailable
 from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import EAGER, INDUCTOR, INDUCTOR_STRICT
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.machine.environment import prepare, versions

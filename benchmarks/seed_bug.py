@@ -24,7 +24,7 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.case.arm import BY_NAME, EAGER
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.judge.judge import Judge, Judgement, tensors_of
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced

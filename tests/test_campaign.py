@@ -42,7 +42,7 @@ from narrowfuzz.campaign.slices import FIRST
 from narrowfuzz.campaign.supervisor import _Handle, _keep_claimed, _record_loss, _take
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.machine.device import Device
 from narrowfuzz.recipe.recipe import load_recipes

@@ -331,11 +331,8 @@ def test_the_oracle_gives_one_verdict_for_each_kind(recipes: dict[str, Recipe]) 
 
 def verdicts_of(traces: dict[str, Trace]) -> list[Verdict]:
     case = Case(spec=ROWWISE, data=DataSpec())
-    nothing: dict[str, Any] = {"tensors": {}, "repeats": {}, "deviations": {}}
     plan = load_recipes()[ROWWISE.recipe].plan(ROWWISE)
-    return list(
-        check_census(Evidence(case, plan, traces=traces, elides=frozenset(), refusal="", **nothing))
-    )
+    return list(check_census(Evidence(case, traces, plan=plan)))
 
 
 def test_a_recipe_that_does_not_say_has_no_census(recipes: dict[str, Recipe]) -> None:

@@ -17,7 +17,8 @@ from narrowfuzz.arms.ladder import none_runs, unavailable
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
 from narrowfuzz.draw.sharded_specs import SHARDABLE, _contexts, sharded_specs
-from narrowfuzz.judge.judge import Judge, Judgement, tensors_of
+from narrowfuzz.judge.judge import Judge, Judgement
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.play import processes

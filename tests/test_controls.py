@@ -19,7 +19,8 @@ from narrowfuzz.case.data import make_tensors
 from narrowfuzz.case.events import Backward, Close, Forward, Open, Step
 from narrowfuzz.case.features import FEATURES
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.patching import replaced

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.batch import drawn_together
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.numerics.plan import ROLES

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes

@@ -15,7 +15,8 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case.events import Backward, Event, Forward
 from narrowfuzz.case.spec import Case, DataSpec, Spec
 from narrowfuzz.judge.fold import fold
-from narrowfuzz.judge.judge import FRESH_DRAWS, Judge, tensors_of
+from narrowfuzz.judge.judge import FRESH_DRAWS, Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.judge.programs import Programs
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.machine.environment import prepare, settle

@@ -14,7 +14,7 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.arms.zoo import linear_names
 from narrowfuzz.case.arm import EAGER, with_checkpoint
 from narrowfuzz.case.spec import Case, Checkpoint, DataSpec, ModelName, Spec
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics import bounds

@@ -10,7 +10,8 @@ from typing import get_args
 
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Spec
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_entries
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes

@@ -15,7 +15,7 @@ from narrowfuzz.arms.zoo import gradient_names, linear_names, parameter_shapes, 
 from narrowfuzz.case.arm import EAGER
 from narrowfuzz.case.data import make_model_tensors
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS, heads_of
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.triage.script_parts import model_source

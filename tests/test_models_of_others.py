@@ -21,7 +21,8 @@ from narrowfuzz.arms.twin import twin_outputs
 from narrowfuzz.campaign.check import _TRAINING, _specs
 from narrowfuzz.case.data import make_model_tensors
 from narrowfuzz.case.spec import Case, DataSpec, Spike
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import load_ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import Model

@@ -20,7 +20,8 @@ from narrowfuzz.case.arm import BY_NAME, EAGER_NATIVE
 from narrowfuzz.case.spec import Case, DataSpec, Kernels, Spec, dump_case, load_case
 from narrowfuzz.draw import specs
 from narrowfuzz.draw.strategies import cases
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine import machine
 from narrowfuzz.machine.environment import prepare, settle

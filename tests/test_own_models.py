@@ -14,7 +14,8 @@ from narrowfuzz.arms.zoo import layer_names
 from narrowfuzz.case.events import Backward, Forward, Reload, Step
 from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.draw.specs import fixed
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS, Model

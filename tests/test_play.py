@@ -21,7 +21,8 @@ from narrowfuzz.arms.tensors import fp32_array
 from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import BY_NAME, climb
 from narrowfuzz.case.spec import Case, DataSpec, Spec, load_case
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS

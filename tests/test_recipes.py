@@ -247,7 +247,7 @@ def evidence(recipe: Recipe, changed: Any = None) -> Evidence:
         phase = "forward" if role == "output" else "backward"
         sites.append(SiteTrace(Site("proj", role, phase), seen(a, gemm.a), seen(b, gemm.b)))  # type: ignore[arg-type]
     traces = {"eager": Trace("eager", sites=tuple(sites))}
-    return Evidence(case, plan, tensors, traces, {}, frozenset(), {}, "")
+    return Evidence(case, traces, plan=plan, tensors=tensors)
 
 
 def statuses(check: Any, *args: Any) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from narrowfuzz.arms.program import Program
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import climb
 from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules.evidence import same_bits
 from narrowfuzz.rules.kernels import WRONG_PRODUCT

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from narrowfuzz.case.spec import Case, DataSpec, Sharding, Spec, Spike, dump_case, load_case
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes

@@ -37,7 +37,8 @@ from narrowfuzz.case.spec import Case, DataSpec, Spec, dump_case, load_case
 from narrowfuzz.case.trainings import check_events
 from narrowfuzz.draw.specs import partly_recomputed, trainings
 from narrowfuzz.draw.trainings import drawn_events
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.models.catalog import MODELS

@@ -8,83 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 
 import msgspec
-from torch.nn import Linear
 
-from narrowfuzz.arms.attributes import lost_by, read_of, still_read
-from narrowfuzz.arms.functions import derivatives_of
-from narrowfuzz.arms.jobs import AFTER
-from narrowfuzz.arms.ladder import approximate, unavailable
-from narrowfuzz.arms.layouts import pieces_of
-from narrowfuzz.arms.library_ranks import run_on_ranks
-from narrowfuzz.arms.memory import poisoned
-from narrowfuzz.arms.modules import at_its_module, excused
-from narrowfuzz.arms.program import Program
-from narrowfuzz.arms.sharded import run_sharded, sharded_traces
-from narrowfuzz.arms.twin import twin_outputs
-from narrowfuzz.arms.zoo import gradient_names, layer_names, parameter_shapes, ties
+from narrowfuzz.arms.modules import at_its_module
 from narrowfuzz.case.arm import BY_NAME as ARMS
-from narrowfuzz.case.arm import SHARDED, Arm, base_of, climb, with_checkpoint
-from narrowfuzz.case.data import make_model_tensors, make_tensors
-from narrowfuzz.case.event_data import with_events
+from narrowfuzz.case.arm import base_of
 from narrowfuzz.case.spec import Case, Spec
-from narrowfuzz.judge.batch import Drawn, drawn_together
 from narrowfuzz.judge.fold import Judgement, fold
-from narrowfuzz.judge.observe_library import observe_library
-from narrowfuzz.judge.programs import Programs
+from narrowfuzz.judge.observe import Observer, tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.ledger.mitigations import CURES
-from narrowfuzz.machine.device import Device
 from narrowfuzz.models.catalog import MODELS
-from narrowfuzz.numerics.formats import F32
-from narrowfuzz.numerics.plan import Plan, unquantised
 from narrowfuzz.numerics.reference import Undivided
-from narrowfuzz.recipe.recipe import Recipe, converting, no_tap, unknown
 from narrowfuzz.rules import BY_NAME, RULES, rules_of
 from narrowfuzz.rules.applied import checks
 from narrowfuzz.rules.contract import accepted
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.rule import Rule, by_events, plain
+from narrowfuzz.rules.rule import Rule, plain
 from narrowfuzz.trace.expect import Present
-from narrowfuzz.trace.trace import Change, RunError, Trace
-from narrowfuzz.trace.verdict import BAD, OWN, PLAIN_FAMILY, Verdict, fingerprint
+from narrowfuzz.trace.trace import Trace
+from narrowfuzz.trace.verdict import BAD, OWN, Verdict, fingerprint
 
 FRESH_DRAWS, FEW_DRAWS = 20, 3
 #: Rules that hold a run to another one of the same model on the same tensors.
 _APART = frozenset({"O1", "O12", "O13"})
 #: How often a case is judged with a cure, and without it, before the cure is believed.
 _CURE_TRIES = 3
-#: Plans that are kept: those of some Specs and of their models' linears.
-_PLANS = 256
 
 
 @dataclass
-class Judge:
-    """Recipes, ledger and selected arms and rules, plus the cache of built programs."""
+class Judge(Observer):
+    """What observes cases, and the rules that judge them."""
 
-    recipes: Mapping[str, Recipe]
-    ledger: Ledger
-    arms: frozenset[str] | None = None
     rules: Sequence[Rule] = RULES
-    device: Device = field(default_factory=Device)
-    #: Called with each case of another shape or layout that a relation is about to run.
-    before_rerun: Callable[[Case], None] = lambda case: None
     #: Called with each case that is judged, and what its arms left.
     observed: Callable[[Case, Mapping[str, Trace]], None] = lambda case, traces: None
-    #: Recipe -> why its tap saw nothing of the first case where there was something to see; "".
-    unseen: dict[str, str] = field(default_factory=dict)
-    #: Draws that were made together, until they are judged.
-    _drawn: dict[Case, Drawn] = field(default_factory=dict)
     #: Cure -> who judges under it, with programs of its own.
     _under: dict[str, Judge] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.programs = Programs(self.recipes, self.device.torch)
-        # asked for in every case, and of every call of a model's linears
-        self.plan: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan)
-        self.plan_of_converted: Callable[[Spec], Plan] = lru_cache(_PLANS)(self._plan_of_converted)
 
     def judge(
         self,
@@ -136,133 +98,6 @@ class Judge:
             judgement = self._fold(case, verdicts, ran)
         return judgement
 
-    def draw(self, cases: Sequence[Case]) -> None:
-        """These cases of one Spec are judged next: what can be made for all of them at once is."""
-        spec = cases[0].spec
-        if spec.direct and not spec.sharded:
-            make = partial(tensors_of, recipe=self.converting(spec))
-            same = [case for case in cases if case.spec == spec]
-            self._drawn = drawn_together(same, self.plan(spec), make)
-
-    def observe(
-        self,
-        case: Case,
-        only: frozenset[str] | None = None,
-        *,
-        focus: int | None = None,
-        repeat: bool = True,
-    ) -> Evidence:
-        """What the rules judge of a case: its runs, and what they are held against. Raises
-        ValueError naming what of it its recipe cannot play."""
-        recipe = self.recipe(case.spec)
-        recipe.check(case.spec)
-        if by_events(case.spec):
-            return self._observe_events(case, recipe, only, focus=focus)
-        if case.spec.sharded:
-            return self._observe_sharded(case, recipe, only)
-        evidence = self._observe(case, recipe, only, focus=focus, repeat=repeat)
-        if (unseen := evidence.unseen) is not None:
-            self.unseen.setdefault(recipe.name, unseen)
-        return evidence
-
-    def _observe_events(
-        self, case: Case, recipe: Recipe, only: frozenset[str] | None, *, focus: int | None
-    ) -> Evidence:
-        return observe_library(
-            case,
-            self.programs.subject(recipe),
-            self._chosen(case.spec, only),
-            self.ledger.deviations(case),
-            recipe.refusal(case.spec, self.device.torch),
-            focus,
-            partial(run_on_ranks, prepare=recipe.prepare, device=self.device.torch),
-        )
-
-    def _observe(
-        self,
-        case: Case,
-        recipe: Recipe,
-        only: frozenset[str] | None,
-        *,
-        focus: int | None,
-        repeat: bool,
-    ) -> Evidence:
-        model, plan = MODELS[case.spec.model], self.plan(case.spec)
-        drawn = self._drawn.pop(case, None) or Drawn(tensors_of(case, recipe))
-        tensors = drawn.tensors
-        traces, repeats = self._run(case.spec, tensors, only, focus=focus, repeat=repeat)
-        return Evidence(
-            case=case,
-            focus=focus,
-            plan=plan,
-            unconverted=not plan.quantised and self.plan_of_converted(case.spec).quantised,
-            accumulators=self.device.accumulators,
-            tensors=tensors,
-            prepared=drawn.reference,
-            traces={arm: trace for arm, trace in traces.items() if not trace.void},
-            void={arm: trace.void for arm, trace in traces.items() if trace.void},
-            repeats=repeats,
-            elides=frozenset(a.name for a in climb(case.spec) if a.fuses),
-            approximate=frozenset(
-                a.name for a in climb(case.spec) if approximate(a, self.device.torch)
-            ),
-            deviations=self.ledger.deviations(self.as_known(case)),
-            refusal=recipe.refusal(_refused(case.spec, traces), self.device.torch),
-            rerun=partial(self._rerun, case),
-            peers=lambda: power_of_two_peers(self.recipes, case.spec, self.device.torch),
-            twin=None if model.random else lambda: twin_outputs(case.spec, tensors),
-            plan_of=self.plan_of_converted,
-            plan_of_other=self.plan,
-            gradients=gradient_names(case.spec),
-            excused=self._excused(case, recipe, tensors) if model.own else None,
-            unconverted_error=(
-                partial(self._unconverted_error, case, recipe, tensors) if model.own else None
-            ),
-            unread=self._unread(case, recipe, tensors, traces),
-            tied=ties(case.spec),
-            layers=() if recipe.functional else layer_names(case.spec),
-            pointwise=model.pointwise,
-            last=model.last,
-            regions=model.recomputed(case.spec)[0],
-            functions=partial(derivatives_of, case.spec, self.device.torch) if model.own else None,
-        )
-
-    def _observe_sharded(self, case: Case, recipe: Recipe, only: frozenset[str] | None) -> Evidence:
-        spec, tensors = case.spec, tensors_of(case, recipe)
-        traces = sharded_traces(spec, recipe, tensors, self._chosen(spec, only), self.device.torch)
-        bare = replace(recipe, convert=lambda model, spec: model, tap=no_tap)
-        arm = with_checkpoint(SHARDED, spec.checkpoint)
-        return Evidence(
-            case=case,
-            plan=self.plan(spec),
-            unconverted=not self.plan(spec).quantised and self.plan_of_converted(spec).quantised,
-            accumulators=self.device.accumulators,
-            tensors=tensors,
-            traces=traces,
-            deviations=self.ledger.deviations(self.as_known(case)),
-            refusal=next(filter(None, (
-                recipe.refusal(piece, self.device.torch) for piece in pieces_of(spec)
-            )), ""),
-            twin=(lambda: twin_outputs(spec, tensors)) if spec.sharding.context else None,
-            plan_of=self.plan_of_converted,
-            layers=layer_names(spec),
-            styles=MODELS[spec.model].styles(spec),
-            unconverted_run=partial(run_sharded, spec, bare, tensors, arm, self.device.torch),
-            laid_out=lambda sharding: run_sharded(
-                msgspec.structs.replace(spec, sharding=sharding), recipe, tensors, arm,
-                self.device.torch,
-            ),
-        )  # fmt: skip
-
-    def _rerun(self, case: Case, tensors: dict[str, F32], spec: Spec, event: str) -> Trace:
-        self.before_rerun(msgspec.structs.replace(case, spec=spec))
-        program = self.programs.of(spec, base_of(spec))
-        return program.run(tensors, tap=True, spec=spec, events=AFTER.get(event))
-
-    def run_arms(self, case: Case) -> Mapping[str, Trace]:
-        """What every rung of a case leaves, unjudged. Raises ValueError as ``observe``."""
-        return self.observe(case, repeat=False).traces
-
     def _placed(self, case: Case, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """The verdicts; of a user's own model, what differs between two eager runs that should be
         alike stands at the module whose own output differs first."""
@@ -280,36 +115,6 @@ class Judge:
             if elsewhere(v) else v
             for v in verdicts
         ]  # fmt: skip
-
-    def _bare(self, case: Case, recipe: Recipe, arm: Arm | None = None) -> Program:
-        """The case's model, unconverted, as nobody has used it yet, on its base or another arm."""
-        bare = replace(recipe, convert=lambda model, spec: model, converted=None, tap=no_tap)
-        return Program(case.spec, bare, arm or base_of(case.spec), device=self.device.torch)
-
-    def _unconverted_error(
-        self, case: Case, recipe: Recipe, tensors: dict[str, F32], arm: str
-    ) -> RunError | None:
-        """What the user's model itself fails with there."""
-        return self._bare(case, recipe, ARMS[arm]).run(tensors, tap=False).error
-
-    def _excused(
-        self, case: Case, recipe: Recipe, tensors: dict[str, F32]
-    ) -> Callable[[frozenset[str]], frozenset[str]]:
-        """Which missing gradients of a user's model need not be there."""
-        return lru_cache(lambda names: excused(self._bare(case, recipe), tensors, names))
-
-    def _unread(
-        self, case: Case, recipe: Recipe, tensors: dict[str, F32], traces: Mapping[str, Trace]
-    ) -> Callable[[Change], Change | None]:
-        """What of a change of the census is left without lost attributes that nobody reads."""
-
-        @lru_cache
-        def read() -> frozenset[tuple[str, str]]:
-            taken = (t.census.changes for t in traces.values() if t.census is not None)
-            wanted = lost_by(change for changes in taken for change in changes)
-            return read_of(self._bare(case, recipe), tensors, wanted)
-
-        return lambda change: still_read(change, read()) if change.attributes else change
 
     def _draws(self, case: Case, verdict: Verdict) -> int:
         """How many other draws must show this divergence before it counts: a ratio may be chance,
@@ -380,110 +185,6 @@ class Judge:
         family, model = self.recipe(spec).family, MODELS.get(spec.model)
         return f"{family}{OWN}{model.title}" if model is not None and model.own else family
 
-    def recipe(self, spec: Spec) -> Recipe:
-        """The Spec's recipe. Raises ValueError with the nearest match."""
-        if spec.recipe not in self.recipes:
-            raise ValueError(unknown("recipe", spec.recipe, self.recipes))
-        return self.recipes[spec.recipe]
-
-    def converting(self, spec: Spec) -> Recipe:
-        """The Spec's recipe, which converts a model. Raises ValueError as ``recipe``."""
-        recipe = self.recipe(spec)
-        recipe.backend(spec)
-        return recipe
-
-    def _plan(self, spec: Spec) -> Plan:
-        """The recipe's plan on this device, or that of a plain linear where conversion leaves the
-        Spec's alone. Raises ValueError as ``recipe``."""
-        recipe, plan = self.converting(spec), self.plan_of_converted(spec)
-        if spec.model != "linear" or not plan.quantised or recipe.converted is None:
-            return plan
-        linear = Linear(spec.k, spec.n, spec.bias, device="meta")
-        if recipe.convertible(linear, "proj", spec):
-            return plan
-        return unquantised(spec.dtype).added_by(self.device.accumulators, spec.dtype)
-
-    def _plan_of_converted(self, spec: Spec) -> Plan:
-        """The recipe's plan of what it converts. Raises ValueError as ``recipe``."""
-        return self.converting(spec).plan(spec).added_by(self.device.accumulators, spec.dtype)
-
-    def rungs(self, spec: Spec) -> tuple[Arm, ...]:
-        """The arms this case runs on here; what others are compared with is always among them."""
-        base = base_of(spec)
-        return tuple(
-            arm
-            for arm in climb(spec)
-            if arm is base
-            or (spec.sharded and not arm.sharded)
-            or (
-                (self.arms is None or arm.name in self.arms)
-                and not unavailable(arm, self.device.name)
-            )
-        )
-
-    def beneath(self, spec: Spec, arm: str) -> frozenset[str]:
-        """The rungs up to this arm's, one of which is the first to show what it shows; none where
-        the Spec does not climb so high."""
-        rungs, stage = self.rungs(spec), ARMS[arm].stage
-        last = max((i for i, other in enumerate(rungs) if other.stage == stage), default=-1)
-        return frozenset(other.name for other in rungs[: last + 1])
-
-    def _chosen(self, spec: Spec, only: frozenset[str] | None) -> list[Arm]:
-        return [arm for arm in self.rungs(spec) if only is None or arm.name in only]
-
-    def _run(
-        self,
-        spec: Spec,
-        tensors: dict[str, F32],
-        only: frozenset[str] | None,
-        *,
-        focus: int | None = None,
-        repeat: bool = False,
-    ) -> tuple[dict[str, Trace], dict[str, Trace]]:
-        traces: dict[str, Trace] = {}
-        repeats: dict[str, Trace] = {}
-        for arm in self._chosen(spec, only):
-            program = self.programs.of(spec, arm)
-            traces[arm.name] = self.programs.tapped(program, tensors, spec, focus)
-            ended = traces[arm.name].error is not None or bool(traces[arm.name].void)
-            if ended and arm is base_of(spec):
-                break  # other rungs would only say the same
-            if not ended and repeat:
-                sizes = {result.size for result in traces[arm.name].outputs.values()}
-                again = self.programs.of(spec, arm)
-                with poisoned(sizes, self.device.torch):
-                    repeats[arm.name] = again.run(tensors, tap=False, spec=spec)
-        return traces, repeats
-
-    def as_known(self, case: Case, verdict: Verdict | None = None) -> Case:
-        """The case under the name of the recipe that its own is based on, as the ledger has it; of
-        a linear that conversion left alone, of the plain one."""
-        recipe, spec = self.recipe(case.spec), case.spec
-        if verdict is not None and verdict.unconverted:
-            spec = msgspec.structs.replace(spec, recipe=f"{PLAIN_FAMILY}.{spec.dtype}", backend="")
-        elif recipe.based_on:
-            spec = msgspec.structs.replace(spec, recipe=recipe.based_on)
-        return msgspec.structs.replace(case, spec=spec)
-
-
-def _refused(spec: Spec, traces: Mapping[str, Trace]) -> Spec:
-    """The Spec whose sizes a recipe may refuse: of a user's model, whose linears are of any size,
-    those of the linear that failed."""
-    base = traces.get(base_of(spec).name)
-    sizes = None if base is None or base.error is None else base.error.sizes
-    if not MODELS[spec.model].own or sizes is None:
-        return spec
-    m, k, n = sizes
-    return msgspec.structs.replace(spec, m=m, batch=0, k=k, n=n)
-
-
-def tensors_of(case: Case, recipe: Recipe) -> dict[str, F32]:
-    """The tensors a case runs on."""
-    if case.spec.direct:
-        return make_tensors(case, recipe.plan(case.spec))
-    ids = MODELS[case.spec.model].takes_ids
-    return with_events(case.spec, make_model_tensors(case, parameter_shapes(case.spec), ids=ids))
-
 
 def _judged(evidence: Evidence, rules: Sequence[Rule]) -> list[Verdict]:
     """Of every rule, also where there is nothing that it could look at."""
@@ -514,16 +215,3 @@ def verdicts_of(evidence: Evidence, rules: Sequence[Rule]) -> Iterator[Verdict]:
                     given = seen.given(verdict.at.name)
                     verdict = replace(verdict, given=(*verdict.given, *given))
             yield verdict
-
-
-def power_of_two_peers(recipes: Mapping[str, Recipe], spec: Spec, device: str) -> dict[str, Plan]:
-    """The other recipes that promise to run this Spec, and whose scales are all powers of two."""
-    peers: dict[str, Plan] = {}
-    for name, recipe in converting(recipes).items():
-        other = msgspec.structs.replace(spec, recipe=name, backend="")
-        if name == spec.recipe or spec.dtype not in recipe.dtypes or recipe.refusal(other, device):
-            continue
-        plan = recipe.plan(other)
-        if all(o.power_of_two for gemm in plan.gemms.values() for o in (gemm.a, gemm.b)):
-            peers[name] = plan
-    return peers

@@ -15,7 +15,8 @@ import numpy as np
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.arm import EAGER, EAGER_NATIVE
 from narrowfuzz.case.spec import Case
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.rule import by_events

@@ -11,7 +11,7 @@ from __future__ import annotations
 from narrowfuzz.arms.ladder import options_on
 from narrowfuzz.case.arm import BY_NAME, Arm
 from narrowfuzz.case.spec import Case, Spec
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.expect import DerivativeOf

@@ -15,7 +15,7 @@ from narrowfuzz.arms.jobs import AFTER, GRADIENTS, events_of, job_of, named
 from narrowfuzz.arms.zoo import ties
 from narrowfuzz.case.arm import BY_NAME, EAGER, Arm, base_of, climb
 from narrowfuzz.case.spec import Case, Spec
-from narrowfuzz.judge.judge import tensors_of
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.numerics.formats import F32
 from narrowfuzz.play import (

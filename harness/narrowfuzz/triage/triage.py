@@ -14,7 +14,8 @@ import numpy as np
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.case.spec import Case, Dtype, Spec, Spike
 from narrowfuzz.judge.fold import Judgement
-from narrowfuzz.judge.judge import Judge, tensors_of
+from narrowfuzz.judge.judge import Judge
+from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.machine.environment import describe
 from narrowfuzz.numerics.plan import OPERANDS, Role
