@@ -28,10 +28,11 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
+from narrowfuzz.operators.attention import row_sum_excess
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import Evidence
-from narrowfuzz.rules.recompute import check_recompute, check_statistics, row_sum_excess
+from narrowfuzz.rules.recompute import check_recompute, check_statistics
 from narrowfuzz.rules.whole import check_ratio
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from narrowfuzz.case.arm import BY_NAME
 from narrowfuzz.case.events import Forward, Step
 from narrowfuzz.case.spec import Spec
-from narrowfuzz.numerics.accumulator import U32, UNKNOWN, Accumulator, sum_radius
-from narrowfuzz.numerics.bounds import FLUSH32
+from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import FORMATS, canonical
-from narrowfuzz.play.attention import scores, sums_to_one
+from narrowfuzz.operators.attention import row_sum_excess
 from narrowfuzz.rules.evidence import Evidence, same_bits
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.whole import equal_outputs
@@ -295,44 +293,3 @@ def _caller(call: AttentionCall, forward: list[AttentionCall]) -> str:
 
 def _same_array(x: Any, y: Any) -> bool:
     return bool(x.shape == y.shape and same_bits(x, y).all())
-
-
-def row_sum_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float]:
-    """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
-    where no row can be judged.
-
-    Bound. A score q.k of d products errs by what the accumulator does (``sum_radius``, with one
-    rounding of the result) and by what bound 3.2 lets a kernel flush, and where a mask is added by
-    one more rounding of it and of the sum; the kept log-sum-exp by one fp32 rounding and by what
-    exponential and sum of the kernel err, at most 2^-12 together for up to 4096 terms. With delta
-    twice their sum (two passes), each probability moves by a factor within e^(+-delta), so their
-    sum by at most e^delta - 1. A probability below e^-200 even so is none: of 4096 such the sum is
-    nothing beside 2^-12, however far off its score is. Rows whose delta exceeds 1/2 say nothing.
-    """
-    with np.errstate(all="ignore"):
-        q, k = call.q.astype(np.float64), call.k.astype(np.float64)
-        summed = scores(q, k, call.scale, None)
-        k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)  # heads of queries may share one
-        size_q, size_k = np.abs(q), np.swapaxes(np.abs(k), -1, -2)
-        sums = size_q.sum(axis=-1, keepdims=True) + size_k.sum(axis=-2, keepdims=True)
-        least = (FORMATS[call.dtype].min_normal,) * 2
-        heads = zip(q.reshape(-1, *q.shape[-2:]), k.reshape(-1, *k.shape[-2:]), strict=True)
-        radius = np.stack([sum_radius(one, other, adds, 1, least) for one, other in heads])
-        allowed = radius.reshape(summed.shape) + FLUSH32 * (2 * q.shape[-1] + sums)
-        reach = allowed * call.scale
-        lse = call.lse.astype(np.float64).reshape(summed.shape[:-1])
-        if call.added is not None:
-            masked = summed + call.added
-            reach = reach + U32 * (np.abs(summed) + np.abs(masked))
-            summed = masked
-        none = (summed == -np.inf) | (summed + 2.0 * reach < lse[..., None] - 200.0)
-        reach = np.where(none, 0.0, reach)
-        total = np.exp(summed - lse[..., None]).sum(axis=-1)
-        delta = 2.0 * (reach.max(axis=-1) + U32 * np.abs(lse) + 2.0**-12)
-        judged = sums_to_one(summed, lse) & (delta < 0.5)
-        if not judged.any():
-            return 0.0, 0.0
-        bound = np.expm1(delta)
-        ratio = np.where(judged, np.abs(total - 1.0) / bound, 0.0)
-    at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-    return float(ratio[at]), float(bound[at])
