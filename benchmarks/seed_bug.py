@@ -28,7 +28,7 @@ from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.machine.device import Device, check_device, enter
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulators
 from narrowfuzz.numerics.formats import F32
-from narrowfuzz.operators.attention import row_sum_excess
+from narrowfuzz.operators.attention import softmax_excess
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import load_recipes
 from narrowfuzz.rules.evidence import Evidence
@@ -156,7 +156,7 @@ def _moved_keys(trace: Trace) -> float:
 def _row_sums(trace: Trace, adds: Accumulators) -> tuple[float, float]:
     """O18's measure of the worst attention: absolute, and in units of its bound."""
     measured = [
-        row_sum_excess(c, adds.get(f"attention {c.dtype}", UNKNOWN))
+        softmax_excess(c, adds.get(f"attention {c.dtype}", UNKNOWN))
         for c in trace.attention
         if c.phase == "backward"
     ]

@@ -123,7 +123,7 @@ def start(out: Path, *args: str, **ends: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen[str], out: Path, timeout: float = 90.0) -> Run:
+def finish(process: subprocess.Popen[str], out: Path, timeout: float = 240.0) -> Run:
     try:
         output, _ = process.communicate(timeout=timeout)
     finally:
@@ -151,11 +151,11 @@ def group(pgid: int) -> list[int]:
     return alive
 
 
-def campaign(out: Path, *args: str, timeout: float = 90.0, **ends: int) -> Run:
+def campaign(out: Path, *args: str, timeout: float = 240.0, **ends: int) -> Run:
     return finish(start(out, *args, **ends), out, timeout)
 
 
-def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 40.0) -> None:
+def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -315,7 +315,7 @@ def test_ctrl_c_names_the_lost_cases_that_were_not_looked_into(tmp_path: Path) -
 def test_an_exception_of_ours_ends_the_run_with_3_and_a_note(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RAISES)
     args = ("--minutes", "5", "--recipe", "mine.raises", "--recipe-file", "mine.py")
-    run = campaign(tmp_path / "out", *args, *EAGER, timeout=40)
+    run = campaign(tmp_path / "out", *args, *EAGER, timeout=120)
     assert run.code == 3, run.output
     assert "a mistake in a plan" in run.output and "note worker 0 raised" in run.output
     assert run.summary["notes"] == ["worker 0 raised; its traceback is above"]
@@ -347,7 +347,7 @@ def test_what_raises_only_once_is_said_without_what_was_drawn(tmp_path: Path) ->
     """Hypothesis, which does not see it again, lists every case that it tried."""
     (tmp_path / "mine.py").write_text(RAISES_ONCE)
     args = ("--cases", "60", "--recipe", "mine.raises", "--recipe-file", "mine.py")
-    run = campaign(tmp_path / "out", *args, *EAGER, timeout=40)
+    run = campaign(tmp_path / "out", *args, *EAGER, timeout=120)
     assert run.code == 3, run.output
     before, said = run.output.split("Traceback (innermost 12 calls):")
     assert "Error" not in before and "Case(" not in run.output
@@ -405,7 +405,7 @@ class TestInterrupt:
         process = start(out, *args, *EAGER)
         wait_for(lambda: list(out.glob("findings/*/explain.json")), process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the whole group
-        process.wait(40)
+        process.wait(120)
         soon = time.monotonic() + 10.0
         while group(process.pid):
             assert time.monotonic() < soon, "processes are left"
@@ -423,7 +423,7 @@ class TestInterrupt:
         wait_for((out / "findings.db").exists, process)
         time.sleep(1.0)  # the fork server is importing torch
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(40)
+        process.wait(120)
         assert not group(process.pid)
         run = finish(process, out)
         assert run.code == 130, run.output

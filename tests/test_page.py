@@ -17,7 +17,7 @@ from narrowfuzz.report.judged import Judged
 from narrowfuzz.report.page import write_page
 from narrowfuzz.report.plots import heat_map, histogram, histogram_text
 from narrowfuzz.rules import RULES
-from narrowfuzz.rules.explained import rows_of
+from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Present, Refuses, Runs
 from narrowfuzz.triage.finding import (

@@ -9,8 +9,8 @@ import pytest
 from narrowfuzz.cli import main
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.rules import BY_NAME, RULES
-from narrowfuzz.rules.explained import explained, pages, rows_of, with_tables
 from narrowfuzz.rules.rule import by_events, converted
+from narrowfuzz.rules.texts import explained, pages, rows_of, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Hunts of tests/rules/test_rules_catch_faults.py, which must find what they look for.
@@ -41,7 +41,7 @@ def test_a_rule_fits_a_screen_and_says_all_of_it(
 @pytest.mark.parametrize(("page", "which"), list(pages()))
 def test_the_pages_say_what_the_command_says(page: str, which: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
-    assert with_tables(page, text) == text, "python -m narrowfuzz.rules.explained docs"  # type: ignore[arg-type]
+    assert with_tables(page, text) == text, "python -m narrowfuzz.rules.texts docs"  # type: ignore[arg-type]
 
 
 def test_only_rules_that_exist_are_explained_and_each_kind_of_case_has_its_row() -> None:

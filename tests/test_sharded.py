@@ -14,7 +14,7 @@ from narrowfuzz.ledger.ledger import Ledger, load_ledger
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import RULES
-from narrowfuzz.rules.rule import in_pipeline, on_ranks
+from narrowfuzz.rules.rule import in_pipeline, on_mesh
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
@@ -308,7 +308,7 @@ def test_a_script_shows_it(
 
 
 def test_every_rule_of_ranks_has_a_fault() -> None:
-    every = {rule.name for rule in RULES if {on_ranks, in_pipeline} & set(rule.cases)}
+    every = {rule.name for rule in RULES if {in_pipeline, on_mesh} & set(rule.cases)}
     assert every == set().union(*(fault[4] for fault in FAULTS))
 
 

@@ -142,7 +142,7 @@ def test_ranks_that_quantise_other_tensors_are_not_judged() -> None:
     seen = evidence((8.0, 8.0))
     first, last = seen.on_ranks[ARM].ranks
     bare = Trace(ARM, moments=tuple(Moment(m.event, (), (), (), m.state, {}) for m in last.moments))
-    found = [*check_shared(replace(seen, on_ranks={ARM: Trace(ARM, ranks=(first, bare))}))]
+    found = [*check_shared(replace(seen, traces={ARM: Trace(ARM, ranks=(first, bare))}))]
     assert [v.status for v in found] == ["inconclusive"]
 
 

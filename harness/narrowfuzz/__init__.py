@@ -1,6 +1,6 @@
 """narrowfuzz: find numerical bugs of narrow-precision training before a long run dies of them.
 
-The data's way: strategy -> case -> arms -> traces -> rules -> finding -> triage -> report.
+The data's way: draw -> case -> arms -> trace -> rules -> verdict -> triage -> report.
 Everything in ``__all__`` is the public face: what a file of recipes or plants needs, and what tests
 of a user's own model do.
 It is imported when it is first asked for, so importing this package loads neither torch nor numpy.

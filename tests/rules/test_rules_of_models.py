@@ -23,7 +23,7 @@ from narrowfuzz.rules.recompute import (
     check_checkpoint,
     check_recompute,
     check_statistics,
-    row_sum_excess,
+    softmax_excess,
 )
 from narrowfuzz.rules.whole import check_ratio, check_strict
 from narrowfuzz.trace.address import At
@@ -439,7 +439,7 @@ class TestStatistics:
             calls = [attention(phase, mask=mask) for phase in ("forward", "backward")]
             calls = [replace(call, lse=call.lse + np.float32(far)) for call in calls]
             adds = evidence_of({}).accumulators["attention fp32"]
-            excess, allowed = row_sum_excess(calls[1], adds)
+            excess, allowed = softmax_excess(calls[1], adds)
             assert (excess > 1.0) is (far > 0) and allowed > 0
             assert statistics([attended(call) for call in calls], allowed)[1] is (far > 0)
 
@@ -450,7 +450,7 @@ class TestStatistics:
         far = replace(call, q=np.abs(call.q) * huge, k=-np.abs(call.k) * huge,
                       lse=np.zeros_like(call.lse))  # fmt: skip
         adds = evidence_of({}).accumulators["attention fp32"]
-        assert row_sum_excess(far, adds) == (0.0, 0.0)
+        assert softmax_excess(far, adds) == (0.0, 0.0)
         calls = [attended(far), attended(replace(far, phase="forward"))]
         assert not statistics(calls, 2.0**-10)[1]
 

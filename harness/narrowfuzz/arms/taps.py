@@ -1,6 +1,8 @@
-"""Seeing what compiled arms multiply: the player's watch inside every artefact, made plain data.
+"""What the watches of ``play/taps.py`` saw, as plain data, and the watch inside every artefact that
+a compiler makes.
 
-Eager recipes bring their own tap.
+In eager, linears have the recipe's own tap, and attention and other operators ``OperatorWatch``
+(``operators.py``), which ``program.py`` enters.
 """
 
 from __future__ import annotations

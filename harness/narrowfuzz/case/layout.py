@@ -12,7 +12,7 @@ from narrowfuzz.case.events import Forward
 from narrowfuzz.case.spec import LARGEST, Sharding, Spec
 from narrowfuzz.models.catalog import MODELS
 
-#: Ranks of one process.
+#: Ranks of a case.
 MOST_RANKS = 4
 
 
@@ -111,13 +111,13 @@ def _of_pipelines(spec: Spec) -> Iterator[str]:
 def _objections(spec: Spec, shards: Collection[str]) -> Iterator[str]:
     sharding, model = spec.sharding, MODELS[spec.model]
     if not sharding.ranks:
-        yield f"{sharding} has no ranks: give data, tensor or stages"
+        yield f"{sharding} has no ranks: give data, tensor, stages or context"
     if sharding.stages:
         yield from _of_pipelines(spec)
     if sharding.context:
         yield from _of_contexts(spec, shards)
     if sharding.ranks > MOST_RANKS:
-        yield f"{sharding.ranks} ranks: a process has at most {MOST_RANKS}"
+        yield f"{sharding.ranks} ranks: a case has at most {MOST_RANKS}"
     for by, asked in (("fsdp", sharding.data), ("tensor", sharding.tensor)):
         if asked and by not in shards:
             yield f"{spec.recipe} is not laid out by {by}"

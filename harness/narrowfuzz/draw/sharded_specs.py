@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from hypothesis import strategies as st
 
-from narrowfuzz.case.layout import contextual, fitting, pipelined, shardable
+from narrowfuzz.case.layout import MOST_RANKS, contextual, fitting, pipelined, shardable
 from narrowfuzz.case.spec import ModelName, Sharding, Spec
 from narrowfuzz.draw.choices import one_of
 from narrowfuzz.draw.specs import specs
@@ -22,8 +22,6 @@ from narrowfuzz.recipe.recipe import Recipe
 
 #: What may vary of a Spec that is sharded.
 FACTORS = frozenset({"backend", "batch", "bias", "checkpoint", "dims", "dtype", "model", "shape"})
-#: Ranks of a case.
-MOST = 4
 #: Data-parallel and tensor-parallel ranks, as often. What later steps leave is judged to the bit of
 #: one rank alone.
 _LAYOUTS = (
@@ -50,13 +48,13 @@ def sharded_specs(
     stages of a pipeline. With so many ``gpus`` ranks are processes, and each has its own."""
     plain = [recipe for recipe in recipes if not recipe.models_of]
     if plain and draw(one_of(*[False] * 11, True)):
-        return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST))
+        return draw(_pipelines(plain, models, largest=largest, most=gpus or MOST_RANKS))
     # PyTorch's context parallelism knows a GPU's attention alone
     able = [recipe for recipe in plain if "context" in recipe.shards] if gpus else []
     if able and draw(one_of(*[False] * 11, True)):
         return draw(_contexts(able, models, largest=largest, most=gpus))
     recipe = draw(one_of(*recipes))
-    most = gpus or MOST
+    most = gpus or MOST_RANKS
     laid_out = (lay for lay in _LAYOUTS if max(lay[0], 1) * max(lay[1], 1) <= most)
     data, tensor = draw(one_of(*(lay for lay in laid_out if _shards(recipe, *lay))))
     recipe = replace(recipe, backends=tuple(b for b in recipe.backends if b not in recipe.eager))

@@ -1,4 +1,8 @@
-"""The operators whose calls are judged, one file each; that file is all that adds one."""
+"""What operators of torch may return: their references and bounds, one file each.
+
+Calls of those that define ``OPERATOR`` are judged one by one (rule O25); nothing else registers
+them.
+"""
 
 from __future__ import annotations
 

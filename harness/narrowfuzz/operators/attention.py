@@ -11,7 +11,7 @@ from narrowfuzz.play.attention import scores, sums_to_one
 from narrowfuzz.trace.trace import AttentionCall
 
 
-def row_sum_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float]:
+def softmax_excess(call: AttentionCall, adds: Accumulator) -> tuple[float, float]:
     """max over rows of |sum exp(qk - lse) - 1| in units of its bound, and that row's bound; (0, 0)
     where no row can be judged.
 

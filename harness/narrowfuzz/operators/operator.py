@@ -59,5 +59,6 @@ class Operator:
     #: A call of it in Python, made of its tensors' names and ``str.format`` of its settings; what
     #: it gives is the one result.
     expression: str
-    #: A call of it in words: ``the sum over dim 0 of a [4096, 16] tensor of bf16``.
+    #: A call of it in words: ``torch.sum over dim 0 of a bfloat16 tensor of
+    #: [4096, 16]``.
     title: Callable[[OperatorCall], str]

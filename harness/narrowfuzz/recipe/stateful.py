@@ -49,13 +49,13 @@ class Subject:
     policy: Callable[[Settings], Policy | None]
     #: Load a saved state into fresh layers.
     load: Callable[[nn.Module, Any], None]
-    #: Modules that resize windows of maxima: what fails in them once the length of the history has
-    #: changed has another cause than what fails in them before.
-    resizing: frozenset[str] = frozenset()
     #: Does a layer take ``is_first_microbatch``?
     caching: bool = True
     #: What a script does before anything else: makes the library ready.
     enter: Callable[[], None] | None = None
+    #: Modules that resize windows of maxima: what fails in them once the length of the history has
+    #: changed has another cause than what fails in them before.
+    resizing: frozenset[str] = frozenset()
 
 
 def no_subject(device: str) -> Subject:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from narrowfuzz.case.arm import BY_NAME as ARMS
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.rules.explained import rows_of
+from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.triage.finding import Finding
 
 #: What a reader who has read nothing else needs to know of each.

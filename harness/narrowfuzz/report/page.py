@@ -26,7 +26,7 @@ from narrowfuzz.report.nearest import Near, looks_like, nearest
 from narrowfuzz.report.plots import heat_map, heat_text, histogram, histogram_text
 from narrowfuzz.report.store import Store
 from narrowfuzz.rules import BY_NAME as BY_RULE
-from narrowfuzz.rules.explained import rows_of
+from narrowfuzz.rules.texts import rows_of
 from narrowfuzz.trace.meaning import located
 from narrowfuzz.triage.finding import (
     FLAKE_WORDS,

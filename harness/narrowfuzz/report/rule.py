@@ -8,7 +8,7 @@ from rich.padding import Padding
 from narrowfuzz.plants.registry import builtin_plants
 from narrowfuzz.recipe.recipe import unknown
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.rules.explained import Explained, rows_of
+from narrowfuzz.rules.texts import Explained, rows_of
 
 _KINDS = {
     "exact": "exact: no order of sums and no rounding explains a difference",

@@ -10,7 +10,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.kernels import check_kernels, check_weight_copies
 from narrowfuzz.rules.layers import layer_evidences
-from narrowfuzz.rules.rule import Check, Rule, converted, on_ranks
+from narrowfuzz.rules.rule import Check, Rule, converted, on_mesh
 from narrowfuzz.rules.sharded.products import parts_of_calls
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.verdict import Verdict
@@ -22,7 +22,7 @@ Applied = tuple[At, Check, Any]
 #: How the linears of a whole run are found, to be judged one by one: each with its place.
 _LINEARS: Mapping[Callable[[Spec], bool], Callable[[Any], Iterator[tuple[At, Evidence]]]] = {
     converted: layer_evidences,
-    on_ranks: parts_of_calls,
+    on_mesh: parts_of_calls,
 }
 
 

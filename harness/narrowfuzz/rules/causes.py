@@ -1,4 +1,7 @@
-"""Causes and consequences: which of several divergences explains another."""
+"""Causes and consequences: which of several divergences explains another.
+
+What may explain what is each rule's ``upstream`` (``table.py``); ``judge/fold.py`` applies it.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from narrowfuzz.numerics.formats import BF16, F32, F64, FORMATS, Format, round_t
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.numerics.reference import product
 from narrowfuzz.operators.linear import Reference
-from narrowfuzz.operators.row_sum import summed
+from narrowfuzz.operators.sum import summed
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.expected import NOTHING, outside, passed, radii
 from narrowfuzz.rules.rule import first, number, plain

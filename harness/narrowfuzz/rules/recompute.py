@@ -16,7 +16,7 @@ from narrowfuzz.case.events import Forward, Step
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.accumulator import UNKNOWN, Accumulator
 from narrowfuzz.numerics.formats import FORMATS, canonical
-from narrowfuzz.operators.attention import row_sum_excess
+from narrowfuzz.operators.attention import softmax_excess
 from narrowfuzz.rules.evidence import Evidence, same_bits
 from narrowfuzz.rules.rule import first, number, plain
 from narrowfuzz.rules.whole import equal_outputs
@@ -261,12 +261,12 @@ def _statistics(
                 "O18", arm, "output", "diverged", "attention's inputs moved after forward",
                 msgspec.structs.replace(place, name=name, index=at),
                 f"{number(got[at])} ({int(bad.sum())} of {bad.size} elements moved)",
-                Own(number(getattr(kept[0], name)[at])), factor=row_sum_excess(call, adds)[0],
+                Own(number(getattr(kept[0], name)[at])), factor=softmax_excess(call, adds)[0],
             )  # fmt: skip
     if call.unknown:
         why = f"what the kernel's argument {call.unknown} does to the scores is not known"
         return plain("O18", arm, "output", "inconclusive", why)
-    excess, allowed = row_sum_excess(call, adds)
+    excess, allowed = softmax_excess(call, adds)
     if allowed == 0.0:
         return plain("O18", arm, "output", "inconclusive", "no score is sure enough to be summed")
     if excess > 1.0:

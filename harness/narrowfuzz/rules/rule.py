@@ -51,7 +51,7 @@ def in_pipeline(spec: Spec) -> bool:
     return not (by_events(spec) or in_context(spec)) and spec.sharding.stages > 0
 
 
-def on_ranks(spec: Spec) -> bool:
+def on_mesh(spec: Spec) -> bool:
     """Ranks that share data and linears."""
     return spec.sharded and not (by_events(spec) or in_context(spec) or in_pipeline(spec))
 
@@ -104,5 +104,5 @@ def first(bad: Any) -> tuple[int, ...]:
 
 __all__ = [
     "Check", "Reads", "Rule", "bound", "by_events", "converted", "exact", "first", "in_context",
-    "in_pipeline", "number", "on_ranks", "plain", "ratio", "relation", "same_bits", "seen", "whole",
+    "in_pipeline", "number", "on_mesh", "plain", "ratio", "relation", "same_bits", "seen", "whole",
 ]  # fmt: skip

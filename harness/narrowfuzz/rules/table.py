@@ -66,7 +66,7 @@ from narrowfuzz.rules.rule import (
     exact,
     in_context,
     in_pipeline,
-    on_ranks,
+    on_mesh,
     ratio,
     relation,
     seen,
@@ -117,11 +117,11 @@ _STATES: tuple[Reads, ...] = ("results", "states")
 _BIAS: tuple[Reads, ...] = ("bias gradient",)
 _ALIKE, _NORMAL = "same codes by the plan", "power-of-two scales, normal codes"
 #: Whose linears are judged one by one.
-_LINEARS = (converted, on_ranks)
+_LINEARS = (converted, on_mesh)
 
 #: Of ranks that share data and linears.
-shared = partial(whole, cases=(on_ranks,))
-shared_bound = partial(bound, scope="case", cases=(on_ranks,))
+shared = partial(whole, cases=(on_mesh,))
+shared_bound = partial(bound, scope="case", cases=(on_mesh,))
 #: Exact, of a training and of its steps in another arrangement.
 trained = partial(relation, scope="case")
 #: Of a library's own layers: what they leave, or what was seen inside.
@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         of_ranks.check_contract,
         reads=("run",),
         unfinished=True,
-        cases=(on_ranks, in_pipeline, in_context),
+        cases=(on_mesh, in_pipeline, in_context),
     ),
     left("contract", "contract", "none", of_events.check_contract, reads=("run",)),
     whole("census", "conversion census", "eager ran", check_census, reads=("conversion",)),
@@ -255,7 +255,7 @@ RULES: tuple[Rule, ...] = (
         check_bias_gradient,
         _SHARED,
         _BIAS,
-        cases=(on_ranks,),
+        cases=(on_mesh,),
     ),
     shared_bound(
         "S5", "product over ranks", "ranks share a linear", check_products, _SHARED, level="A"
@@ -266,7 +266,7 @@ RULES: tuple[Rule, ...] = (
         "no sum is cut",
         results.check_equal,
         _MULTIPLIED,
-        cases=(on_ranks, in_context),
+        cases=(on_mesh, in_context),
     ),
     ratio(
         "O9",
@@ -300,7 +300,7 @@ RULES: tuple[Rule, ...] = (
         "graphs are traced",
         results.check_compiled,
         _RANKS | {"S12"},
-        cases=(on_ranks, in_pipeline),
+        cases=(on_mesh, in_pipeline),
     ),
     shared("S10", "processes on ranks", "processes ran it", results.check_processes, _RANKS),
     shared("S11", "saved and resumed", "it is saved and loaded", check_resumed, _RANKS),
@@ -310,7 +310,7 @@ RULES: tuple[Rule, ...] = (
         "several ranks hold it in full",
         results.check_agreement,
         _RANKS | {"S2", "O9"},
-        cases=(on_ranks, in_context),
+        cases=(on_mesh, in_context),
     ),
     shared_bound(
         "S6",
@@ -458,7 +458,7 @@ RULES: tuple[Rule, ...] = (
 #: twice, what is said of a converted model.
 BY_NAME: dict[str, Rule] = {
     rule.name: rule
-    for mine in (by_events, in_pipeline, in_context, on_ranks, converted)
+    for mine in (by_events, in_pipeline, in_context, on_mesh, converted)
     for rule in RULES
     if mine in rule.cases
 }

@@ -12,7 +12,7 @@ from narrowfuzz.numerics.formats import F64, FORMATS
 from narrowfuzz.numerics.plan import ROLES, Role
 from narrowfuzz.operators import BY_NAME as OPERATORS
 from narrowfuzz.operators.operator import Expected
-from narrowfuzz.operators.row_sum import summed
+from narrowfuzz.operators.sum import summed
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.gemm import centre_and_radius, interval, observed
 from narrowfuzz.rules.layers import layer_evidences

@@ -3,7 +3,9 @@
 It builds the layer, loads literal data, runs the guilty arm and checks the one element (or the one
 property) that the rule was broken at. Exit code 1: the divergence is there. 0: it is gone.
 
-A single linear that runs once has a short form; everything else is played (``script_played.py``).
+A single linear that runs once has a short form, a conversion and an autograd.Function have their
+own, everything else is played (``script_played.py``). ``prove.py`` tries these, and the scripts of
+an operator's call, of ranks and of a library's own layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last lines of a repro.py: what is looked at, and what it must be."""
+"""The last lines of the short script of a single linear: what is looked at, what it must be."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What each rule says and why it may be believed: ``narrowfuzz rule``, and the tables of the docs.
 
-``python -m narrowfuzz.rules.explained docs`` writes the tables between their markers.
+``python -m narrowfuzz.rules.texts docs`` writes the tables between their markers.
 """
 
 from __future__ import annotations

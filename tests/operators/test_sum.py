@@ -10,7 +10,7 @@ import pytest
 import torch
 from narrowfuzz.arms.operators import OperatorWatch, operators_of
 from narrowfuzz.numerics.formats import FORMATS
-from narrowfuzz.operators.row_sum import OPERATOR, exact_sums, summed
+from narrowfuzz.operators.sum import OPERATOR, exact_sums, summed
 from narrowfuzz.rules.expected import outside
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
@@ -138,6 +138,6 @@ def test_a_sum_of_too_many_terms_is_said_to_be_unknown(monkeypatch: pytest.Monke
     def void(*args: Any, **kwargs: Any) -> Any:
         return summed(np.broadcast_to(np.float64(1.0), (2**24 + 1, 1)), (0,), FORMATS["fp32"])
 
-    monkeypatch.setattr("narrowfuzz.operators.row_sum.summed", void)
+    monkeypatch.setattr("narrowfuzz.operators.sum.summed", void)
     verdict = verdict_of(call)
     assert verdict.status == "inconclusive" and "the bound is void" in verdict.why
