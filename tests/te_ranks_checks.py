@@ -15,7 +15,7 @@ from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import planted
 from narrowfuzz.recipe.recipe import load_every, with_layers
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_library import write_library_script
+from narrowfuzz.triage.script.library import write_library_script
 from narrowfuzz.triage.verify import run_script
 from te_on_cpu.environment import enter
 

@@ -20,7 +20,7 @@ from narrowfuzz.plants.patching import replaced
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes, runnable
 from narrowfuzz.triage.layer import linear_of
-from narrowfuzz.triage.script_played import write_played_script
+from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
 
 prepare()

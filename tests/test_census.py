@@ -30,7 +30,7 @@ from narrowfuzz.trace.trace import Census, ChangeKind, Trace
 from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.effect import effect_of, observed
 from narrowfuzz.triage.finding import severity_of
-from narrowfuzz.triage.script_census import write_census_script
+from narrowfuzz.triage.script.census import write_census_script
 from samples import one_in
 
 prepare()

@@ -26,7 +26,7 @@ from narrowfuzz.power.cases import examples
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import RULES
 from narrowfuzz.rules.rule import in_context
-from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.script.sharded import write_sharded_script
 from narrowfuzz.triage.verify import run_script
 from samples import one_in
 

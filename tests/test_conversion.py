@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narrowfuzz.case.spec import Spec
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
-from narrowfuzz.triage.recipe_source import conversion_of
+from narrowfuzz.triage.script.recipe_source import conversion_of
 
 
 def source(name: str, backend: str) -> str:

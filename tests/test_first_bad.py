@@ -18,7 +18,7 @@ from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.triage.finding import Finding, Triaged
 from narrowfuzz.triage.first_bad import first_bad, with_first_bad
 from narrowfuzz.triage.needs import needless_of
-from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.script.sharded import write_sharded_script
 from samples import one_in
 
 MADE = """

@@ -17,7 +17,7 @@ from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.history import fewest, histories
-from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, run_script
 

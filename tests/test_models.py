@@ -18,7 +18,7 @@ from narrowfuzz.case.spec import Case, DataSpec, ModelName, Spec
 from narrowfuzz.judge.observe import tensors_of
 from narrowfuzz.models.catalog import MODELS, heads_of
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.triage.script_parts import model_source
+from narrowfuzz.triage.script.parts import model_source
 
 ALL: tuple[ModelName, ...] = get_args(ModelName)
 BF16 = load_recipes()["torch.bf16"]

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 from narrowfuzz.play import checkpoint, converted, layers, player
 from narrowfuzz.play.job import Job, Taps
-from narrowfuzz.triage import paste
-from narrowfuzz.triage.paste import hoisted, pasted
-from narrowfuzz.triage.script_job import texts
+from narrowfuzz.triage.script import paste
+from narrowfuzz.triage.script.job import texts
+from narrowfuzz.triage.script.paste import hoisted, pasted
 
 SOURCE = '''
 LIMIT = 3

@@ -37,7 +37,7 @@ from narrowfuzz.rules.layers import given_of
 from narrowfuzz.trace.expect import Within, bits
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import call_of, first_of
-from narrowfuzz.triage.script_played import write_played_script
+from narrowfuzz.triage.script.played import write_played_script
 from narrowfuzz.triage.verify import RunScript
 
 prepare()

@@ -26,8 +26,8 @@ from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Is, bits
 from narrowfuzz.trace.trace import Seen, Site, SiteTrace, Trace
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.recipe_source import recipe_source
-from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script.recipe_source import recipe_source
+from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import RunScript
 from torch import nn
 

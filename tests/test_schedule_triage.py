@@ -47,7 +47,7 @@ from narrowfuzz.trace.verdict import Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, reach_of, report
 from narrowfuzz.triage.minimise import minimise
 from narrowfuzz.triage.prove import proven
-from narrowfuzz.triage.script_library import write_library_script
+from narrowfuzz.triage.script.library import write_library_script
 from narrowfuzz.triage.triage import needed, triage
 from narrowfuzz.triage.verify import RunScript, ScriptRun, run_script
 from samples import one_in

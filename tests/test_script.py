@@ -38,8 +38,8 @@ from narrowfuzz.trace.expect import (
     bits,
 )
 from narrowfuzz.trace.verdict import OtherRun, Verdict, fingerprint
-from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.script_short_check import check_alone
+from narrowfuzz.triage.script.short import write_script
+from narrowfuzz.triage.script.short_check import check_alone
 from narrowfuzz.triage.verify import RunScript, run_script
 from samples import one_in
 

@@ -40,7 +40,7 @@ from narrowfuzz.trace.expect import (
     bits,
 )
 from narrowfuzz.trace.verdict import OtherRun, Verdict
-from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import RunScript, run_script
 from samples import one_in
 

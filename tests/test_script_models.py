@@ -16,7 +16,7 @@ from narrowfuzz.machine.environment import prepare, settle
 from narrowfuzz.plants.registry import builtin_faults
 from narrowfuzz.recipe.recipe import Recipe, load_recipes
 from narrowfuzz.rules import BY_NAME
-from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.triage import triage
 from narrowfuzz.triage.verify import RunScript
 

@@ -25,7 +25,7 @@ STRING_OPERATIONS = {
     "removesuffix", "find", "index", "replace", "match", "search", "fullmatch", "splitlines",
 }  # fmt: skip
 #: Modules that write scripts.
-WRITERS = sorted((OURS / "triage").glob("script*.py"))
+WRITERS = sorted((OURS / "triage" / "script").glob("*.py"))
 
 
 @cache

@@ -18,7 +18,7 @@ from narrowfuzz.rules.rule import in_pipeline, on_mesh
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Runs
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.script.sharded import write_sharded_script
 from narrowfuzz.triage.triage import _still
 from narrowfuzz.triage.verify import run_script
 from samples import one_in

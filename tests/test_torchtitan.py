@@ -22,7 +22,7 @@ from narrowfuzz.play.layers import LayerWatch
 from narrowfuzz.recipe.recipe import lacks, load_recipes, with_filter
 from narrowfuzz.triage.avoid import _sizes
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.script_parts import guarded
+from narrowfuzz.triage.script.parts import guarded
 from torch import nn
 
 RECIPES = load_recipes()
@@ -340,7 +340,7 @@ from narrowfuzz.case.spec import load_case
 from narrowfuzz.judge.judge import Judge
 from narrowfuzz.ledger.ledger import Ledger
 from narrowfuzz.recipe.recipe import load_recipes
-from narrowfuzz.triage.script import write_script
+from narrowfuzz.triage.script.short import write_script
 case, recipes = load_case(Path({str(case)!r}).read_bytes()), load_recipes()
 cause = Judge(recipes, Ledger([])).judge(case).causes[0]
 Path({str(script)!r}).write_text(write_script(case, cause, recipes[case.spec.recipe]))

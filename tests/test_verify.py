@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from narrowfuzz.triage.prove import _why_not
-from narrowfuzz.triage.script_parts import guarded
+from narrowfuzz.triage.script.parts import guarded
 from narrowfuzz.triage.verify import CANNOT, GONE, SHOWN, RunScript, ScriptRun, run_script
 
 #: Raises on a line that is longer than all that is kept of an output.

@@ -428,9 +428,7 @@ def compare(
     more = [str(t) for name, values in given.items() for v in values or () for t in (name, v)]
     more += ["--no-ledger"] * no_ledger
     accepting = Accepting(accept, reason, until)
-    asked = Asked(
-        out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting
-    )  # fmt: skip
+    asked = Asked(out=out, cases=cases, seed=seed, workers=workers, more=more, accepting=accepting)
     raise typer.Exit(_ended(json, partial(compare_command, first, second, asked)))
 
 

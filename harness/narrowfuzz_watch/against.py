@@ -115,9 +115,12 @@ def _told(
     assert old is not None
     phase = new.phase if isinstance(new, Op) else "collective"
     place = At(
-        rank=new.rank, event=new.step, layer=new.layer, phase=msgspec.convert(phase, AtPhase),
+        rank=new.rank,
+        event=new.step,
+        layer=new.layer,
+        phase=msgspec.convert(phase, AtPhase),
         name=new.op,
-    )  # fmt: skip
+    )
     told = FirstBad(
         at=place, bad="differs", made="made", also=tuple(also), consequences=tuple(consequences),
         through=consequences[0] if consequences else None,

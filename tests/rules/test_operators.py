@@ -23,7 +23,7 @@ from narrowfuzz.rules import BY_NAME as BY_RULE
 from narrowfuzz.rules.operators import judge_call
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import BAD
-from narrowfuzz.triage.script_operator import call_of, write_operator_script
+from narrowfuzz.triage.script.operator import call_of, write_operator_script
 from narrowfuzz.triage.verify import RunScript
 
 prepare()

@@ -83,8 +83,10 @@ def _coverage(before: Snapshot, after: Snapshot) -> Iterator[Change]:
             second = before.modules[name].first in after.chosen
             yield Change(
                 "second name left unconverted" if second else "left unconverted",
-                name, _QUANTISED, after.modules[name].type,
-            )  # fmt: skip
+                name,
+                _QUANTISED,
+                after.modules[name].type,
+            )
     for name in after.modules:
         if name in after.chosen - before.chosen and name in before.modules:
             yield Change("converted unasked", name, before.modules[name].type, _QUANTISED)
@@ -109,9 +111,12 @@ def _modules(before: Snapshot, after: Snapshot) -> Iterator[Change]:
             )
         if old.training != new.training:
             yield Change(
-                "training flag changed", name, f"training={old.training}",
-                f"training={new.training}", attributes=("training",),
-            )  # fmt: skip
+                "training flag changed",
+                name,
+                f"training={old.training}",
+                f"training={new.training}",
+                attributes=("training",),
+            )
         lost = [kind.strip("_") for kind in HOOKS if new.hooks[kind] < old.hooks[kind]]
         if lost:
             yield Change("hooks lost", name, ", ".join(lost))
@@ -121,9 +126,11 @@ def _modules(before: Snapshot, after: Snapshot) -> Iterator[Change]:
         for attribute, value in old.attributes.items():
             if new.attributes.get(attribute, value) != value:
                 yield Change(
-                    "attributes changed", name, f"{attribute}={value}",
+                    "attributes changed",
+                    name,
+                    f"{attribute}={value}",
                     f"{attribute}={new.attributes[attribute]}",
-                )  # fmt: skip
+                )
         # a name that was left out entirely is not also split
         skipped = name in before.chosen and name not in after.chosen
         if not skipped and old.first in after.modules:
@@ -158,9 +165,12 @@ def _parameters(before: Snapshot, after: Snapshot) -> Iterator[Change]:
         if old.attributes - new.attributes:
             gone = tuple(sorted(old.attributes - new.attributes))
             yield Change(
-                "parameter attributes lost", module, f"{name}: {', '.join(gone)}",
-                parameter=name, attributes=gone,
-            )  # fmt: skip
+                "parameter attributes lost",
+                module,
+                f"{name}: {', '.join(gone)}",
+                parameter=name,
+                attributes=gone,
+            )
     order = [name for name in after.parameters if name in common]
     if order != list(common):
         moved = next(n for n, m in zip(order, common, strict=True) if n != m)
@@ -172,8 +182,10 @@ def _buffers(before: Snapshot, after: Snapshot) -> Iterator[Change]:
     for name, old in before.buffers.items():
         new = after.buffers.get(name)
         if new is not None and (old.shape, old.dtype, old.device) != (
-            new.shape, new.dtype, new.device,
-        ):  # fmt: skip
+            new.shape,
+            new.dtype,
+            new.device,
+        ):
             yield Change("buffer changed", owner(name), name)
 
 

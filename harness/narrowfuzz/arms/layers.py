@@ -87,8 +87,9 @@ def _sites(call: Call, plan: Plan, inverse: bool) -> tuple[tuple[SiteTrace, ...]
     if seen != 1 or backward != wanted:
         return (), f"expected 1 and {wanted} GEMMs, saw {seen} and {backward}"
     named = [("output", call.phase, call.forward_gemms[0])]
-    named += [(role, "backward", gemm) for role, gemm in zip(expected, call.backward_gemms,
-                                                             strict=False)]  # fmt: skip
+    named += [
+        (role, "backward", gemm) for role, gemm in zip(expected, call.backward_gemms, strict=False)
+    ]
     return tuple(
         SiteTrace(Site(call.module, role, phase), *seen_of(gemm, inverse=inverse))  # type: ignore[arg-type]
         for role, phase, gemm in named

@@ -65,9 +65,10 @@ class Asked:
     def list_known(self) -> str:
         """The command that lists what is known of the recipes and arms that were asked for."""
         given = {
-            "--recipe": self.recipes, "--arm": self.arms,
+            "--recipe": self.recipes,
+            "--arm": self.arms,
             "--recipe-file": tuple(map(str, self.recipe_files)),
-        }  # fmt: skip
+        }
         if not (self.recipes or self.arms):
             return "narrowfuzz list known"
         options = [text for name, values in given.items() for v in values for text in (name, v)]

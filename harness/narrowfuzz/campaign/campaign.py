@@ -92,9 +92,10 @@ class Campaign:
         from narrowfuzz.machine.policy import cast_policies
 
         return {
-            **describe(), "device": self.device.describe(),
+            **describe(),
+            "device": self.device.describe(),
             "policies": cast_policies(self.device.torch),
-        }  # fmt: skip
+        }
 
     def applying(self) -> list[Entry]:
         """The entries that what was asked for may show; none where all count as new."""
@@ -121,9 +122,12 @@ class Campaign:
     def judged(self, tally: Tally) -> Judged:
         """What was judged of what was asked for and can run here."""
         return judged(
-            tally.counts, self.recipes, self.asked.meant or select_arms(self.config.arms),
-            self.config.models, self.device.torch,
-        )  # fmt: skip
+            tally.counts,
+            self.recipes,
+            self.asked.meant or select_arms(self.config.arms),
+            self.config.models,
+            self.device.torch,
+        )
 
     def options(self) -> list[str]:
         """What a replay needs besides the finding's folder."""

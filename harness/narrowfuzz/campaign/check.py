@@ -92,14 +92,17 @@ def check_command(
             f"{', '.join(dict.fromkeys(arm.name for arm in climbed))}; --compile and --checkpoint "
             "say more"
         )
-    meant = () if asked.arms else tuple(dict.fromkeys(
-        arm.name for spec in asked_of for arm in _meant(climb(spec))
-    ))  # fmt: skip
+    meant = (
+        ()
+        if asked.arms
+        else tuple(dict.fromkeys(arm.name for spec in asked_of for arm in _meant(climb(spec))))
+    )
     _, around = consoles(asked)
     around.print(
         _head(asked, model, len(others), only, wanted, compile, checkpoint, len(first), asked_of),
-        soft_wrap=True, markup=False,
-    )  # fmt: skip
+        soft_wrap=True,
+        markup=False,
+    )
     if pace:
         minutes = None if asked.cases else asked.minutes or _MINUTES
         around.print(said_of_pace(pace, len(first), minutes), soft_wrap=True, markup=False)
@@ -174,9 +177,11 @@ def _first(asked: Sequence[Spec]) -> Iterator[Case]:
     """These on every kind of data, then what happens around them; backend by backend, as a
     compiled program serves all data and is forgotten once another is compiled."""
     around: tuple[dict[str, Any], ...] = (
-        {"events": _TRAINING}, {"steps": 3}, {"steps": 2, "microbatches": 2},
+        {"events": _TRAINING},
+        {"steps": 3},
+        {"steps": 2, "microbatches": 2},
         {"lifecycle": "reload"},
-    )  # fmt: skip
+    )
     for spec in asked:
         eager = msgspec.structs.replace(spec, compile="none")
         # what needs no compiler is judged even where there is no time for one

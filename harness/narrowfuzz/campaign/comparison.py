@@ -162,9 +162,11 @@ def side_run(title: str, folder: Path) -> SideRun:
     lines = (folder / "findings.jsonl").read_text().splitlines()
     rows = {row["fingerprint"]: row for row in map(json.loads, lines)}
     with closing(sqlite3.connect(folder / "findings.db")) as db:
-        parts = dict(db.execute(
-            "select fingerprint, sighting_of from findings where status = 'sighting'"
-        ).fetchall())  # fmt: skip
+        parts = dict(
+            db.execute(
+                "select fingerprint, sighting_of from findings where status = 'sighting'"
+            ).fetchall()
+        )
     return SideRun(
         title, folder, read_seen(folder), rows, parts,
         json.loads((folder / "summary.json").read_text()),
@@ -275,9 +277,7 @@ def _below(side: SideRun, file: Path) -> str:
 def _common(a: SideRun, b: SideRun) -> list[Common]:
     """What both show, without what each looked into: that would have been known to the other."""
     on_a, on_b = total_causes(a.seen), total_causes(b.seen)
-    found = [
-        _both(name, on_a[name], on_b[name], a) for name in sorted(on_a.keys() & on_b.keys())
-    ]  # fmt: skip
+    found = [_both(name, on_a[name], on_b[name], a) for name in sorted(on_a.keys() & on_b.keys())]
     for name in sorted((a.rows.keys() & b.rows.keys()) - {one.fingerprint for one in found}):
         row = a.rows[name]  # a lost process is told by the run, not by a case
         found.append(Common(name, (row["sentence"], b.rows[name]["sentence"]), row["recipe"],

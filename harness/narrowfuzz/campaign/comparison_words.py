@@ -161,14 +161,16 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "combinations": [" ".join(one) for one in comparison.met],
         "never_judged": list(comparison.never),
         "bits": {
-            "compared": dict(bits.compared), "differ": dict(bits.differ), "cases": bits.cases,
+            "compared": dict(bits.compared),
+            "differ": dict(bits.differ),
+            "cases": bits.cases,
             "first": bits.first,
         },
         "differences": [asdict(one) | {"counts": one.counts} for one in comparison.differences],
         "both": [asdict(one) for one in comparison.common],
         "known": [asdict(one) | {"one_side": one.one_side} for one in comparison.known],
         "notes": list(comparison.notes),
-    }  # fmt: skip
+    }
 
 
 def write_summary(comparison: Comparison, out: Path) -> None:
@@ -179,8 +181,9 @@ def write_summary(comparison: Comparison, out: Path) -> None:
 def write_page(comparison: Comparison, out: Path, document: dict[str, Any]) -> None:
     """``report.html``, a page without a network, and ``compare.json`` beside it."""
     (out / "compare.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                         lstrip_blocks=True)  # fmt: skip
+    engine = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     template = engine.from_string(files(__package__).joinpath("comparison.html.j2").read_text())
     html = template.render(
         verdict=verdict(comparison),

@@ -77,10 +77,9 @@ class Generator:
         self.linears = config.linears and any(recipe.takes("linear") for recipe in recipes)
         #: What a Spec multiplies on the run's device, and how that is added.
         self.plan_of = plan_of
-        named = (
-            tuple(m for m in WIDE if not config.models or m in config.models)
-            + tuple(m for m in config.models if MODELS[m].own)
-        )  # fmt: skip
+        named = tuple(m for m in WIDE if not config.models or m in config.models) + tuple(
+            m for m in config.models if MODELS[m].own
+        )
         self.models = tuple(m for m in named if any(recipe.takes(m) for recipe in recipes))
         #: Those that compile in a few seconds, and those that partial recompute may break.
         self.small = tuple(m for m in self.models if MODELS[m].kind != "block")
@@ -130,9 +129,11 @@ class Generator:
     def slices(self, order: Iterable[Slice], rungs: Collection[Compile]) -> list[Slice]:
         """Those of ``order`` for which there are recipes, models and rungs."""
         few = {
-            "models": self.models, "small": self.small, "recomputed": self.fragile,
+            "models": self.models,
+            "small": self.small,
+            "recomputed": self.fragile,
             "linears": self.linears,
-        }  # fmt: skip
+        }
         kinds = {*rungs, *(["sharded"] if self.shardable else [])}
         layers = [s for s in order if s.kind in kinds and self.recipes and few.get(s.models, True)]
         return [*([Slice("schedule", _SCHEDULE_SECONDS)] if self.stateful else []), *layers]

@@ -83,8 +83,10 @@ def _doing(tally: Tally) -> Iterator[str]:
     busy = {*tally.confirming, *tally.compiling}
     running = {worker: what for worker, what in tally.running.items() if worker not in busy}
     for title, doing in (
-        ("", tally.confirming), ("compiling: ", tally.compiling), ("running: ", running),
-    ):  # fmt: skip
+        ("", tally.confirming),
+        ("compiling: ", tally.compiling),
+        ("running: ", running),
+    ):
         if doing:
             what, since = min(doing.values(), key=lambda one: one[1])
             more = f" and {len(doing) - 1} more" if len(doing) > 1 else ""

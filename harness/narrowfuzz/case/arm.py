@@ -127,9 +127,10 @@ _CHECKPOINTS = {
     "selective": ("+checkpoint_selective", "attention and every second matmul kept"),
     "by_torch": ("+checkpoint_by_torch", "recomputed by torch's checkpoint, not the library's"),
     "by_torch_reentrant": (
-        "+checkpoint_by_torch_reentrant", "recomputed by torch's reentrant checkpoint",
+        "+checkpoint_by_torch_reentrant",
+        "recomputed by torch's reentrant checkpoint",
     ),
-}  # fmt: skip
+}
 _CHECKPOINT_WORDS = {
     "full": "with checkpointing",
     "reentrant": "with a reentrant checkpoint",
@@ -147,9 +148,12 @@ def with_checkpoint(arm: Arm, checkpoint: str) -> Arm:
         return arm
     suffix, title = _CHECKPOINTS[checkpoint]
     return replace(
-        arm, name=arm.name + suffix, title=f"{arm.title}; {title}", checkpoint=checkpoint,
+        arm,
+        name=arm.name + suffix,
+        title=f"{arm.title}; {title}",
+        checkpoint=checkpoint,
         without=arm.name,
-    )  # fmt: skip
+    )
 
 
 #: The compiled stages that each value of ``Spec.compile`` climbs; the last one takes longest.

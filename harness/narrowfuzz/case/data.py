@@ -77,8 +77,9 @@ def make_model_tensors(
         h = hash_bits(data.seed, "input", spec.tokens, 1)
         tensors["input"] = ((h >> np.uint64(33)) % np.uint64(max(spec.n, 1))).astype(np.float32)
     else:
-        tensors["input"] = _exponent(_wild("input", spec.tokens, spec.k, data, spec),
-                                     data.input_exponent, spec)  # fmt: skip
+        tensors["input"] = _exponent(
+            _wild("input", spec.tokens, spec.k, data, spec), data.input_exponent, spec
+        )
     tensors["grad_output"] = _exponent(
         _wild("grad_output", spec.tokens, spec.width, data, spec), data.grad_exponent, spec
     )
@@ -105,8 +106,9 @@ def _parameter(name: str, shape: tuple[int, ...], case: Case) -> F32:
     tame = case.data.values in ("near_max", "scale_ends", "subnormal")
     kind = DataSpec(values="gaussian", seed=case.data.seed) if tame else case.data
     shrink = -(cols.bit_length() // 2)
-    return _exponent(_wild(name, rows, cols, kind, case.spec),
-                     shrink + case.data.weight_exponent, case.spec).reshape(shape)  # fmt: skip
+    return _exponent(
+        _wild(name, rows, cols, kind, case.spec), shrink + case.data.weight_exponent, case.spec
+    ).reshape(shape)
 
 
 def _exponent(values: F64, exponent: int, spec: Spec) -> F32:
@@ -228,9 +230,11 @@ def _mined(x: F64, h: U64, fresh: U64, spec: Spec, *, ends: bool) -> F64:
     # of each row one exponent, so that a row's maximum is the one that is mined
     row = h[:, :1] >> np.uint64(8)
     there = _range(spec).ends
-    exponent = there[(row % np.uint64(len(there))).astype(np.int64)] if ends else (
-        (row % np.uint64(12)).astype(np.int64) - 8
-    )  # fmt: skip
+    exponent = (
+        there[(row % np.uint64(len(there))).astype(np.int64)]
+        if ends
+        else ((row % np.uint64(12)).astype(np.int64) - 8)
+    )
     ties = sign * (1.0 + (2.0 * ((fresh >> np.uint64(8)) % np.uint64(8)) + 1.0) / 16.0) / 8.0
     small = np.where(fresh % np.uint64(4) == 0, ties, np.clip(x, -4.0, 4.0) / 8.0)
     small = np.where(fresh % np.uint64(29) == 0, -0.0, small)

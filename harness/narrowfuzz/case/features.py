@@ -109,8 +109,11 @@ def _left_early(training: Story) -> bool:
 
 
 def _inside(training: Story) -> bool:
-    return any(enabled and training.left[i] > at for run, at in training.pairs
-               for i, enabled in run.regions.items())  # fmt: skip
+    return any(
+        enabled and training.left[i] > at
+        for run, at in training.pairs
+        for i, enabled in run.regions.items()
+    )
 
 
 def _elsewhere(training: Story) -> bool:
@@ -122,8 +125,10 @@ def _elsewhere(training: Story) -> bool:
 def _accumulated(training: Story) -> bool:
     ends = [*training.at(Step), len(training.events)]
     first = [run.backwards[0] for run in training.trained]
-    return any(len({at for at in first if start < at < end}) > 1
-               for start, end in zip([-1, *ends], ends, strict=False))  # fmt: skip
+    return any(
+        len({at for at in first if start < at < end}) > 1
+        for start, end in zip([-1, *ends], ends, strict=False)
+    )
 
 
 def _around(training: Story, kind: type[Event]) -> bool:
@@ -158,9 +163,10 @@ def _nested(training: Story) -> bool:
 def _shared(training: Story) -> bool:
     """Two forwards that are narrowed in one outermost region."""
     outermost = [
-        next(iter(run.regions)) for run in training.runs
+        next(iter(run.regions))
+        for run in training.runs
         if run.regions and narrows(run.event, tuple(run.regions.items()))
-    ]  # fmt: skip
+    ]
     return len(set(outermost)) < len(outermost)
 
 

@@ -16,9 +16,11 @@ else:
 
 #: Until schema 5, by whose checkpoint it was and whether it was reentrant.
 _CHECKPOINTS = {
-    ("library", False): "full", ("library", True): "reentrant",
-    ("torch", False): "by_torch", ("torch", True): "by_torch_reentrant",
-}  # fmt: skip
+    ("library", False): "full",
+    ("library", True): "reentrant",
+    ("torch", False): "by_torch",
+    ("torch", True): "by_torch_reentrant",
+}
 
 
 class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

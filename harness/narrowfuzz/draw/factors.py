@@ -36,9 +36,11 @@ _FIELDS = (
 _NUMBERS = {"steps": (1, 2, 3, 5), "microbatches": (1, 2, 3)}
 #: Models that are counted by another field, too.
 _PAIRS = tuple(
-    (name, field) for name, model in MODELS.items() if model.often > 1
+    (name, field)
+    for name, model in MODELS.items()
+    if model.often > 1
     for field in ("checkpoint", "compile")
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,12 @@ def _lot(recipe: Recipe, rung: Compile, number: int) -> list[Case]:
 
     @seed(number)
     @settings(
-        max_examples=_LOT, phases=[Phase.generate], database=None, deadline=None,
+        max_examples=_LOT,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(cases([recipe], compile=rung))
     def collect(case: Case) -> None:
         found.append(case)

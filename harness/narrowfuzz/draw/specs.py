@@ -53,12 +53,12 @@ DIRECT = FACTORS - {"autocast", "grad_mode", "lifecycle", "model", "schedule"}
 #: Models but the linear, as often as they are drawn; and those that are compiled with partial
 #: recompute, as often.
 WIDE = tuple(
-    name for times in (0, 1) for name, model in MODELS.items()
+    name
+    for times in (0, 1)
+    for name, model in MODELS.items()
     if model.kind != "linear" and model.often > times
-)  # fmt: skip
-FRAGILE = tuple(
-    name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times
-)  # fmt: skip
+)
+FRAGILE = tuple(name for times in (0, 1) for name, model in MODELS.items() if model.fragile > times)
 
 #: Models of which one forward takes as long as ten of others.
 _LONG = frozenset(name for name, model in MODELS.items() if model.fragile)

@@ -112,9 +112,10 @@ class Judge(Observer):
         tensors = tensors_of(case, self.converting(case.spec))
         return [
             at_its_module(self.programs.of(case.spec, ARMS[v.arm]), tensors, v)
-            if elsewhere(v) else v
+            if elsewhere(v)
+            else v
             for v in verdicts
-        ]  # fmt: skip
+        ]
 
     def _draws(self, case: Case, verdict: Verdict) -> int:
         """How many other draws must show this divergence before it counts: a ratio may be chance,

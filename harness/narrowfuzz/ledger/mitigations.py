@@ -104,9 +104,9 @@ def a_copy_of_what_is_written_through_an_unsafe_view() -> Iterator[None]:
         out = usual(self, func, types, args, kwargs)
         if func is ops.aten._unsafe_view.default:
             for entries in self.storage.values():
-                entries.update({
-                    i: tree_map(partial(watched, view=out), entry) for i, entry in entries.items()
-                })  # fmt: skip
+                entries.update(
+                    {i: tree_map(partial(watched, view=out), entry) for i, entry in entries.items()}
+                )
         return out
 
     mode.__torch_dispatch__ = dispatch

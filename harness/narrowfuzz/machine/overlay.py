@@ -68,8 +68,10 @@ def folder_of(requirement: str) -> Path:
     if package.replace("-", "_") == "transformer_engine":
         raise ValueError(f"--with {requirement}: write --te-version {version}")
     if package in _NOT_OURS:
-        raise ValueError(f"--with {requirement}: {package} needs an environment of its own; "
-                         "narrowfuzz compare takes the Pythons of two")  # fmt: skip
+        raise ValueError(
+            f"--with {requirement}: {package} needs an environment of its own; "
+            "narrowfuzz compare takes the Pythons of two"
+        )
     folder = _cache() / f"{package}-{version}-{sys.implementation.cache_tag}"
     try:
         return installed(folder, ("--no-deps", requirement), complete=_complete)

@@ -101,9 +101,12 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, *, fast: bool, split: int) -> t
     import mmaemu
 
     return mmaemu.accumulate(  # type: ignore[no-any-return]
-        a, b, use_fast_accum=fast, profile="hopper",
+        a,
+        b,
+        use_fast_accum=fast,
+        profile="hopper",
         splitk=1 if split == 1 else (split, "contiguous"),
-    )  # fmt: skip
+    )
 
 
 def scaled(total: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:

@@ -298,9 +298,7 @@ def of_kind(*kinds: str) -> tuple[str, ...]:
 
 
 #: What a user's model says by itself, so that no case of it may be drawn otherwise.
-FIXED_BY_OWN = frozenset(
-    ("batch", "m", "k", "n", "heads", "attention", "bias", "dynamic", "dtype")
-)  # fmt: skip
+FIXED_BY_OWN = frozenset(("batch", "m", "k", "n", "heads", "attention", "bias", "dynamic", "dtype"))
 
 
 def title_of(name: str) -> str:

@@ -159,10 +159,13 @@ class Plan:
 
     def added_by(self, accumulators: Mapping[str, Accumulator], dtype: str) -> Plan:
         """The same on a device with these ``accumulators``, by what it multiplies."""
-        return replace(self, gemms={
-            role: replace(gemm, accumulator=accumulators.get(gemm.multiplies(dtype), UNKNOWN))
-            for role, gemm in self.gemms.items()
-        })  # fmt: skip
+        return replace(
+            self,
+            gemms={
+                role: replace(gemm, accumulator=accumulators.get(gemm.multiplies(dtype), UNKNOWN))
+                for role, gemm in self.gemms.items()
+            },
+        )
 
 
 def unquantised(dtype: str) -> Plan:

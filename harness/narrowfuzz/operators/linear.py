@@ -77,9 +77,8 @@ class Draws:
         parts = [_parted(part, len(xs)) for part in (every.amax, every.scale, every.codes)]
         values = _parted(every.values, len(xs))
         return [
-            Operand(x, plan, Quantised(*some))
-            for x, *some in zip(xs, *parts, values, strict=True)
-        ]  # fmt: skip
+            Operand(x, plan, Quantised(*some)) for x, *some in zip(xs, *parts, values, strict=True)
+        ]
 
     def _stacked(self, role: Role, side: str) -> F64:
         """``values`` as one array."""
@@ -128,10 +127,12 @@ class Draws:
         if not quantised:
             return np.zeros((len(operands), *first.x.shape))
         if not by_rows(first.plan, first.x):
-            return np.stack([
-                bounds.quantise_bound(o.x, q.scale, o.plan)
-                for o, q in zip(operands, quantised, strict=True)
-            ])  # fmt: skip
+            return np.stack(
+                [
+                    bounds.quantise_bound(o.x, q.scale, o.plan)
+                    for o, q in zip(operands, quantised, strict=True)
+                ]
+            )
         rows = np.concatenate([o.x for o in operands])
         scales = np.concatenate([q.scale for q in quantised])
         every = bounds.quantise_bound(rows, scales, first.plan)

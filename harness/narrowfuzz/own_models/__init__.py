@@ -56,9 +56,10 @@ def _choices(source: Source) -> dict[str, tuple[Any, ...]]:
 def _others(module: Any, source: Source) -> str:
     """The functions that are written in a module; of those with a like name, that."""
     there = [
-        name for name, one in vars(module).items()
+        name
+        for name, one in vars(module).items()
         if inspect.isfunction(one) and one.__module__ == module.__name__
-    ]  # fmt: skip
+    ]
     if not there:
         return ", nor any other"
     return f"{like(source.build, there)}; its functions are {named(there)}"

@@ -62,8 +62,10 @@ def tried(source: Source) -> Facts:
     module, given = _built(source, refuse)
     elsewhere = {t.device.type for t in (*module.parameters(), *module.buffers())} - {"cpu"}
     if elsewhere:
-        raise refuse(f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU, where "
-                     "it goes from there is the run's business")  # fmt: skip
+        raise refuse(
+            f"it is built on {', '.join(sorted(elsewhere))}: build it on the CPU, where "
+            "it goes from there is the run's business"
+        )
     linears = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise refuse("it has no nn.Linear: there is nothing that a recipe would quantise")
@@ -84,8 +86,10 @@ def tried(source: Source) -> Facts:
         called, example = _calling(own, source, refuse), own.given[own.driven]
         ids = not example.is_floating_point()
         if example.dim() == 0 or not example.numel():
-            raise refuse(f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
-                         "rows and features")  # fmt: skip
+            raise refuse(
+                f"the tensor it is called with has shape {tuple(example.shape)}: it needs "
+                "rows and features"
+            )
         answers, unreached = _answers(own, example, called, refuse)
         if _buffers(module) != _buffers(own.model):
             other = make(own.driven)
@@ -139,8 +143,9 @@ def _inputs(given: Mapping[Any, Any]) -> tuple[str, ...]:
     return tuple(
         f"{f'{key} ' if isinstance(key, str) else ''}{list(one.shape)} "
         f"{str(one.dtype).removeprefix('torch.')}"
-        for key, one in given.items() if isinstance(one, torch.Tensor)
-    )  # fmt: skip
+        for key, one in given.items()
+        if isinstance(one, torch.Tensor)
+    )
 
 
 def _built(source: Source, refuse: Refuse) -> tuple[nn.Module, dict[Any, Any]]:

@@ -74,9 +74,12 @@ def _chunked_amax(original: Any) -> Any:
     from torchao.float8.config import ScalingGranularity
 
     def amax(
-        x: Any, reduce_amax: Any = False, device_mesh: Any = None,
-        scaling_granularity: Any = ScalingGranularity.TENSORWISE, axiswise_dim: Any = None,
-    ) -> Any:  # fmt: skip
+        x: Any,
+        reduce_amax: Any = False,
+        device_mesh: Any = None,
+        scaling_granularity: Any = ScalingGranularity.TENSORWISE,
+        axiswise_dim: Any = None,
+    ) -> Any:
         if not x.numel():
             return original(x, reduce_amax, device_mesh, scaling_granularity, axiswise_dim)
         if scaling_granularity is ScalingGranularity.TENSORWISE:

@@ -25,8 +25,10 @@ from narrowfuzz.play.player import Trace, Training, by_steps, keep, microbatch, 
 
 #: The kernels whose keys and values can go around.
 _KERNELS = [
-    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION,
-]  # fmt: skip
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+]
 #: The dimension of the rows.
 _ROWS = 1
 

@@ -214,9 +214,10 @@ class LayerWatch:
 
         def note(grad: torch.Tensor) -> None:
             fresh = [
-                c for c in self.calls
+                c
+                for c in self.calls
                 if c.module == name and "grad_output" in c.tensors and role not in c.added
-            ]  # fmt: skip
+            ]
             for call in fresh:
                 call.added.add(role)
                 if len(fresh) == 1:

@@ -214,8 +214,10 @@ def recomputed_with(again: Sequence[Any], first: Sequence[Any]) -> Sentence:
             got = getattr(product, side)
             want = getattr(first[i % len(first)], side) if first else Side(None, None, "nothing")
             if got.format != want.format or not same(got.inverse, want.inverse):
-                wrong.append(f"{got.format} (1/scale {got.inverse}) for {want.format} "
-                             f"(1/scale {want.inverse})")  # fmt: skip
+                wrong.append(
+                    f"{got.format} (1/scale {got.inverse}) for {want.format} "
+                    f"(1/scale {want.inverse})"
+                )
             elif got.inverse is not None and not same_codes(want.codes, got.codes):
                 wrong.append("other codes")
     return f"{len(again)} products computed again; {'; '.join(wrong) or 'all alike'}", bool(wrong)

@@ -52,15 +52,21 @@ class TorchtitanLlama(nn.Module):
             if "cp_enabled" in inspect.signature(parallelize.apply_tp).parameters:
                 more = {}  # 0.2
             parallelize.apply_tp(
-                self.model, mesh["tensor"], loss_parallel=True,
-                enable_float8_tensorwise_tp=narrow_styles, **more,
-            )  # fmt: skip
+                self.model,
+                mesh["tensor"],
+                loss_parallel=True,
+                enable_float8_tensorwise_tp=narrow_styles,
+                **more,
+            )
         if data:
             kind = self.model.tok_embeddings.weight.dtype
             parallelize.apply_fsdp(
-                self.model, mesh["data"], param_dtype=kind, reduce_dtype=torch.float32,
+                self.model,
+                mesh["data"],
+                param_dtype=kind,
+                reduce_dtype=torch.float32,
                 pp_enabled=False,
-            )  # fmt: skip
+            )
             if not averages:
                 summed(self.model)
 
@@ -146,9 +152,12 @@ class TorchtitanDecoder(nn.Module):
             self.model.parallelize(dims)
         if data:
             apply_fsdp_to_decoder(
-                self.model, dims.get_mesh(["fsdp"]), reduce_dtype=torch.float32, pp_enabled=False,
+                self.model,
+                dims.get_mesh(["fsdp"]),
+                reduce_dtype=torch.float32,
+                pp_enabled=False,
                 param_dtype=self.model.tok_embeddings.weight.dtype,
-            )  # fmt: skip
+            )
             summed(self.model)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -187,9 +196,11 @@ def rotations_kept(model: nn.Module) -> Iterator[None]:
     """Tables of rotations are complex, whatever the parameters are; they follow these to their
     device."""
     tables = [
-        (part, name, table) for part in model.modules() for name, table in part._buffers.items()
+        (part, name, table)
+        for part in model.modules()
+        for name, table in part._buffers.items()
         if table is not None and table.is_complex()
-    ]  # fmt: skip
+    ]
     for part, name, _ in tables:
         part._buffers[name] = None
     try:

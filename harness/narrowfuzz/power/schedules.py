@@ -188,9 +188,11 @@ def _operands(phases: tuple[str, ...]) -> tuple[Perturbation, ...]:
 
 
 _STATES = (
-    ("gain 1.01", _gained), ("zeros", _emptied), ("other step's state", _stale),
+    ("gain 1.01", _gained),
+    ("zeros", _emptied),
+    ("other step's state", _stale),
     ("swapped slots", _shifted),
-)  # fmt: skip
+)
 
 Made = Callable[[str, str, Falsified], Perturbation]
 

@@ -215,9 +215,10 @@ class Recipe:
     def filtered(self) -> tuple[str, ...]:
         """Its functions that a filter of linears is put into; none if it takes no filter."""
         taking = [
-            verb for verb in ("convert", "convertible", "refusal")
+            verb
+            for verb in ("convert", "convertible", "refusal")
             if "only" in inspect.signature(getattr(self, verb)).parameters
-        ]  # fmt: skip
+        ]
         return tuple(taking) if {"convert", "convertible"} <= {*taking} else ()
 
     def backend(self, spec: Spec) -> str:

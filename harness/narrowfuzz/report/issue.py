@@ -98,9 +98,11 @@ def _what(finding: Finding) -> str:
 
 def _script(finding: Finding, script: str) -> str:
     title, count = title_of(finding.minimal.spec.model), len(script.splitlines())
-    said = f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1." if (
-        finding.script_output.strip()
-    ) else "It exits 1 while the divergence shows, 0 once it is gone."  # fmt: skip
+    said = (
+        f"It prints `{finding.script_output.strip().splitlines()[-1]}` and exits 1."
+        if (finding.script_output.strip())
+        else "It exits 1 while the divergence shows, 0 once it is gone."
+    )
     if count > _SHOWN:
         alone = f"and {title}, which is to be attached, too" if title else "alone"
         return f"The attached `repro.py` ({count} lines; torch, the library {alone}). {said}"
@@ -149,9 +151,10 @@ def _beside(finding: Finding) -> str:
         and any(fnmatch.fnmatch(finding.recipe, glob) for glob in entry.recipes)
         and any(
             glob.startswith(f"{finding.oracle}--")
-            for match in entry.matches for glob in match.fingerprints
+            for match in entry.matches
+            for glob in match.fingerprints
         )
-    ]  # fmt: skip
+    ]
     return "\n".join(
         f"- {entry.title}{''.join(f' ({link})' for link in entry.links)}" for entry in near
     )

@@ -79,10 +79,13 @@ def _recipes(files: tuple[Path, ...]) -> Listing:
         reasons = [f"not {backend}: {why}" if backend else why for backend, why in lacking.items()]
         records.append(
             {
-                "id": r.name, "backends": [*filter(None, r.backends)], "title": r.title,
-                "here": "\n".join(reasons) or "available", "lacking": lacking,
+                "id": r.name,
+                "backends": [*filter(None, r.backends)],
+                "title": r.title,
+                "here": "\n".join(reasons) or "available",
+                "lacking": lacking,
             }
-        )  # fmt: skip
+        )
     columns = {"recipe": "id", "backends": "backends", "what": "title", "here": "here"}
     return Listing(records, columns)
 
@@ -109,11 +112,14 @@ def _rules(files: tuple[Path, ...]) -> Listing:
 
     records = [
         {
-            "id": o.name, "title": o.title, "strength": o.strength, "level": o.level,
+            "id": o.name,
+            "title": o.title,
+            "strength": o.strength,
+            "level": o.level,
             "precondition": o.precondition,
         }
         for o in BY_NAME.values()
-    ]  # fmt: skip
+    ]
     columns = {"rule": "id", "what": "title", "strength": "strength"}
     return Listing(records, {**columns, "applies where": "precondition"})
 
@@ -164,9 +170,12 @@ def _known(
         for together in by_cause(entries).values() for e in together
     ]  # fmt: skip
     columns = {
-        "known issue": "id", "severity": "severity", "kind": "kind", "what": "title",
+        "known issue": "id",
+        "severity": "severity",
+        "kind": "kind",
+        "what": "title",
         "what helps": "workaround",
-    }  # fmt: skip
+    }
     return Listing(records, columns, counted(entries))
 
 

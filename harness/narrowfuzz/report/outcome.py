@@ -103,11 +103,15 @@ class Ended:
         counts, found = self.tally.counts, []
         if not self.subject:
             return []
-        if unstable := [one for one in self.accepted.counting(self.store.suspected())
-                        if one.oracle == "O1"]:  # fmt: skip
+        if unstable := [
+            one for one in self.accepted.counting(self.store.suspected()) if one.oracle == "O1"
+        ]:
             found.append(f"a run was not repeated by the next: {unstable[0].sentence}")
-        if late := [one for one in self.accepted.counting(self.store.suspected())
-                    if one.why_suspected == OUT_OF_TIME]:  # fmt: skip
+        if late := [
+            one
+            for one in self.accepted.counting(self.store.suspected())
+            if one.why_suspected == OUT_OF_TIME
+        ]:
             problems = _many(len(late), "possible problem")
             found.append(f"it ended before {problems} could be confirmed: {late[0].sentence}")
         if counts["first"] < self.first:

@@ -85,8 +85,9 @@ def write_page(
     show = partial(_shown, store, accepted=accepted, entries=entries, options=options)
     found = [show(finding) for finding in store.findings()]
     found.sort(key=lambda one: SEVERITIES.index(one.finding.severity))
-    engine = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                         lstrip_blocks=True)  # fmt: skip
+    engine = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     engine.globals |= {"rule": rows_of, "configuration": configuration_of, "example": example_of,
                        "effect": effect_words, "conditions": conditions, "words": WORDS_OF,
                        "plural": plural, "title_of": title_of, "seen_on": seen_on,
@@ -158,8 +159,11 @@ def _head(environment: dict[str, Any], share: Judged) -> str:
     versions, device = environment["versions"], environment.get("device", {}).get("name", "cpu")
     packages = {"narrowfuzz": "narrowfuzz", "torch": "torch", "torchao": "torchao",
                 "transformer_engine": "TransformerEngine"}  # fmt: skip
-    said = [f"{name} {versions[package]}" for package, name in packages.items()
-            if versions.get(package, "absent") != "absent"]  # fmt: skip
+    said = [
+        f"{name} {versions[package]}"
+        for package, name in packages.items()
+        if versions.get(package, "absent") != "absent"
+    ]
     said += [f"device {device}"] if device != "cpu" else ["CPU only"]
     recipes = {recipe for recipe, _, _ in (*share.met, *share.never)}
     if device == "cpu" and any("mxfp8" in recipe for recipe in recipes):

@@ -74,9 +74,12 @@ def print_summary(
         around.print(f"\n{escape(NOT_FILTERED)}", soft_wrap=True)
     _print_known(around, ended.known)
     print_unmet(
-        around, hits_of(tally.counts), ended.applying,
-        "Known issues that may affect you, not met by this run:", ended.list_known,
-    )  # fmt: skip
+        around,
+        hits_of(tally.counts),
+        ended.applying,
+        "Known issues that may affect you, not met by this run:",
+        ended.list_known,
+    )
     if verbose:
         if line := trials_line(trials_seen(tally.counts), len(ledger.unnamed)):
             around.print(line, soft_wrap=True)

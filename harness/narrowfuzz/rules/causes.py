@@ -75,7 +75,8 @@ def _apart(root: Verdict, verdict: Verdict) -> bool:
 def _only_there(followed: Verdict, roots: Iterable[Verdict]) -> bool:
     """Was this deviation followed on no other arm in the same way?"""
     return not any(
-        root.role == FOLLOWED and root.arm != followed.arm
+        root.role == FOLLOWED
+        and root.arm != followed.arm
         and (root.explained_by, root.why) == (followed.explained_by, followed.why)
         for root in roots
-    )  # fmt: skip
+    )

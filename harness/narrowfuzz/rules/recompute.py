@@ -159,9 +159,7 @@ def _codes(seen: Seen) -> Any:
     return canonical(seen.codes, FORMATS[seen.format])
 
 
-def _same(
-    arm: str, place: _Place, what: str, before: Any, after: Any, side: str = ""
-) -> Verdict:  # fmt: skip
+def _same(arm: str, place: _Place, what: str, before: Any, after: Any, side: str = "") -> Verdict:
     same = before.shape == after.shape and before.dtype == after.dtype
     bad = ~same_bits(before, after) if same else None
     if bad is not None and not bad.any():

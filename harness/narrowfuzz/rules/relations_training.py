@@ -206,6 +206,9 @@ def _most_addends(events: tuple[Event, ...]) -> int:
 
 def _called_twice(evidence: Evidence) -> bool:
     """Does a forward call some linear more than once?"""
-    calls = [(call.module, call.forward) for call in evidence.traces[evidence.base].calls
-             if call.phase == "forward"]  # fmt: skip
+    calls = [
+        (call.module, call.forward)
+        for call in evidence.traces[evidence.base].calls
+        if call.phase == "forward"
+    ]
     return len(set(calls)) < len(calls)

@@ -33,15 +33,20 @@ Index = NDArray[np.intp]
 
 #: Which dimensions the canonical operands and the results run over: rows, columns.
 OPERAND_AXES = {
-    ("output", "a"): ("m", "k"), ("output", "b"): ("n", "k"),
-    ("grad_input", "a"): ("m", "n"), ("grad_input", "b"): ("k", "n"),
-    ("grad_weight", "a"): ("n", "m"), ("grad_weight", "b"): ("k", "m"),
-}  # fmt: skip
+    ("output", "a"): ("m", "k"),
+    ("output", "b"): ("n", "k"),
+    ("grad_input", "a"): ("m", "n"),
+    ("grad_input", "b"): ("k", "n"),
+    ("grad_weight", "a"): ("n", "m"),
+    ("grad_weight", "b"): ("k", "m"),
+}
 RESULT_AXES = {"output": ("m", "n"), "grad_input": ("m", "k"), "grad_weight": ("n", "k")}
 #: linear(w, x) for linear(x, w): which of the swapped layer's GEMMs does the work of which.
 _SWAPPED: dict[Role, Role] = {
-    "output": "output", "grad_input": "grad_weight", "grad_weight": "grad_input",
-}  # fmt: skip
+    "output": "output",
+    "grad_input": "grad_weight",
+    "grad_weight": "grad_input",
+}
 
 
 @dataclass(frozen=True)

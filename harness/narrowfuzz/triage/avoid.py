@@ -39,8 +39,11 @@ def avoided_by(judge: Judge, case: Case, verdict: Verdict) -> list[str]:
         return []
     recipe = judge.converting(case.spec)
     runs = _Tries(judge, case, verdict.arm, time.monotonic() + _SECONDS)
-    return [*_backends(judge, recipe, case, runs), *_filter(judge, recipe, case, verdict, runs),
-            *_sizes(case.spec, runs)]  # fmt: skip
+    return [
+        *_backends(judge, recipe, case, runs),
+        *_filter(judge, recipe, case, verdict, runs),
+        *_sizes(case.spec, runs),
+    ]
 
 
 class _Tries:

@@ -37,8 +37,11 @@ def guilty(evidence: Evidence, verdict: Verdict) -> tuple[Evidence, Trace] | Non
     """The evidence that the rule looked at, of a model's layer or of all, and the arm's run."""
     at = verdict.at
     if at.layer and verdict.oracle in _OF_LINEARS:
-        calls = ((place, seen) for place, seen in layer_evidences(evidence)
-                 if (place.layer, place.call) == (at.layer, at.call))  # fmt: skip
+        calls = (
+            (place, seen)
+            for place, seen in layer_evidences(evidence)
+            if (place.layer, place.call) == (at.layer, at.call)
+        )
         found = next((seen for _, seen in calls if verdict.arm in seen.traces), None)
     else:
         found = evidence

@@ -51,8 +51,11 @@ class ForkedScripts:
         """As ``verify.run_script``; what is imported stays so."""
         with tempfile.TemporaryDirectory(prefix="narrowfuzz-script-") as folder:
             request = {
-                "path": str(path), "plant": plant, "timeout": timeout, "folder": folder,
-            }  # fmt: skip
+                "path": str(path),
+                "plant": plant,
+                "timeout": timeout,
+                "folder": folder,
+            }
             # shorter than a pipe's buffer, so that two threads' requests stay whole
             os.write(self._requests, (json.dumps(request) + "\n").encode())
             ended, until = Path(folder) / "ended", time.monotonic() + timeout + _SLACK

@@ -18,8 +18,8 @@ from narrowfuzz.trace.verdict import PLAIN_FAMILY, Status, Verdict, fingerprint
 from narrowfuzz.triage.finding import Finding, Triaged, finding_id, reach_of
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import needs_of
-from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.script_library import write_library_script
+from narrowfuzz.triage.script.library import write_library_script
+from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import ScriptRun, run_script
 
 _SECONDS = 90.0

@@ -59,8 +59,9 @@ def _scales(tensor: str, against: str, got: Any, expected: Any) -> Compared | No
         return None
     if got.dtype.names:
         fmt = FORMATS["e4m3fn"]
-        return exactly(tensor, against, decode(got["block"], fmt), decode(expected["block"], fmt),
-                        fmt)  # fmt: skip
+        return exactly(
+            tensor, against, decode(got["block"], fmt), decode(expected["block"], fmt), fmt
+        )
     if got.dtype == np.uint8:
         named = "powers of two, the steps of a scale's byte"
         bytes_, wanted = got.astype(np.float64), expected.astype(np.float64)

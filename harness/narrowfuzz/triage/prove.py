@@ -23,12 +23,12 @@ from narrowfuzz.rules.rule import by_events
 from narrowfuzz.trace.expect import Refuses
 from narrowfuzz.trace.verdict import Verdict
 from narrowfuzz.triage.layer import first_of, linear_of
-from narrowfuzz.triage.script import write_script
-from narrowfuzz.triage.script_library import write_library_script
-from narrowfuzz.triage.script_operator import call_of, write_operator_script
-from narrowfuzz.triage.script_parts import Tensors
-from narrowfuzz.triage.script_played import write_played_script
-from narrowfuzz.triage.script_sharded import write_sharded_script
+from narrowfuzz.triage.script.library import write_library_script
+from narrowfuzz.triage.script.operator import call_of, write_operator_script
+from narrowfuzz.triage.script.parts import Tensors
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.sharded import write_sharded_script
+from narrowfuzz.triage.script.short import write_script
 from narrowfuzz.triage.verify import GONE, RunScript, ScriptRun
 
 #: Why a divergence is not the doing of what is planted.

@@ -18,8 +18,10 @@ _WRAPS: tuple[Wraps, ...] = ("nested", "whole", "each")
 #: Checkpoints that are nearer to none.
 _NEARER: dict[str, tuple[AnyCheckpoint, ...]] = {
     "by_torch_reentrant": ("none", "reentrant", "by_torch"),
-    "by_torch": ("none", "full"), "reentrant": ("none", "full"), "full": ("none",),
-}  # fmt: skip
+    "by_torch": ("none", "full"),
+    "reentrant": ("none", "full"),
+    "full": ("none",),
+}
 
 
 def simplifications(spec: Spec) -> Iterator[tuple[str, Spec]]:

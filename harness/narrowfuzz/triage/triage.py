@@ -43,7 +43,7 @@ from narrowfuzz.triage.known import known_issue
 from narrowfuzz.triage.minimise import Minimised, minimise
 from narrowfuzz.triage.needs import lacking_of, needless_of, needs_of
 from narrowfuzz.triage.prove import Proof, proven, unseen
-from narrowfuzz.triage.recipe_source import conversion_of
+from narrowfuzz.triage.script.recipe_source import conversion_of
 from narrowfuzz.triage.story import tell
 from narrowfuzz.triage.verify import RunScript, run_script
 from narrowfuzz.triage.view import view_of

@@ -100,8 +100,10 @@ def heat(error: F64, index: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[int
         for line, tones in zip(cells, shades, strict=True)
     )
     row, column = divmod(place, across)
-    at = [int(np.searchsorted(edges, i, "right")) - 1
-          for edges, i in zip(starts, (row, column), strict=True)]  # fmt: skip
+    at = [
+        int(np.searchsorted(edges, i, "right")) - 1
+        for edges, i in zip(starts, (row, column), strict=True)
+    ]
     return rows, (at[0], at[1])
 
 

@@ -29,12 +29,15 @@ def check_contract(evidence: Evidence) -> Iterator[Verdict]:
             symptom = f"{error.type} in {error.where}{separates(evidence, error)}"
             symptom += circumstances(evidence.spec, arm)
             yield Verdict(
-                "contract", arm, "schedule", "crashed", symptom,
-                At(
-                    what="error", event=error.event, name=error.where, rank=max(error.rank, 0)
-                ),
-                f"{error.type}: {error.message[:200]}", Runs(error.type),
-            )  # fmt: skip
+                "contract",
+                arm,
+                "schedule",
+                "crashed",
+                symptom,
+                At(what="error", event=error.event, name=error.where, rank=max(error.rank, 0)),
+                f"{error.type}: {error.message[:200]}",
+                Runs(error.type),
+            )
 
 
 def separates(evidence: Evidence, error: RunError) -> str:

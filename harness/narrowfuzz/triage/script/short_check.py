@@ -9,7 +9,7 @@ from narrowfuzz.rules.contract import RULE
 from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.expect import Is, OneOf, Present, Refuses, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_parts import POISON, SITE, SLOT
+from narrowfuzz.triage.script.parts import POISON, SITE, SLOT
 
 
 def check_alone(verdict: Verdict) -> str:
@@ -24,8 +24,10 @@ def check_alone(verdict: Verdict) -> str:
         return check_equal(
             f"runs = [run(input, weight, grad_output)]\n{POISON}\n"
             "runs += [run(input, weight, grad_output) for _ in range(20)]",
-            "runs[0]", "next((r for r in runs if not same(r, runs[0])), runs[0])", verdict.role,
-        )  # fmt: skip
+            "runs[0]",
+            "next((r for r in runs if not same(r, runs[0])), runs[0])",
+            verdict.role,
+        )
     if isinstance(expect, Runs | Refuses | Present):
         return check_contract(verdict)
     if not isinstance(expect, Is | Within | OneOf | Same):
@@ -42,8 +44,10 @@ def check_alone(verdict: Verdict) -> str:
 def _against_plain(verdict: Verdict) -> str:
     return check_equal(
         "kept = run(input, weight, grad_output, checkpointed=False)",
-        "kept", "run(input, weight, grad_output)", verdict.role,
-    )  # fmt: skip
+        "kept",
+        "run(input, weight, grad_output)",
+        verdict.role,
+    )
 
 
 def check_recompute() -> str:

@@ -28,7 +28,7 @@ from narrowfuzz.play import (
     literal,
     player,
     taps,
-)  # fmt: skip
+)
 from narrowfuzz.play.job import Event, Job, Taps
 from narrowfuzz.play.names import name_of
 from narrowfuzz.recipe.recipe import Recipe
@@ -37,10 +37,8 @@ from narrowfuzz.rules.repeat import AGAIN
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Near, Ordered, Present, Refuses, Runs, Same
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
-from narrowfuzz.triage.recipe_source import recipe_source
-from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script_parts import (
+from narrowfuzz.triage.script.job import NAMESPACE, keywords, shared, texts
+from narrowfuzz.triage.script.parts import (
     POISON,
     TORCH_NAME,
     Tensors,
@@ -49,7 +47,9 @@ from narrowfuzz.triage.script_parts import (
     model_source,
     packed,
 )
-from narrowfuzz.triage.script_played_check import check_of
+from narrowfuzz.triage.script.paste import defined_in, definitions_of, named_in, pasted
+from narrowfuzz.triage.script.played_check import check_of
+from narrowfuzz.triage.script.recipe_source import recipe_source
 
 #: Modules whose source scripts are made of.
 SOURCES = (kernels, layers, checkpoint, literal, taps, attention, player, converted, check)
@@ -131,7 +131,7 @@ def write_played_script(
         *parts,
         tail,
         environment=recipe.environment,
-    )  # fmt: skip
+    )
 
 
 def runs_of(case: Case, verdict: Verdict, tensors: Tensors) -> list[Run]:

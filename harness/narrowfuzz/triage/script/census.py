@@ -13,8 +13,8 @@ from narrowfuzz.case.spec import Case, Spec
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.trace import ChangeKind
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.recipe_source import recipe_source
-from narrowfuzz.triage.script_parts import TORCH_NAME, guarded, quoted
+from narrowfuzz.triage.script.parts import TORCH_NAME, guarded, quoted
+from narrowfuzz.triage.script.recipe_source import recipe_source
 
 _MODULES = "model.named_modules(remove_duplicate=False)"
 _PARAMETERS = "model.named_parameters(remove_duplicate=False)"

@@ -17,7 +17,7 @@ from narrowfuzz.numerics.formats import F32
 from narrowfuzz.numerics.plan import ROLES, Plan
 from narrowfuzz.play import models, own, titan
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import hoisted, pasted
+from narrowfuzz.triage.script.paste import hoisted, pasted
 from narrowfuzz.triage.verify import GUARD, SILENT
 
 #: Values by their names in a case.

@@ -30,9 +30,9 @@ from narrowfuzz.trace.expect import (
     read,
 )
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_element import TAPPED, Places
-from narrowfuzz.triage.script_parts import TORCH_NAME
-from narrowfuzz.triage.script_short_check import accepted, check_raises
+from narrowfuzz.triage.script.element import TAPPED, Places
+from narrowfuzz.triage.script.parts import TORCH_NAME
+from narrowfuzz.triage.script.short_check import accepted, check_raises
 
 
 @dataclass(frozen=True)

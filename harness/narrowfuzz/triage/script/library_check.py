@@ -23,7 +23,7 @@ from narrowfuzz.trace.expect import Formats, MadeBy, Own, Present, Runs, Same
 from narrowfuzz.trace.snapshots import SlotName
 from narrowfuzz.trace.trace import Trace
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.script_short_check import check_raises
+from narrowfuzz.triage.script.short_check import check_raises
 from narrowfuzz.triage.story import told_slot
 
 _NOTHING = Taps(keeps=False)
@@ -128,8 +128,11 @@ def _operand(evidence: Evidence, at: At, expect: MadeBy) -> Check:
 
 #: How a verdict calls the run that it compares with -> what that is to the player.
 _OTHERS: dict[str, str] = {
-    PLAIN: "plain", THROUGH: "through", ALONE: "before", BY_ITSELF: "alone",
-}  # fmt: skip
+    PLAIN: "plain",
+    THROUGH: "through",
+    ALONE: "before",
+    BY_ITSELF: "alone",
+}
 
 
 def _compared(at: At, expect: Same) -> Check:

@@ -4,7 +4,7 @@ It builds the layer, loads literal data, runs the guilty arm and checks the one 
 property) that the rule was broken at. Exit code 1: the divergence is there. 0: it is gone.
 
 A single linear that runs once has a short form, a conversion and an autograd.Function have their
-own, everything else is played (``script_played.py``). ``prove.py`` tries these, and the scripts of
+own, everything else is played (``played.py``). ``triage/prove.py`` tries these, and the scripts of
 an operator's call, of ranks and of a library's own layers.
 """
 
@@ -18,11 +18,10 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.trace.expect import DerivativeOf
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.recipe_source import recipe_source
-from narrowfuzz.triage.script_census import write_census_script
-from narrowfuzz.triage.script_element import TAPPED
-from narrowfuzz.triage.script_function import write_function_script
-from narrowfuzz.triage.script_parts import (
+from narrowfuzz.triage.script.census import write_census_script
+from narrowfuzz.triage.script.element import TAPPED
+from narrowfuzz.triage.script.function import write_function_script
+from narrowfuzz.triage.script.parts import (
     TORCH_NAME,
     Tensors,
     docstring,
@@ -32,8 +31,9 @@ from narrowfuzz.triage.script_parts import (
     model_source,
     sites,
 )
-from narrowfuzz.triage.script_played import write_played_script
-from narrowfuzz.triage.script_short_check import check_alone
+from narrowfuzz.triage.script.played import write_played_script
+from narrowfuzz.triage.script.recipe_source import recipe_source
+from narrowfuzz.triage.script.short_check import check_alone
 
 
 def write_script(

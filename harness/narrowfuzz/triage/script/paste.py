@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from types import ModuleType
 
-from narrowfuzz.triage.constants import Answers, Fold, Tidy
+from narrowfuzz.triage.script.constants import Answers, Fold, Tidy
 
 #: A module, or a file of Python source.
 Source = ModuleType | Path

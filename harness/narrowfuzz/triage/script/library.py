@@ -22,11 +22,11 @@ from narrowfuzz.recipe.recipe import Recipe
 from narrowfuzz.rules.evidence import Evidence
 from narrowfuzz.rules.library.twins import through_reloads
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import defined_in, definitions_of, named_in, pasted
-from narrowfuzz.triage.recipe_source import verb_names, verbs_source
-from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script_library_check import Check, check_of
-from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
+from narrowfuzz.triage.script.job import NAMESPACE, keywords, shared, texts
+from narrowfuzz.triage.script.library_check import Check, check_of
+from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded
+from narrowfuzz.triage.script.paste import defined_in, definitions_of, named_in, pasted
+from narrowfuzz.triage.script.recipe_source import verb_names, verbs_source
 
 #: Modules whose source scripts are made of.
 SOURCES = (

@@ -16,7 +16,7 @@ import msgspec
 from narrowfuzz.case.events import Settings
 from narrowfuzz.case.spec import Spec, fields_of
 from narrowfuzz.recipe.recipe import Recipe
-from narrowfuzz.triage.paste import Source, pasted
+from narrowfuzz.triage.script.paste import Source, pasted
 
 #: Functions of a recipe -> how a script calls them, whose name there is ``of``'s default.
 _CALLED = {

@@ -17,8 +17,8 @@ from narrowfuzz.play import literal
 from narrowfuzz.trace.expect import Is, Within, read
 from narrowfuzz.trace.trace import OperatorCall
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import pasted
-from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded, packed
+from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded, packed
+from narrowfuzz.triage.script.paste import pasted
 
 #: Tensors of so many elements are written as numbers that can be read.
 _READABLE = 64
@@ -40,13 +40,15 @@ def write_operator_script(call: OperatorCall, verdict: Verdict, device: str) -> 
     operator, names = BY_NAME[call.operator], tuple(call.tensors)
     settings = {name: _text(value) for name, value in call.settings.items()}
     readable = all(_readable(x) for x in call.tensors.values())
-    tail = "\n".join((
-        *(_numbers(call) if readable else [f"tensors = {packed(call.tensors)}"]),
-        *(f"{name} = {_laid(call, name, device, readable=readable)}" for name in names),
-        f"result = {operator.expression.format(**settings)}",
-        f"got = result{list(verdict.at.index) or ''}.item()",
-        _check(verdict),
-    ))  # fmt: skip
+    tail = "\n".join(
+        (
+            *(_numbers(call) if readable else [f"tensors = {packed(call.tensors)}"]),
+            *(f"{name} = {_laid(call, name, device, readable=readable)}" for name in names),
+            f"result = {operator.expression.format(**settings)}",
+            f"got = result{list(verdict.at.index) or ''}.item()",
+            _check(verdict),
+        )
+    )
     used = {"laid"} if any(map(_other_layout, _shapes(call))) else set()
     used |= set() if readable else {"unpacked"}
     return guarded(

@@ -12,7 +12,7 @@ from narrowfuzz.case.spec import Spec
 from narrowfuzz.numerics.plan import ROLES, Fp32Scale, MxScale, Plan, Role
 from narrowfuzz.numerics.reference import granule
 from narrowfuzz.trace.address import At
-from narrowfuzz.triage.script_parts import SLOT
+from narrowfuzz.triage.script.parts import SLOT
 
 #: What only a tap shows.
 TAPPED = ("codes", "scale", "amax", "values", "significand")

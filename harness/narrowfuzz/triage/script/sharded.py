@@ -26,11 +26,9 @@ from narrowfuzz.rules.sharded.results import NO_WHOLE, ON_THE_FLY, OTHER_SHAPE
 from narrowfuzz.trace.address import At
 from narrowfuzz.trace.expect import Near, Own, Runs, Same, Within, read
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import defined_in, named_in, pasted
-from narrowfuzz.triage.recipe_source import recipe_source
-from narrowfuzz.triage.script_element import Places
-from narrowfuzz.triage.script_job import NAMESPACE, keywords, shared, texts
-from narrowfuzz.triage.script_parts import (
+from narrowfuzz.triage.script.element import Places
+from narrowfuzz.triage.script.job import NAMESPACE, keywords, shared, texts
+from narrowfuzz.triage.script.parts import (
     TORCH_NAME,
     Tensors,
     docstring,
@@ -38,8 +36,10 @@ from narrowfuzz.triage.script_parts import (
     model_source,
     packed,
 )
-from narrowfuzz.triage.script_played import SOURCES
-from narrowfuzz.triage.script_played_check import beyond_text
+from narrowfuzz.triage.script.paste import defined_in, named_in, pasted
+from narrowfuzz.triage.script.played import SOURCES
+from narrowfuzz.triage.script.played_check import beyond_text
+from narrowfuzz.triage.script.recipe_source import recipe_source
 
 _RANKS = (job, ranks, processes, sharded, pipeline, context, resumed)
 _RAISES = """\

@@ -9,8 +9,8 @@ from narrowfuzz.models.catalog import MODELS
 from narrowfuzz.play import derivatives, differences, functions, own
 from narrowfuzz.trace.expect import DerivativeOf
 from narrowfuzz.trace.verdict import Verdict
-from narrowfuzz.triage.paste import pasted
-from narrowfuzz.triage.script_parts import TORCH_NAME, docstring, guarded
+from narrowfuzz.triage.script.parts import TORCH_NAME, docstring, guarded
+from narrowfuzz.triage.script.paste import pasted
 
 _SOURCES = (own, functions, differences, derivatives)
 
